@@ -77,7 +77,8 @@ $(VENV)/pycuda: $(VENV)/tests
 	  || echo "NVIDIA's disassembler is missing: tests that read machine code of GPUs will be skipped"
 	touch $@
 
-serve: setup        ## serve the built-in demo model on http://127.0.0.1:8000; options in ARGS
+serve: setup        ## serve SmolLM2 and the built-in demo model on http://127.0.0.1:8000; options in ARGS
+	@$(if $(ARGS),,$(BIN)/relaxserve pull smollm2 || echo "SmolLM2 was not downloaded; the demo model is served alone")
 	$(BIN)/relaxserve serve $(ARGS)
 
 lint: $(VENV)/tests ## format, lint and import contracts

@@ -1,4 +1,4 @@
-"""Run each download in a process separate from the server, so that a slow hub delays no stream.
+"""Run each download in a process separate from the server, so that a slow download delays no stream.
 
 python -m deploy.library    reads a command from standard input and writes one line of JSON per percent of a download
 """
@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from deploy.catalogue import ENTRIES
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -38,8 +39,10 @@ class Line(msgspec.Struct, omit_defaults=True):
     code: ErrorCode = ErrorCode.FETCH_FAILED
 
 
-class HubLibrary:
-    """The server's library of models (`server.models.library.Library`), which downloads from the hub."""
+class Downloads:
+    """The server's library of models (`server.models.library.Library`)."""
+
+    names = frozenset(entry.name for entry in ENTRIES)
 
     def __init__(self, token: str | None = None) -> None:
         self._token = token
@@ -85,14 +88,14 @@ def main() -> None:
 
 
 def _carry_out(order: Order) -> None:
-    from deploy.model_loading.locate import download_from_hub, hub
+    from deploy.model_loading import origins
 
     if order.what == "remove":
-        _say(Line(freed=hub().remove(order.source)))
+        _say(Line(freed=origins.remove(order.source)))
         return
-    total = hub().missing_bytes(order.source, order.token)
+    total = origins.missing_bytes(order.source, order.token)
     _say(Line(total))
-    download_from_hub(order.source, lambda fraction: _say(Line(total, round(fraction * total))), order.token)
+    origins.download(order.source, lambda fraction: _say(Line(total, round(fraction * total))), order.token)
     _say(Line(total, total))
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from compiler.machine.target import NAMED
 from deploy.cache import Kept, kept
-from deploy.library import HubLibrary
+from deploy.library import Downloads
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
@@ -176,7 +176,7 @@ async def _serve(
         preflight=partial(preflight, hub_token=hub_token),
         cache=cache,
         weigh=weigh,
-        library=HubLibrary(hub_token),
+        library=Downloads(hub_token),
         initial=models,
         targets=("host", *NAMED),
         publications=publications(settings, cache, hub_token),

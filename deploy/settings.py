@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from deploy import demo
+from deploy import catalogue, demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
-from server.models.sources import GGUF, HUB_ID, names_of, real
+from server.models.sources import GGUF, is_hub_id, names_of, real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 from server.text.dialects.registry import FORMATS
@@ -55,7 +55,7 @@ SETTINGS = (
     Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
     Setting("open_metrics", KEYS, "Let /metrics be read without a key."),
     Setting("model_root", MODELS, "Folder below which /admin may load models."),
-    Setting("allow_hub", MODELS, "Let /admin load models by hub id."),
+    Setting("allow_hub", MODELS, "Let /admin download models: by hub id, or by a name of `relaxserve ls --available`."),
     Setting("publish", MODELS, "Model that browsers may download and run at /web/MODEL/; may be repeated."),
     Setting("state_file", MODELS, "File with the set of loaded models, which the next start loads again."),
     Setting("memory_limit_bytes", MODELS, "Memory limit for all models together, such as 12G."),
@@ -345,14 +345,15 @@ def model_spec(text: str) -> ModelSpec:
     path = Path(source).expanduser()
     if source == demo.NAME and not path.exists():
         return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
-    if not path.exists() and not _may_be_on_hub(source):
-        raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
+    if not path.exists() and not _may_be_downloaded(source):
+        expected = "expected a folder, a .gguf file, a hub id such as ORGANISATION/NAME, or a name that `relaxserve ls --available` lists"
+        raise SettingsError(f"model {source!r} does not exist; {expected}")
     found = str(real(path)) if path.exists() else source
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
 
 
-def _may_be_on_hub(source: str) -> bool:
-    """Return whether a source that does not exist on this machine has the form of a hub id. A name that ends in `.gguf` is that of a file,
-    unless it follows a repository and a colon."""
-    return HUB_ID.fullmatch(source) is not None and (":" in source or not source.endswith(GGUF))
+def _may_be_downloaded(source: str) -> bool:
+    """Return whether a source that does not exist on this machine is in the catalogue, or has the form of a hub id. A name that ends in
+    `.gguf` is that of a file, unless it follows a repository and a colon."""
+    return catalogue.find(source) is not None or (is_hub_id(source) and (":" in source or not source.endswith(GGUF)))

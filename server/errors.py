@@ -105,7 +105,7 @@ INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
     400,
     INVALID,
-    "The source lies outside the model root, does not exist, or is a hub id while the hub is not allowed.",
+    "The source lies outside the model root, does not exist, or would have to be downloaded, which is not allowed.",
     "Name a folder below `--model-root`, or start with `--allow-hub`.",
 )
 LOAD_REFUSED = ErrorKind(

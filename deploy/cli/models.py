@@ -1,4 +1,4 @@
-"""`relaxserve pull`, `ls`, `rm` and `run`: models downloaded from the hub to this machine."""
+"""`relaxserve pull`, `ls`, `rm` and `run`: models downloaded to this machine."""
 
 from __future__ import annotations
 
@@ -26,40 +26,49 @@ from runtime.units import in_units
 
 SERVE = (*command("deploy.cli"), "serve")
 READY = re.compile(r"relaxserve at (http://[\w.:\[\]]+): ")
-HubId = Annotated[str, typer.Argument(help="ORGANISATION/NAME, or ORGANISATION/NAME:FILE.gguf for one GGUF file.", metavar="SOURCE")]
+Wanted = Annotated[
+    str, typer.Argument(help="Name in `ls --available`, ORGANISATION/NAME on the hub, or one of its files as :FILE.gguf.", metavar="SOURCE")
+]
 
 
-def pull(source: HubId) -> None:
-    """Download a model from the hub. Skip files that are already here and resume an interrupted download.
+def pull(source: Wanted) -> None:
+    """Download a model. Skip files that are already here and resume an interrupted download.
 
     [bold]Examples[/bold]
+
+      relaxserve pull smollm2
 
       relaxserve pull Qwen/Qwen2.5-0.5B-Instruct
 
       relaxserve pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m
     """
-    from deploy.model_loading.locate import download_from_hub, hub
+    from deploy.model_loading import origins
 
     token = hub_token(take_secrets(os.environ))
-    missing = in_units(hub().missing_bytes(source, token))
+    missing = in_units(origins.missing_bytes(source, token))
     with stages(source) as show:
         show(f"fetch {missing}", 0.0)
-        path = download_from_hub(source, lambda fraction: show(f"fetch {missing}", fraction), token)
+        path = origins.download(source, lambda fraction: show(f"fetch {missing}", fraction), token)
     answers.print(f"{source} is in {path}", highlight=False, soft_wrap=True)
 
 
-def ls(as_json: AsJson = False) -> None:
-    """List the models of the hub that are on this machine.
+def ls(as_json: AsJson = False, available: Annotated[bool, typer.Option(help="List the models that have short names.")] = False) -> None:
+    """List the downloaded models on this machine.
 
     [bold]Examples[/bold]
 
       relaxserve ls
 
+      relaxserve ls --available
+
       relaxserve ls --json
     """
-    from deploy.model_loading.locate import hub
+    from deploy.model_loading import origins
 
-    models = hub().held()
+    models = origins.held()
+    if available:
+        _list_available({one.source for one in models}, as_json)
+        return
     if as_json:
         answers.print_json(data=[{"source": one.source, "bytes": one.num_bytes, "used_at": one.used_s} for one in models])
         return
@@ -69,27 +78,50 @@ def ls(as_json: AsJson = False) -> None:
     answers.print(table)
 
 
+def _list_available(held: set[str], as_json: bool) -> None:
+    from deploy.catalogue import ENTRIES
+    from deploy.model_loading.origins import hub_source, packaged
+
+    found = [
+        {
+            "name": entry.name,
+            "about": entry.about,
+            "licence": entry.licence,
+            "origin": "package index" if packaged(entry.name) else f"hub: {hub_source(entry.name)}",
+            "here": entry.name in held or hub_source(entry.name) in held,
+        }
+        for entry in ENTRIES
+    ]
+    if as_json:
+        answers.print_json(data=found)
+        return
+    table = Table("name", "model", "licence", "from", "", box=None)
+    for one in found:
+        table.add_row(str(one["name"]), str(one["about"]), str(one["licence"]), str(one["origin"]), "here" if one["here"] else "")
+    answers.print(table)
+
+
 def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `relaxserve ls` shows them.", metavar="SOURCE...")]) -> None:
-    """Remove models of the hub from this machine. A server that has loaded one keeps serving it until it restarts.
+    """Remove downloaded models from this machine. A server that has loaded one keeps serving it until it restarts.
 
     [bold]Examples[/bold]
 
-      relaxserve rm Qwen/Qwen2.5-0.5B-Instruct
+      relaxserve rm smollm2
 
       relaxserve rm Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m
     """
-    from deploy.model_loading.locate import hub
+    from deploy.model_loading import origins
 
     for source in sources:
-        freed = hub().remove(source)
+        freed = origins.remove(source)
         if not freed:
-            known = ", ".join(one.source for one in hub().held()) or "none"
+            known = ", ".join(one.source for one in origins.held()) or "none"
             raise typer.BadParameter(f"{source!r} is not on this machine; these models are: {known}")
         answers.print(f"{source} is removed and gave back {in_units(freed)}", highlight=False)
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")],
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, or a name in `ls --available`.")],
     question: Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")] = None,
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
@@ -102,7 +134,7 @@ def run(
 
     [bold]Examples[/bold]
 
-      relaxserve run demo "What is the capital of France?"
+      relaxserve run smollm2 "What is the capital of France?"
 
       relaxserve run Qwen/Qwen2.5-0.5B-Instruct --quantize int8
     """

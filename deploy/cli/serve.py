@@ -55,9 +55,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FIRST = "smollm2"  # the model that a newcomer meets first
 QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
 
-HELP = """Serve models; without any, the small built-in demo model.
+HELP = """Serve models; without any, smollm2 if `relaxserve pull smollm2` has downloaded it, and the built-in demo model.
 
 Every option can also be given as an environment variable (RELAXSERVE_PORT for --port) or as a key in the --config file (port: 9000).
 Options override variables, and variables override the file. --no-SWITCH turns a switch off.
@@ -65,6 +66,8 @@ Options override variables, and variables override the file. --no-SWITCH turns a
 [bold]Examples[/bold]
 
   relaxserve serve
+
+  relaxserve serve qwen2.5-coder-1.5b
 
   relaxserve serve ~/models/Qwen2.5-0.5B-Instruct=qwen --quantize int8 --port 9000
 
@@ -80,7 +83,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service, unless the pod has enableServiceLinks: false"
         errors.print(note, markup=False, highlight=False, soft_wrap=True)
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
-        specs = [model_spec(demo.NAME)]
+        specs = default_models()
     elif form and not model:
         options = ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in form)
         raise SettingsError(
@@ -94,6 +97,13 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
 
     if not run_server(settings, specs, greet, token):
         raise typer.Exit(1)
+
+
+def default_models() -> list[ModelSpec]:
+    """Return the models that are served if none is named: the demo model, and the smallest real model if it was downloaded."""
+    from deploy.model_loading.origins import here
+
+    return [model_spec(name) for name in (FIRST, demo.NAME) if name == demo.NAME or here(name) is not None]
 
 
 def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
@@ -123,6 +133,10 @@ async def greet(registry: Registry, url: str) -> bool:
     errors.print(f"relaxserve at {url}: console at {url}/, API at {url}/v1, API page at {url}/docs", highlight=False, soft_wrap=True)
     if call := example(registry, url):
         errors.print(f"try:\n{call}", markup=False, highlight=False, soft_wrap=True)
+    if [model.spec.source for model in registry.models()] == [demo.NAME]:
+        errors.print(
+            f"the demo model is a toy; `relaxserve pull {FIRST}` downloads a real one, which the next start serves", highlight=False
+        )
     return True
 
 
@@ -232,7 +246,10 @@ FORM: dict[str, Any] = {
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     """Give the function a signature for typer, with one parameter per setting."""
-    model = Annotated[list[str] | None, typer.Argument(help="PATH_OR_ID[=NAME], or 'demo'.", metavar="MODEL", show_default=False)]
+    model = Annotated[
+        list[str] | None,
+        typer.Argument(help="PATH_OR_ID[=NAME], 'demo', or a name in `ls --available`.", metavar="MODEL", show_default=False),
+    ]
     config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
     annotations = {"model": model, "config": config} | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
     parameters = [

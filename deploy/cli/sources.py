@@ -32,7 +32,7 @@ PIN = "Refuse to unload without --force."
 TOOL_PARSER = "Format of tool calls, such as hermes or mistral; by default that of the chat template."
 REASONING = "Whether the model writes think blocks; by default, if its vocabulary has tokens for them."
 
-Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
+Source = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, 'demo', or a name in `ls --available`.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]
 MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=MAX_CONTEXT)]
 MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH)]

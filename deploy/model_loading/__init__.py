@@ -1,6 +1,9 @@
 """Load a model from its source, so that it can answer requests. A load runs these files in this order; each file imports only earlier ones:
 
-hub         download the files that are missing on this machine
+held        describe a downloaded model
+hub         download models from the hub
+packages    download models that are packages of a package index
+origins     choose between these two
 locate      resolve the source to a path on this machine
 files       open the files once: configuration, headers of the weights
 tokenizer   read the tokenizer from the opened files

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from huggingface_hub import CacheNotFound, DryRunFileInfo, scan_cache_dir, snapshot_download
 from huggingface_hub.utils import tqdm
 
+from deploy.model_loading.held import Held
 from runtime.split_files import parts_of, pattern_of
 
 # Files that a served model needs: no pickles, no duplicates in other formats or under other names.
@@ -23,15 +23,6 @@ PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*mmproj*.gguf"]
 
 STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of huggingface_hub that counts bytes on disk
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A downloaded model. `source` is the name that `pull` and `serve` accept."""
-
-    source: str
-    num_bytes: int
-    used_s: float
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
@@ -61,9 +52,9 @@ def missing_bytes(source: str, token: str | None = None) -> int:
 
 
 def held() -> list[Held]:
-    """Return the models on this machine, sorted by name. Each GGUF file counts as one model; all other files of a repository together count
+    """Return the models on this machine. Each GGUF file counts as one model; all other files of a repository together count
     as one model."""
-    return sorted((one for one, _ in _held()), key=lambda one: one.source)
+    return [one for one, _ in _held()]
 
 
 def remove(source: str) -> int:

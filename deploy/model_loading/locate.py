@@ -1,15 +1,14 @@
-"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path is used unchanged, and a hub id is downloaded; an
-interrupted download is resumed."""
+"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path is used unchanged, and anything else is downloaded
+(`origins.py`); an interrupted download is resumed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from deploy import demo
+from deploy.model_loading import origins
 from runtime.split_files import parts_of
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -18,11 +17,7 @@ from server.models.state import ModelSpec
 READ = (".json", ".safetensors", ".gguf", ".jinja")  # suffixes of the files that loading reads
 
 
-def unwatched(fraction: float) -> None:
-    """Ignore the progress of a download."""
-
-
-def locate(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
+def locate(source: str, report: Callable[[float], None] = origins.unwatched, hub_token: str | None = None) -> Path:
     """Return the model's folder or its GGUF file. Call `report` with the completed fraction of a download."""
     path = _here(source)
     return _folder_or_gguf(_downloaded(source, report, hub_token) if path is None else path)
@@ -31,31 +26,14 @@ def locate(source: str, report: Callable[[float], None] = unwatched, hub_token: 
 def _downloaded(source: str, report: Callable[[float], None], hub_token: str | None) -> Path:
     if source[:1] in ("/", ".", "~"):
         raise LoadError(ErrorCode.INVALID_SOURCE, f"{source!r} does not exist; expected a folder or a .gguf file")
-    return download_from_hub(source, report, hub_token)
-
-
-def download_from_hub(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """Download a model by its hub id, and return its folder or its GGUF file. Raise LoadError if the download fails."""
-    library = hub(f"{source!r} is not a path on this machine, and its download")
-    try:
-        return library.download(source, report, hub_token)
-    except Exception as error:  # huggingface_hub raises many kinds of errors: network, permissions, names
-        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is not a path on this machine, and its download failed: {error}") from error
-
-
-def hub(purpose: str = "access to the hub") -> ModuleType:
-    """Import `deploy.model_loading.hub`. Raise LoadError if its extra is not installed."""
-    try:
-        return import_module("deploy.model_loading.hub")
-    except ImportError:
-        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} needs the extra: pip install 'relaxserve[hub]'") from None
+    return origins.download(source, report, hub_token)
 
 
 def _here(source: str) -> Path | None:
     path = Path(source).expanduser()
     if source == demo.NAME or is_former_demo(path):
         return demo.MODEL
-    return path if path.exists() else None
+    return path if path.exists() else origins.here(source)
 
 
 def is_former_demo(path: Path) -> bool:
@@ -87,7 +65,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     """Return a digest that changes when the files change. It is computed from names, sizes, times and inodes, or from the hub's revision,
     but not from the contents of files. Return "" if the source is inaccessible."""
     if (path := _here(source)) is None:
-        return "" if source[:1] in ("/", ".", "~") else _revision_of(source, hub_token)
+        return "" if source[:1] in ("/", ".", "~") else origins.revision(source, hub_token)
     digest = hashlib.sha256()
     try:
         for file in files_of_model(path):
@@ -124,10 +102,3 @@ def _files_of(folder: Path) -> Iterator[Path]:
             yield from (file for file in path.iterdir() if file.suffix in READ and file.is_file())
         elif path.suffix in READ:
             yield path
-
-
-def _revision_of(source: str, hub_token: str | None) -> str:
-    try:
-        return hub().revision(source, hub_token)
-    except LoadError:  # the extra is not installed
-        return ""

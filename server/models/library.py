@@ -1,8 +1,8 @@
-"""The interface to models of the hub that are stored on this machine: download a model, or remove it."""
+"""The interface to models that are downloaded to this machine: download a model, or remove it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,11 @@ class Pulled:
 
 
 class Library(Protocol):
+    @property
+    def names(self) -> Container[str]:
+        """Return the short names of models that can be downloaded. Every hub id is a further source."""
+        ...
+
     def pull(self, source: str, /) -> AsyncGenerator[Pulled, None]:
         """Download a model and yield the progress. Closing the generator stops the download; the next `pull` resumes it. Raise LoadError if
         the download fails."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
@@ -96,6 +96,11 @@ class Registry:
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
+
+    @property
+    def downloads(self) -> Container[str]:
+        """Return the short names of models that this server can download."""
+        return () if self.library is None else self.library.names
 
     # --- start and end -------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
-"""Sources of models: folders below the model root, and hub ids where they are allowed."""
+"""Sources of models: folders below the model root, and, where they are allowed, models that are downloaded."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,8 +21,9 @@ MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION
 MOST_ENTRIES = 4096
 
 
-def resolve(source: str, settings: ServerSettings) -> str:
-    """Return a path that exists below the model root, or a hub id; raise ApiError otherwise. Symbolic links are resolved first."""
+def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
+    """Return a path that exists below the model root, a hub id, or one of `names`, which stand for downloads; raise ApiError otherwise.
+    Symbolic links are resolved first."""
     root = real(settings.model_root)
     try:
         path = real(root / source)
@@ -32,10 +34,16 @@ def resolve(source: str, settings: ServerSettings) -> str:
         raise _invalid(source, "lies outside the model root; expected a path below it")
     if exists and path != root:
         return str(path)
-    if settings.allow_hub and HUB_ID.fullmatch(source) and ".." not in source:
+    may_be_downloaded = source in names or is_hub_id(source)
+    if settings.allow_hub and may_be_downloaded:
         return source
-    hub = "" if settings.allow_hub else ", and hub ids are not allowed"
-    raise _invalid(source, f"does not exist below the model root{hub}")
+    remedy = ", and this server downloads none: start it with --allow-hub" if may_be_downloaded else ""
+    raise _invalid(source, f"does not exist below the model root{remedy}")
+
+
+def is_hub_id(source: str) -> bool:
+    """Return whether a source is a hub id. A source that is not is an absolute path or a name of the catalogue."""
+    return HUB_ID.fullmatch(source) is not None and ".." not in source
 
 
 def real(path: Path) -> Path:

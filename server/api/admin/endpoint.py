@@ -233,7 +233,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         raise invalid("tool_parser", f"tool_parser is {body.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
     if body.target not in registry.targets:
         raise invalid("target", f"target is {body.target!r}; expected one of {', '.join(registry.targets)}")
-    source = resolve(body.source, registry.settings)
+    source = resolve(body.source, registry.settings, registry.downloads)
     name, aliases = (body.name, ()) if body.name else names_of(source)
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")

@@ -22,7 +22,7 @@ from server.errors import INVALID_SOURCE, MODEL_NOT_FOUND, ApiError
 from server.interfaces import LoadError
 from server.models.operations import OperationState
 from server.models.registry import Registry
-from server.models.sources import HUB_ID, resolve
+from server.models.sources import is_hub_id, resolve
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
@@ -93,7 +93,7 @@ async def _pulled(spec: ModelSpec, registry: Registry) -> AsyncGenerator[bytes, 
     """Yield a line for each step of the download and the load. Raise ApiError if either fails."""
     yield _line("pulling manifest")
     try:
-        if registry.library is not None and _is_of_hub(spec.source):
+        if registry.library is not None and _is_downloaded(spec.source, registry):
             async with aclosing(registry.library.pull(spec.source)) as parts:
                 async for part in parts:
                     if part.total_bytes:
@@ -117,15 +117,15 @@ def _line(status: str, **further: str | int) -> bytes:
 async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
     """Unload the model if it is loaded, and return its source."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
-    source = resolve(name, settings) if model is None else model.spec.source
-    if not _is_of_hub(source):
-        message = f"model {name!r} did not come from the hub, so its files are kept; unload it by DELETE /admin/models/{name}"
+    source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
+    if not _is_downloaded(source, registry):
+        message = f"model {name!r} was not downloaded by relaxserve, so its files are kept; unload it by DELETE /admin/models/{name}"
         raise ApiError(INVALID_SOURCE, message, param="model")
     if model is not None:
         await registry.unload(model.spec.name, drain_s=settings.drain_s)
     return source
 
 
-def _is_of_hub(source: str) -> bool:
-    """Return whether a source is a hub id. A source that is not a hub id is an absolute path."""
-    return not source.startswith("/") and HUB_ID.fullmatch(source) is not None
+def _is_downloaded(source: str, registry: Registry) -> bool:
+    """Return whether a source is downloaded by the server's library. Any other source is an absolute path."""
+    return source in registry.downloads or is_hub_id(source)

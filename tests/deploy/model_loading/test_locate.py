@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from deploy import demo
 from deploy.cli.main import app
-from deploy.library import HubLibrary
+from deploy.library import Downloads
 from deploy.model_loading import hub
 from deploy.model_loading.locate import files_of_model, identity_of, locate
 from server.interfaces import LoadError
@@ -181,7 +181,7 @@ def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: py
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
     async def scenario() -> None:
-        library = HubLibrary()
+        library = Downloads()
         async with aclosing(library.pull("org/name")) as parts:
             first = await anext(parts)
         assert first == Pulled(total := sum(len(FILES[name]) for name in SERVED), 0)

@@ -169,7 +169,7 @@ def test_a_body_whose_type_is_not_named_is_json(server, headers):
         assert server.http().post(path, content=body, headers=headers).status_code == 200
     assert server.http().post("/api/show", content=b'{"model": "null"}', headers=headers).status_code == 200
     pulled = server.http().post("/api/pull", content=b'{"model": "x/y"}', headers=headers)
-    assert pulled.status_code == 400 and "hub ids are not allowed" in pulled.json()["error"]
+    assert pulled.status_code == 400 and "start it with --allow-hub" in pulled.json()["error"]
     refused = server.http().post("/admin/models", content=b'{"source": "x"}', headers=headers)
     assert refused.status_code == 415, "our own administration requires the content type"
 

@@ -1,0 +1,14 @@
+"""A model whose files were downloaded to this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A downloaded model. `source` is the name that `pull` and `serve` accept."""
+
+    source: str
+    num_bytes: int
+    used_s: float

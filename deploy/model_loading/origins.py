@@ -1,0 +1,91 @@
+"""Where models that are not on this machine come from: the hub, or the packages of a package index. A name of the catalogue stands for
+either; every other source is one of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from deploy import catalogue
+from deploy.catalogue import Entry, Packages
+from deploy.model_loading import packages
+from deploy.model_loading.held import Held
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+
+
+def unwatched(fraction: float) -> None:
+    """Ignore the progress of a download."""
+
+
+def download(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
+    """Download a model, or resume an interrupted download. Return its folder or its GGUF file. Raise LoadError if the download fails."""
+    if (entry := packaged(source)) is not None:
+        return packages.download(entry, report)
+    name = hub_source(source)
+    library = hub(f"{source!r} is not a path on this machine, and its download")
+    try:
+        return library.download(name, report, hub_token)
+    except Exception as error:  # huggingface_hub raises many kinds of errors: network, permissions, names
+        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is not a path on this machine, and its download failed: {error}") from error
+
+
+def missing_bytes(source: str, hub_token: str | None = None) -> int:
+    """Return the number of bytes to download. Return 0 if the hub does not answer."""
+    if (entry := packaged(source)) is not None:
+        return packages.missing_bytes(entry)
+    return hub().missing_bytes(hub_source(source), hub_token)
+
+
+def revision(source: str, hub_token: str | None = None) -> str:
+    """Return a text that changes when a download would bring other files, or "" if it is unknown."""
+    if (entry := packaged(source)) is not None:
+        return entry.origin.sha256 if isinstance(entry.origin, Packages) else ""
+    try:
+        return hub().revision(hub_source(source), hub_token)
+    except LoadError:  # the extra is not installed
+        return ""
+
+
+def here(source: str) -> Path | None:
+    """Return the file of a model of the catalogue whose packages are on this machine."""
+    entry = packaged(source)
+    return None if entry is None or not (path := packages.path_of(entry.name)).exists() else path
+
+
+def held() -> list[Held]:
+    """Return the downloaded models on this machine, sorted by name. Without the extra `hub`, models of the hub are left out."""
+    try:
+        from_hub = hub().held()
+    except LoadError:
+        from_hub = []
+    return sorted((*packages.held(), *from_hub), key=lambda one: one.source)
+
+
+def remove(source: str) -> int:
+    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine."""
+    if (entry := packaged(source)) is not None:
+        return packages.remove(entry)
+    return hub().remove(hub_source(source))
+
+
+def hub(purpose: str = "access to the hub") -> ModuleType:
+    """Import `deploy.model_loading.hub`. Raise LoadError if its extra is not installed."""
+    try:
+        return import_module("deploy.model_loading.hub")
+    except ImportError:
+        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} needs the extra: pip install 'relaxserve[hub]'") from None
+
+
+def packaged(source: str) -> Entry | None:
+    """Return the entry of the catalogue for a source, if its files are packages."""
+    entry = catalogue.find(source)
+    return entry if entry is not None and isinstance(entry.origin, Packages) else None
+
+
+def hub_source(source: str) -> str:
+    """Return the source that the hub knows."""
+    entry = catalogue.find(source)
+    return entry.origin if entry is not None and isinstance(entry.origin, str) else source

