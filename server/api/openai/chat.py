@@ -123,6 +123,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     rules = loaded.dialect.rules(
         use.schemas,
         1 if use.single else None,
+        demanded=use.demanded,
         thinking=thinking,
         split_reasoning=body.separate_reasoning is not False,
     )

@@ -40,11 +40,17 @@ class Dialect:
         return self.thoughts is not None and self.thoughts.are_open(prompt)
 
     def rules(
-        self, tools: Sequence[ToolSchema] = (), max_calls: int | None = None, *, thinking: bool = False, split_reasoning: bool = True
+        self,
+        tools: Sequence[ToolSchema] = (),
+        max_calls: int | None = None,
+        *,
+        demanded: bool = False,
+        thinking: bool = False,
+        split_reasoning: bool = True,
     ) -> AnswerRules:
-        """Return how an answer is parsed. `thinking`: the prompt has opened a block of thoughts."""
+        """Return how an answer is parsed. `demanded`: it must be calls. `thinking`: the prompt has opened a block of thoughts."""
         splits = split_reasoning and (self.thinks or thinking)
-        return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls)
+        return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls, demanded)
 
     def forced_calls(self, tools: Sequence[ToolSchema], *, several: bool) -> Constraint:
         """Return the constraint for one call of any of `tools`. If `several`, and if the model's format has several calls in one answer,
