@@ -6,6 +6,7 @@ However the stream is cut into pieces, the parts are the same; only the argument
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from server.text.dialects.calls.json_calls import JsonCalls
 
 SEPARATORS = " \t\r\n,;[]"
+SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # a call without a key for its name, up to what follows the name
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -131,7 +133,7 @@ class JsonCallParser:
         if held[0] == "{":
             self._begin(JsonCallScanner())
             return True
-        if form.arguments_marker and self._marked:
+        if form.arguments_marker and self._marked and SHORT.match(held):
             name, brace, _ = held.partition("{")
             if not brace:
                 return False
