@@ -11,7 +11,6 @@ from server.text.dialects.calls.syntax import CallSyntax, new_call_id
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part
 
-
 MAX_BEGINNING = 256  # characters; a longer text behind a marker is no beginning of a call that was cut off
 
 

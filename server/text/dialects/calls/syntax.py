@@ -80,8 +80,8 @@ class CallSyntax(ABC):
         ...
 
     def forced(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
-        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`. After a call the model may also write
-        text: a mask that left only another call would make the model call for ever. The parser of the answer ends it at such text."""
+        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`. Then the model may also write text
+        after a call, at which the parser ends the answer: a mask that left only another call would make the model call for ever."""
         one = "inside" if self.bare else f"{fixed(self.opening, specials)} inside"
         again = f" ({self.between} {one})*" if several and self.between is not None else ""
         rules = [f"start: {one}{again}{' text?' if several else ''}", *self.inside(tools, specials, several=several)]
