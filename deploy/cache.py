@@ -122,6 +122,11 @@ class Kept:
                 written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
                 written.replace(file)
 
+    def has_loaded(self, source: str) -> bool:
+        """Return whether a program with which a source was loaded is stored, and packed weights for that program."""
+        keys = [file.stem for file in self.executables.folder.glob(f"*{MODELS_SUFFIX}") if source in self.models_of(file.stem)]
+        return any(next(self._weights.glob(f"{key}-*{WEIGHTS_SUFFIX}"), None) is not None for key in keys)
+
     def _models_file(self, key: str) -> Path:
         return self.executables.folder / f"{key}{MODELS_SUFFIX}"
 

@@ -172,6 +172,7 @@ async def _serve(
         settings,
         partial(make_worker, settings=settings, hub_token=hub_token),
         partial(load_tokenizer, hub_token=hub_token),
+        is_cached=lambda spec: cache is not None and cache.has_loaded(spec.source),
         identify=partial(identity_of, hub_token=hub_token),
         preflight=partial(preflight, hub_token=hub_token),
         cache=cache,

@@ -81,7 +81,7 @@ SETTINGS = (
     Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
     Setting("heartbeat_s", TIMES, "Interval of comment lines in a stream without events."),
     Setting("drain_s", TIMES, "How long running requests may continue when the server stops."),
-    Setting("stall_s", TIMES, "A worker that has work but reports nothing for this time is replaced."),
+    Setting("stall_s", TIMES, "A worker that has work but reports nothing for this time is replaced, unless it is busy with a long step."),
     Setting("log_level", LOGS, "Least severity of log lines: debug, info, warning or error."),
     Setting("log_format", LOGS, "Format of log lines: text or json."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),

@@ -352,6 +352,12 @@ class Stats(Message, frozen=True, tag=True):
     steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
 
 
+class Step(Message, frozen=True, tag=True):
+    """A step begins that may take up to `limit_s`. Sent before long steps, and before the next step that is none, with 0."""
+
+    limit_s: float
+
+
 class Card(Message, frozen=True, tag=True):
     """The usage of the worker's GPU. Sent between two steps, every CARD_S seconds."""
 
@@ -359,4 +365,4 @@ class Card(Message, frozen=True, tag=True):
 
 
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Card
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card

@@ -239,7 +239,12 @@ FORM: dict[str, Any] = {
         list[str] | None, typer.Option(OPTIONS["aliases"], help=ALIAS, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False)
     ],
     "pin": _of_models(bool, PIN, ""),
-    "tool_parser": _of_models(str, TOOL_PARSER),
+    "tool_parser": Annotated[
+        str | None,
+        typer.Option(
+            "--tool-parser", "--tool-call-parser", help=TOOL_PARSER, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False
+        ),
+    ],
     "reasoning": _of_models(bool, REASONING, ""),
 }
 

@@ -12,7 +12,7 @@ from server.api.openai.chat import Conversation, conversation_of, render_prompt
 from server.api.request.fields import check_unknown, ignored_header
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import check_ids, context_of, invalid, off_loop
-from server.api.request.schema import ChatBody, DetokenizeBody, TokenizeBody
+from server.api.request.schema import ChatBody, DetokenizeBody, TokenizeBody, functions_among
 from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router
 from server.errors import UNSUPPORTED_FIELD, ApiError
@@ -117,6 +117,6 @@ async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, b
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        return conversation_of(chat, body.tools or [])
+        return conversation_of(chat, functions_among(body.tools))
 
     return await render_prompt(make, loaded, who), bool(body.add_special_tokens)

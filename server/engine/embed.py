@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.scheduling.fair_queue import FairQueue
+from server.engine.scheduling.pace import UNKNOWN_S
 from server.engine.step_model import EmbedModel
-from server.messages import Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Submit
+from server.messages import Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,7 @@ class Embedder:
         self._texts: dict[str, Text] = {}
         self._num_arrived = 0
         self._paused = False
+        self._has_announced = False
 
     @property
     def has_work(self) -> bool:
@@ -73,6 +75,9 @@ class Embedder:
         texts = [] if self._paused else self._take()
         if not texts:
             return False
+        if not self._has_announced:  # the costs of steps are not measured
+            self._has_announced = True
+            self._publish(Step(UNKNOWN_S))
         vectors = self._model.run([text.embed.prompt_ids for text in texts], [text.embed.second for text in texts])
         for text, vector in zip(texts, vectors, strict=True):
             self._publish(embedding_of(text.embed, [vector]))

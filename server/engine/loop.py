@@ -23,7 +23,9 @@ from server.engine.sampler import Sampler
 from server.engine.scheduling.pace import Pace
 from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
-from server.messages import Abort, Embed, Stats, Submit
+from server.messages import Abort, Embed, Stats, Step, Submit
+
+LONG_S = 10.0  # limits of steps from this one on are announced
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Engine:
         self._constraints = constraints
         self._batches = BatchBuilder(model.limits)
         self._sampler = Sampler(model)
+        self._has_announced = False
 
     @property
     def has_work(self) -> bool:
@@ -86,11 +89,19 @@ class Engine:
         plan = self.scheduler.settle(self.scheduler.schedule())
         if plan.items:
             launched = self._clock()
+            self._announce(plan)
             logits, kernel_s = self._run(plan, self._batches.build(plan))
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
         self._publish()
         return bool(plan.items)
+
+    def _announce(self, plan: Plan) -> None:
+        """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
+        limit_s = self.scheduler.pace.limit_s(plan.num_tokens)
+        if limit_s >= LONG_S or self._has_announced:
+            self._has_announced = limit_s >= LONG_S
+            self._outbox.send(Step(limit_s if self._has_announced else 0.0))
 
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
         """Return the masks of constrained rows. A mask depends only on tokens before the step, so the device may run meanwhile."""

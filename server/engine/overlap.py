@@ -28,6 +28,7 @@ class OverlappedEngine(Engine):
             self._publish()
             return False
         launched = self._clock()
+        self._announce(plan)
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
         try:

@@ -30,6 +30,9 @@ class Budget:
 
     The memory of a load that runs alone is not estimated. When a second load begins, the planner estimates the first. Without a limit
     or a planner, the new load waits until the running one has ended, to see how much memory is left.
+
+    Cached models load within seconds, so they load first: other loads wait for them, and they wait for no load of unknown size, unless
+    the memory has a limit.
     """
 
     def __init__(
@@ -63,6 +66,12 @@ class Budget:
 
     async def claim(self, model: Model) -> ModelSpec:
         """Wait until the memory of earlier loads is known. Then return the specification to load, with the memory that it may take."""
+        others = [other for other in self._models() if other is not model]
+        if not model.is_cached:
+            await asyncio.gather(*(other.operation.wait() for other in others if other.is_cached and _has_no_memory_yet(other)))
+        elif self._settings.memory_limit_bytes is None or not any(other.claim is not None for other in others):
+            model.claim = self._limited(model.spec, model)
+            return model.claim
         async with self._turn:
             for other in self._models():
                 if other is not model and other.claim is not None:
@@ -134,7 +143,8 @@ class Budget:
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
         """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load stay free. This model
         and those share the rest equally. If memory_limit_bytes is set, one more share stays free for models loaded later."""
-        waiting = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
+        others = [other for other in self._models() if other is not model]
+        waiting = [other.spec for other in others if _has_no_memory_yet(other) or (model is not None and _is_overtaken(other, model))]
         coming = [other for other in waiting if other.device == spec.device]
         default_bytes = self._settings.default_kv_cache_bytes or 0
         wanted = (default_bytes if other.kv_cache_bytes is None else other.kv_cache_bytes for other in coming)
@@ -151,3 +161,8 @@ class Budget:
 
 def _has_no_memory_yet(model: Model) -> bool:
     return model.state is ModelState.LOADING and model.claim is None and not model.planned_bytes
+
+
+def _is_overtaken(other: Model, model: Model) -> bool:
+    """Return whether a cached model is loaded before another one that began earlier has taken its memory."""
+    return model.is_cached and not other.is_cached and other.claim is not None and not other.planned_bytes

@@ -23,6 +23,7 @@ from server.text.dialects.dialect import Dialect
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
 Weigh = Callable[[ModelSpec], int]  # estimates the bytes of a model's weights without compiling anything; 0 if unknown
+IsCached = Callable[[ModelSpec], bool]  # whether the compiled program and the packed weights of a source are probably stored
 Identify = Callable[[str], str]  # returns a text that changes whenever the files of a source do; "" if unknown
 
 
@@ -115,6 +116,7 @@ class Model:
     identity: str = ""  # result of `Identify` for the source when the load began
     claim: ModelSpec | None = None  # the specification with the memory it may take, while the model loads
     swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
+    is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -36,6 +36,7 @@ from server.models.library import Library
 from server.models.model import (
     CompileCache,
     Identify,
+    IsCached,
     Loaded,
     LoadTokenizer,
     MakeWorker,
@@ -68,6 +69,7 @@ class Registry:
         load_tokenizer: LoadTokenizer,
         *,
         identify: Identify = lambda _source: "",
+        is_cached: IsCached = lambda _spec: False,
         preflight: Preflight | None = None,
         cache: CompileCache | None = None,
         weigh: Weigh = lambda _spec: 0,
@@ -86,6 +88,7 @@ class Registry:
         self.library = library
         self.closing = False
         self._identify = identify
+        self._is_cached = is_cached
         self._initial = initial
         self._starting: list[Operation] = []
         self._models: dict[str, Model] = {}
@@ -105,14 +108,16 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name."""
+        """Begin to load the models that the command line and the state file name, cached ones first."""
         given = {spec.name: spec for spec in self._initial}
         saved = self._saved.read()
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
             if alias in saved and saved[alias].source == source:  # saved under a name that is an alias now, as those of GGUF files are
                 del saved[alias]
                 self._saved.drop(alias)
-        for spec in {**saved, **given}.values():
+        specs = [*{**saved, **given}.values()]
+        cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self._is_cached(spec)})
+        for spec in sorted(specs, key=lambda spec: spec.name not in cached):
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
@@ -193,6 +198,7 @@ class Registry:
         """Begin a load, or return the running load of this model. A loaded model is loaded again if its source has changed.
         `swap`: once the model is ready, unload models that lose their last alias to it."""
         known = self._models.get(spec.name)
+        is_cached = await asyncio.to_thread(self._is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down")
@@ -204,7 +210,7 @@ class Registry:
         model = self._models.get(spec.name)
         if model is None:
             self.metrics.of(spec.name)  # creates its metric series
-            model = Model(spec, self.operations.begin("load", spec.name))
+            model = Model(spec, self.operations.begin("load", spec.name), is_cached=is_cached)
             self._models[spec.name] = model
             model.swaps = swap
             model.operation.task = asyncio.create_task(self._load(model))

@@ -37,11 +37,14 @@ from server.messages import (
     Ready,
     Shutdown,
     Stats,
+    Step,
     Submit,
     TokenEvent,
     Tokens,
 )
+from server.models.processes import usage_of
 from server.workers.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
+from server.workers.watchdog import Watchdog
 from server.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,7 @@ class WorkerState(StrEnum):
 class Care:
     """The delays and timeouts of a supervisor."""
 
-    stall_s: float = 20.0  # seconds without a message after which a worker that has work is replaced; more than the longest step takes
+    stall_s: float = 20.0  # seconds without a message after which a worker that has work may count as stalled: see watchdog.py
     first_delay_s: float = 0.1  # seconds before the second start in a row; doubled for each further start
     longest_delay_s: float = 5.0
     killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
@@ -102,7 +105,7 @@ class Supervisor:
         self._loading: WorkerProcess | None = None
         self._ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._silent_ticks = 0
+        self._watchdog = Watchdog(self._care.stall_s)
         self._num_fruitless = 0  # workers in a row that died early, before they had produced anything
         self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
@@ -278,6 +281,7 @@ class Supervisor:
                         self._progress(message)
                     case Ready():
                         worker.is_up()
+                        self._watchdog.expect(0.0)
                         self._worker, self.card = worker, message.card
                         self._ready_s = time.monotonic()
                         self._load = msgspec.structs.replace(self._load, restart=True)
@@ -299,7 +303,7 @@ class Supervisor:
     async def _supervise(self) -> None:
         while self._worker is not None:
             while (message := await self._worker.receive()) is not None:
-                self._silent_ticks = 0
+                self._watchdog.hear()
                 self._heed(message)
             worker, self._worker, self.card = self._worker, None, None
             if self.state is WorkerState.SLEEPING:
@@ -376,18 +380,15 @@ class Supervisor:
         guilty.fail(RequestError(ErrorCode.GENERATION_FAILED, f"every worker that ran this request died, the last with {how}"))
 
     async def _watch(self) -> None:
-        """Kill a worker that has work and sends nothing. Silence is counted in polls and not by the clock: if this process itself was
-        delayed, it reads the worker's messages before the next poll."""
-        num_looks = 8
+        """Kill a worker that has stalled."""
+        watchdog = self._watchdog
         while True:
-            await asyncio.sleep(self._care.stall_s / num_looks)
+            await asyncio.sleep(watchdog.interval_s)
             if self._worker is None or not any(job.in_worker for job in self._jobs.values()):
-                self._silent_ticks = 0
-                continue
-            self._silent_ticks += 1
-            if self._silent_ticks > num_looks:
-                log.warning("%s: worker %d was silent for %g s", self._load.name, self._worker.pid, self._care.stall_s)
-                self._silent_ticks = 0
+                watchdog.hear()
+            elif fault := watchdog.look(usage_of(self._worker.pid).cpu_s):
+                log.warning("%s: worker %d %s", self._load.name, self._worker.pid, fault)
+                watchdog.hear()
                 self._worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
@@ -423,6 +424,8 @@ class Supervisor:
                 self._load = msgspec.structs.replace(self._load, verify=True)
                 if self._worker is not None:
                     self._worker.kill(is_blameless=True)
+            case Step():
+                self._watchdog.expect(message.limit_s)
             case Stats():
                 self.stats = message
             case Card():

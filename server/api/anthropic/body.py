@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from server.api.request.fields import Options
+from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
 from server.api.request.schema import Choices, Effort, Int, JsonObject, Label, Text
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -47,7 +47,6 @@ class AnthropicMessage(Options):
 
 
 class AnthropicTool(Options):
-    # declared first: for a tool that Anthropic runs, the error then names the tool's type instead of the missing schema
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
@@ -55,6 +54,9 @@ class AnthropicTool(Options):
     strict: bool | None = None
     cache_control: JsonObject | None = None
     eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+
+
+AnyAnthropicTool = Annotated[Annotated[AnthropicTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("custom")]
 
 
 class AnthropicToolChoice(Options):
@@ -98,7 +100,7 @@ class PromptBody(Options):
     model: Label | None = None
     messages: list[AnthropicMessage] = Field(min_length=1, max_length=16384, fail_fast=True)
     system: Text | ContentBlocks | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=1024, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyAnthropicTool], Field(max_length=1024, fail_fast=True)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

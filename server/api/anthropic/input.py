@@ -41,7 +41,7 @@ def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
         model=body.model,
         messages=messages,
         continue_final_message=messages[-1].role == "assistant" and not messages[-1].tool_calls,
-        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tools=[_tool(tool) for tool in body.tools or () if isinstance(tool, AnthropicTool)] or None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         response_format=None if output is None or output.format is None else _format(output.format.schema_),

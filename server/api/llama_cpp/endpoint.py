@@ -20,7 +20,7 @@ from server.api.openai.completions import plan_completion
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import context_of, off_loop
-from server.api.request.schema import ChatBody
+from server.api.request.schema import ChatBody, functions_among
 from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router, schema_of
 from server.errors import MODEL_NOT_READY, UNSUPPORTED_FIELD, ApiError
@@ -109,7 +109,7 @@ def router(context: Context) -> APIRouter:
 
         def make() -> Conversation:
             check_sizes(body)
-            return conversation_of(body, body.tools or [])
+            return conversation_of(body, functions_among(body.tools))
 
         rendered: LlamaPrompt = {"prompt": await render_prompt(make, loaded, caller(request))}
         return json_answer(rendered, headers=response_headers(loaded, ignored))

@@ -31,11 +31,11 @@ from server.api.openai.chat import plan_chat
 from server.api.openai.completions import plan_completion
 from server.api.request.fields import Options, check_unknown
 from server.api.request.limits import check_sizes
-from server.api.request.prepare import ChatPlan, off_loop, require_generator
+from server.api.request.prepare import ChatPlan, capped_header, off_loop, require_generator
 from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import Responses, gives, new_router, schema_of
 from server.api.vectors import Vector, embed_all, plan_embedding
-from server.errors import UNSUPPORTED_FIELD, ApiError
+from server.errors import ApiError
 from server.models.model import Loaded, Model, ModelState
 
 encode = msgspec.json.encode
@@ -86,7 +86,8 @@ def router(context: Context) -> APIRouter:
     ) -> Response:
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
-        headers = response_headers(loaded, ignored)
+        asked = None if body.options is None else body.options.num_predict
+        headers = response_headers(loaded, ignored) | capped_header(asked, plan.job, name="options.num_predict")
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request))
         made = OllamaAnswer(plan, generation, body.model, is_chat=isinstance(body, OllamaChatBody), ended=let_go)
         return await respond(request, made, headers, stream=body.streams, settings=settings, framing=FRAMING)
@@ -98,8 +99,6 @@ def router(context: Context) -> APIRouter:
         model, loaded = registry.serve(body.model)
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
-        if body.tools and not loaded.dialect.reads_tools:
-            raise ApiError(UNSUPPORTED_FIELD, f"the chat template of model {body.model!r:.140} does not show tools to it", param="tools")
         made = await _made(request, body, lambda: chat_of(body))
         return await answer(request, await plan_chat(made, model, loaded, caller(request), settings), body, ignored, model, loaded)
 

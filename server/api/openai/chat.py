@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -18,6 +18,7 @@ from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.request.prepare import (
     ChatPlan,
+    capped_header,
     constraint_of,
     context_of,
     invalid,
@@ -36,6 +37,8 @@ from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, 
 from server.messages import CachePages, Constraint, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
+from server.text.dialects.dialect import Dialect
+from server.text.dialects.preamble import described
 from server.text.templates.template import RESERVED, TemplateError
 
 encode = msgspec.json.encode
@@ -53,7 +56,7 @@ def router(context: Context) -> APIRouter:
         plan = await plan_chat(body, model, loaded, who, context.settings)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
         answer = ChatAnswer(body, plan, generation, model, loaded)
-        headers = response_headers(loaded, ignored + unread(body, loaded))
+        headers = response_headers(loaded, ignored) | capped_header(body.max_completion_tokens or body.max_tokens, plan.job)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     @routes.post("/v1/chat/completions/render", responses=gives(Render))
@@ -67,12 +70,6 @@ def router(context: Context) -> APIRouter:
         return Response(shown, headers=response_headers(loaded, ignored), media_type="application/json")
 
     return routes
-
-
-def unread(body: ChatBody, loaded: Loaded) -> list[str]:
-    """Return the fields without effect on this model: a chat template may show no tools to it. A grammar still enforces demanded calls."""
-    drops_tools = (body.tools or body.functions) and not loaded.dialect.reads_tools and body.tool_choice in (None, "auto")
-    return ["tools" if body.tools else "functions"] if drops_tools else []
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
@@ -97,7 +94,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     special = bool(body.add_special_tokens)
     (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
-    max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages")
+    max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages", strict=settings.strict)
     thinking = loaded.dialect.is_thinking(text)
     constraint = _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
@@ -123,6 +120,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     rules = loaded.dialect.rules(
         use.schemas,
         1 if use.single else None,
+        demanded=use.demanded,
         thinking=thinking,
         split_reasoning=body.separate_reasoning is not False,
     )
@@ -162,7 +160,7 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
-    made = await off_loop(who.num_body_bytes, make)
+    made = await off_loop(who.num_body_bytes, lambda: _readable(make(), loaded.dialect))
     try:
         return await loaded.renderer.render(
             made.messages,
@@ -173,6 +171,14 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
         )
     except TemplateError as error:
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
+
+
+def _readable(made: Conversation, dialect: Dialect) -> Conversation:
+    """Return a conversation whose tools the chat template shows: as text, if it shows no others."""
+    if dialect.reads_tools:
+        return made
+    messages = described(made.messages, made.tools, has_system=dialect.has_system, writes_calls=dialect.writes_calls)
+    return replace(made, messages=messages, tools=None)
 
 
 def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
@@ -235,7 +241,7 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     dialect = loaded.dialect
     constraint = constraint_of(body, settings)
     if use.demanded:
-        if constraint is not None:
+        if constraint is not None and body.response_format is None:  # a response format applies to messages, not to calls
             raise invalid("tool_choice", "tool_choice demands a call, and another field demands a format; give only one of them")
         constraint = demanded_calls(use, dialect, settings.max_schema_bytes)
     elif constraint is None:

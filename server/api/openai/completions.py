@@ -15,6 +15,7 @@ from server.api.openai.completion_answer import CompletionAnswer
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes
 from server.api.request.prepare import (
+    capped_header,
     check_ids,
     constraint_of,
     context_of,
@@ -48,13 +49,13 @@ def router(context: Context) -> APIRouter:
         model, loaded = context.registry.serve(body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
-        def prepare() -> CompletionAnswer:
+        def prepare() -> tuple[CompletionAnswer, dict[str, str]]:
             jobs = plan_completion(body, model, loaded, who, context.settings)
             generations = [Generation(loaded, job, series, who) for job in jobs]
-            return CompletionAnswer(body, jobs, generations, model, loaded)
+            return CompletionAnswer(body, jobs, generations, model, loaded), capped_header(body.max_tokens, *jobs)
 
-        answer = await off_loop(who.num_body_bytes, prepare)
-        headers = response_headers(loaded, ignored)
+        answer, capped = await off_loop(who.num_body_bytes, prepare)
+        headers = response_headers(loaded, ignored) | capped
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     return routes
@@ -73,7 +74,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
     # max_tokens 0 only scores the prompt, which still takes one step; the token that the step samples is not shown.
     asked = 1 if body.max_tokens == 0 else body.max_tokens
-    lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt") for ids in prompts]
+    lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt", strict=settings.strict) for ids in prompts]
     params = sampling_params(
         body,
         loaded,

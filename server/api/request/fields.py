@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import cast
 from urllib.parse import quote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Discriminator, model_validator
 
-from server.errors import UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiError
+from server.errors import INVALID_VALUE, UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiError
+
+log = logging.getLogger(__name__)
 
 NO_LORA = "adapters are not served; merge them into the weights and load the result"
 NO_SPECULATION = "speculative decoding is not implemented"
@@ -119,6 +122,7 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
 MAX_NAMES = 32
+KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; no identifiers, so no error's path has them
 NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
@@ -126,6 +130,12 @@ def check_unknown(body: Options, *, strict: bool) -> list[str]:
     """Raise ApiError for unsupported fields. Return the names of unknown fields; if `strict`, raise ApiError for unknown fields too."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
+        if isinstance(value, Foreign):
+            if strict:
+                raise ApiError(INVALID_VALUE, f"{name}.type is {value.type!r}; expected function", param=f"{name}.type")
+            log.info("%s is ignored: its type is %r, and only functions are offered to the model", name, value.type)
+            ignored.append(name)
+            continue
         reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # UNSUPPORTED does not apply to list items
         if reason is not None:
             if value not in NEUTRAL:
@@ -156,6 +166,28 @@ class Options(BaseModel):
         return self.model_extra or {}
 
 
+class Foreign(Options):
+    """An object of a type that this server does not know, such as a tool that only another server runs. It is ignored, as an unknown field
+    is; only its type is kept."""
+
+    type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_type(cls, value: object) -> object:
+        return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
+
+
+def foreign_unless(*known: str) -> Discriminator:
+    """Return the discriminator of a union of an object whose `type` is one of `known`, or absent, and of a foreign object."""
+
+    def kind_of(value: object) -> str:
+        kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return FOREIGN if isinstance(kind, str) and kind not in known else KNOWN
+
+    return Discriminator(kind_of)
+
+
 # path of an object in the request: the parent's path, the field's name, and the index in a list or -1
 Place = tuple["Place", str, int] | None
 
@@ -171,7 +203,9 @@ def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> li
             _unknown(value, (place, name, -1), found)
         elif isinstance(value, list) and value and not isinstance(value[0], int):  # skip token ids, which are many
             for index, item in enumerate(cast("list[object]", value)):
-                if isinstance(item, Options):
+                if isinstance(item, Foreign):
+                    found.append((_written((place, name, index)).removesuffix("."), item))
+                elif isinstance(item, Options):
                     _unknown(item, (place, name, index), found)
     return found
 

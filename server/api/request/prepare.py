@@ -87,20 +87,27 @@ def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
     return StopRules(strings, bool(body.include_stop_str_in_output), body.min_tokens or 0)
 
 
-def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str) -> int:
+def max_tokens_of(
+    asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str, strict: bool = False
+) -> int:
     """Return the largest number of tokens to generate: `asked` if given, else `default`, but at most what fits into the context. If neither
-    is given, use the whole context. Raise ApiError if `asked` does not fit. `param` is the field with the prompt."""
-    context = context_of(loaded)
-    room = context - len(prompt_ids)
+    is given, use the whole context. Raise ApiError if no token fits or, if `strict`, if `asked` does not fit. `param` is the field with the
+    prompt."""
+    context, num = context_of(loaded), len(prompt_ids)
+    room = context - num
     if asked == -1:
         asked = default = None
-    if room < 1 or (asked is not None and asked > room):
-        num = len(prompt_ids)
-        found = f"the prompt has {num} tokens"
-        if asked is not None:
-            found = f"you requested {num + asked} tokens ({num} in the prompt, {asked} in the completion)"
-        raise too_long(context, found, "max_tokens" if asked is not None and room >= 1 else param)
-    return asked if asked is not None else min(room, default or room)
+    if room < 1:
+        raise too_long(context, f"the prompt has {num} tokens", param)
+    if strict and asked is not None and asked > room:
+        raise too_long(context, f"you requested {num + asked} tokens ({num} in the prompt, {asked} in the completion)", "max_tokens")
+    return min(room, asked or default or room)
+
+
+def capped_header(asked: int | None, *jobs: Job, name: str = "max_tokens") -> dict[str, str]:
+    """Return the header that names a limit on the answer's tokens which was lowered because the context has no room for as many."""
+    least = min(job.submit.params.max_tokens for job in jobs)
+    return {} if asked is None or asked <= least or asked < 1 else {"x-capped-params": f"{name}={least}"}
 
 
 def sampling_params(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.api.request.fields import UNKNOWN_TYPE, Options
+from server.api.request.fields import FOREIGN, KNOWN, UNKNOWN_TYPE, Foreign, Options, foreign_unless
 from server.http.json_scan import MAX_NUMBERS
 
 
@@ -203,7 +203,13 @@ class Tool(Options):
     function: FunctionDefinition
 
 
-Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+AnyTool = Annotated[Annotated[Tool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]
+Tools = Annotated[list[AnyTool], Field(max_length=128, fail_fast=True)]
+
+
+def functions_among(tools: Sequence[Tool | Foreign] | None) -> list[Tool]:
+    """Return the tools that are functions. Only these are offered to the model."""
+    return [tool for tool in tools or () if isinstance(tool, Tool)]
 
 
 class NamedFunction(Options):
@@ -229,7 +235,9 @@ def of_type(*known: str) -> BeforeValidator:
 
 class ToolsAllowed(Options):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=128, fail_fast=True)
+    tools: list[Annotated[Annotated[NamedTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]] = Field(
+        min_length=1, max_length=128, fail_fast=True
+    )
 
 
 class AllowedTools(Options):

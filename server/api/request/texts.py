@@ -38,8 +38,9 @@ def encode_prompts(
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """Return how many tokens of a prompt to keep. -1 keeps the largest number that leaves room for the answer."""
-    return max(1, context - max(1, max_tokens or 1)) if asked == -1 else asked
+    """Return how many tokens of a prompt to keep. -1 keeps the largest number that leaves room for the answer, but at least half of the
+    context: agents ask for longer answers than the context has room for."""
+    return max(1, context - min(max(1, max_tokens or 1), context // 2)) if asked == -1 else asked
 
 
 def truncate(ids: list[int], keep: int | None, side: str | None) -> list[int]:

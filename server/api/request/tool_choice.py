@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.api.request.prepare import invalid
-from server.api.request.schema import AllowedTools, ChatBody, NamedFunction, NamedTool, Tool
+from server.api.request.schema import AllowedTools, ChatBody, NamedFunction, NamedTool, Tool, functions_among
 from server.messages import Constraint, ConstraintKind
 from server.models.model import Loaded
 from server.text.dialects.dialect import Dialect
@@ -42,23 +42,27 @@ def with_tools(body: ChatBody) -> ChatBody:
 
 
 def tool_use(body: ChatBody) -> ToolUse:
-    tools, choice = body.tools or [], body.tool_choice
+    tools, choice = functions_among(body.tools), body.tool_choice
     single = body.parallel_tool_calls is False
     match choice:
         case NamedTool():
             named = _named(tools, [choice], "tool_choice")
             return ToolUse(named, demanded=True, single=True)
         case AllowedTools(allowed_tools=allowed):
-            named = _named(tools, allowed.tools, "tool_choice.allowed_tools")
-            return ToolUse(named, demanded=allowed.mode == "required", single=single)
+            named = [tool for tool in allowed.tools if isinstance(tool, NamedTool)]
+            return _demanding(ToolUse(_named(tools, named, "tool_choice.allowed_tools"), allowed.mode == "required", single))
         case "required":
-            if not tools:
-                raise invalid("tool_choice", "tool_choice demands a call and tools is empty; offer at least one tool")
-            return ToolUse(tools, demanded=True, single=single)
+            return _demanding(ToolUse(tools, demanded=True, single=single))
         case "none":
             return ToolUse([])
         case _:
             return ToolUse(tools, single=single)
+
+
+def _demanding(use: ToolUse) -> ToolUse:
+    if use.demanded and not use.tools:
+        raise invalid("tool_choice", "tool_choice demands a call and tools has no function to call; offer at least one")
+    return use
 
 
 def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> list[Tool]:

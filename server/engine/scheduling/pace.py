@@ -20,6 +20,8 @@ MOVES = 0.25  # weight of a new observation in a correction, so that one disturb
 FURTHEST = 4.0  # largest factor by which an observed step counts as slower or faster than its estimate
 EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
 LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
+SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
+UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -42,6 +44,12 @@ class StepCosts:
 
     def __call__(self, num_tokens: int) -> float:
         return self._as_measured(num_tokens) * self._correction(_size_class(num_tokens))
+
+    def limit_s(self, num_tokens: int) -> float:
+        """Return how long a step may take before it counts as stalled."""
+        if not self._steps:
+            return UNKNOWN_S
+        return SLOWEST * max(self(num_tokens), self._as_measured(num_tokens))
 
     def observe(self, num_tokens: int, step_s: float) -> None:
         self._num_steps += 1
@@ -100,6 +108,9 @@ class Pace:
 
     def observe(self, num_tokens: int, step_s: float) -> None:
         self._costs.observe(num_tokens, step_s)
+
+    def limit_s(self, num_tokens: int) -> float:
+        return self._costs.limit_s(num_tokens)
 
     def prefill_budget(self, num_decode: int) -> int:
         """Return how many prompt tokens a step may take if it also runs `num_decode` decoding sequences."""

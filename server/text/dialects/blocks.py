@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.messages import Constraint
+from server.text.dialects.calls.plain_calls import PlainCallParser
 from server.text.dialects.calls.syntax import CallParser, CallSyntax
 from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.thoughts import Thoughts, ThoughtSplitter
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials
-from server.text.parts import Content, Part
+from server.text.parts import CallArguments, CallStart, Content, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,12 @@ class BlockParser:
     def __init__(self, calls: CallSyntax, rules: AnswerRules) -> None:
         thoughts = rules.thoughts if rules.splits else None
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts, inside=rules.inside)
-        self._calls = calls.parser(rules.tools, rules.max_calls) if rules.tools else None
+        names = frozenset(tool.name for tool in rules.tools)
+        # what the format's parser leaves as content may have calls that are written as plain JSON
+        plain = PlainCallParser(names, rules.max_calls, calls.id_length)
+        self._readers: tuple[CallParser, ...] = (calls.parser(rules.tools, rules.max_calls), plain) if names else ()
+        self._num_started = 0
+        self._max_calls = rules.max_calls
 
     @property
     def reasons(self) -> bool:
@@ -48,25 +54,43 @@ class BlockParser:
 
     @property
     def num_calls(self) -> int:
-        return 0 if self._calls is None else self._calls.num_calls
+        return sum(reader.num_calls for reader in self._readers)
 
     @property
     def done(self) -> bool:
-        return self._calls is not None and self._calls.done
+        return self._max_calls is not None and self.num_calls >= self._max_calls
 
     def push(self, text: str) -> list[Part]:
         parts: list[Part] = [Content(text)] if self._splitter is None else self._splitter.push(text)
-        return parts if self._calls is None else self._find_calls(parts, self._calls)
+        for reader in self._readers:
+            parts = _read_by(reader, parts)
+        return self._numbered(parts)
 
     def finish(self) -> list[Part]:
         parts = [] if self._splitter is None else self._splitter.finish()
-        if self._calls is None:
-            return parts
-        return self._find_calls(parts, self._calls) + self._calls.finish()
+        for reader in self._readers:
+            parts = _read_by(reader, parts) + reader.finish()
+        return self._numbered(parts)
 
-    @staticmethod
-    def _find_calls(parts: list[Part], calls: CallParser) -> list[Part]:
+    def _numbered(self, parts: list[Part]) -> list[Part]:
+        """Number calls in the order in which they begin, whichever reader found them. Drop everything after the last allowed call."""
         found: list[Part] = []
         for part in parts:
-            found += calls.push(part.text) if isinstance(part, Content) else (part,)
+            match part:
+                case CallStart():
+                    if self._num_started == self._max_calls:
+                        break
+                    self._num_started += 1
+                    found.append(replace(part, index=self._num_started - 1))
+                case CallArguments():
+                    found.append(replace(part, index=self._num_started - 1))
+                case _:
+                    found.append(part)
         return found
+
+
+def _read_by(reader: CallParser, parts: list[Part]) -> list[Part]:
+    found: list[Part] = []
+    for part in parts:
+        found += reader.push(part.text) if isinstance(part, Content) else (part,)
+    return found

@@ -23,12 +23,14 @@ IDS = ("call{number:05}", "functions.{name}:{number}")  # as Mistral and Kimi wr
 DEFAULT = "json"  # if the template writes no calls, or none that a format reads
 
 
-def detected(tokenizer: Tokenizer) -> Format:
-    """Return the format in which the model's chat template writes calls. If it writes none, return a format whose markers are tokens of the
-    model."""
-    if tokenizer.chat_template is None:
-        return FORMATS[DEFAULT]
-    return _written_by(tokenizer.chat_template) or _in_vocabulary(tokenizer) or FORMATS[DEFAULT]
+def detected(tokenizer: Tokenizer) -> tuple[Format, bool]:
+    """Return the format in which the model's chat template writes calls, and True. If it writes none, return a format whose markers are
+    tokens of the model, and False."""
+    written = None if tokenizer.chat_template is None else _written_by(tokenizer.chat_template)
+    if written is not None:
+        return written, True
+    found = None if tokenizer.chat_template is None else _in_vocabulary(tokenizer)
+    return found or FORMATS[DEFAULT], False
 
 
 def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
@@ -44,6 +46,15 @@ def shows_tools(template: ChatTemplate | None) -> bool:
     tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
     try:
         return template is not None and name in template.render([{"role": "user", "content": "probe"}], tools=[tool], limits=PROBE)
+    except Exception:  # a template may raise any exception
+        return False
+
+
+def shows_system(template: ChatTemplate | None) -> bool:
+    """Return whether a prompt contains the text of a system message."""
+    messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": "probe"}]
+    try:
+        return template is not None and "probe of the system" in template.render(messages, limits=PROBE)
     except Exception:  # a template may raise any exception
         return False
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.interfaces import Tokenizer
 from server.messages import Constraint, Trigger
-from server.text.dialects.detect import detected, shows_tools
+from server.text.dialects.detect import detected, shows_system, shows_tools
 from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.thoughts import Thoughts
@@ -24,6 +24,8 @@ class Dialect:
     shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
     infill: Infill | None = None
     reads_tools: bool = True  # the chat template shows the model the tools of a request
+    writes_calls: bool = True  # the chat template writes the calls of earlier turns
+    has_system: bool = True  # the chat template writes a system message
 
     @property
     def specials(self) -> dict[str, int]:
@@ -40,11 +42,17 @@ class Dialect:
         return self.thoughts is not None and self.thoughts.are_open(prompt)
 
     def rules(
-        self, tools: Sequence[ToolSchema] = (), max_calls: int | None = None, *, thinking: bool = False, split_reasoning: bool = True
+        self,
+        tools: Sequence[ToolSchema] = (),
+        max_calls: int | None = None,
+        *,
+        demanded: bool = False,
+        thinking: bool = False,
+        split_reasoning: bool = True,
     ) -> AnswerRules:
-        """Return how an answer is parsed. `thinking`: the prompt has opened a block of thoughts."""
+        """Return how an answer is parsed. `demanded`: it must be calls. `thinking`: the prompt has opened a block of thoughts."""
         splits = split_reasoning and (self.thinks or thinking)
-        return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls)
+        return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls, demanded)
 
     def forced_calls(self, tools: Sequence[ToolSchema], *, several: bool) -> Constraint:
         """Return the constraint for one call of any of `tools`. If `several`, and if the model's format has several calls in one answer,
@@ -82,9 +90,11 @@ class Dialect:
         and the model has think blocks if its vocabulary has tokens for them."""
         if tool_parser is not None and tool_parser not in FORMATS:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
-        form = detected(tokenizer) if tool_parser is None else FORMATS[tool_parser]
+        written, writes_calls = detected(tokenizer)
+        form = written if tool_parser is None else FORMATS[tool_parser]
         in_vocabulary = [one for one in form.thoughts if one.in_vocabulary(lambda marker: tokenizer.encode(marker, False))]
         thoughts = next(iter([*in_vocabulary, *form.thoughts]), None)
+        reads_tools = shows_tools(tokenizer.chat_template)
         markers = [*form.markers, *((thoughts.opening, thoughts.closing) if thoughts else ())]
         return cls(
             form,
@@ -92,7 +102,9 @@ class Dialect:
             bool(in_vocabulary) or thoughts is None if thinks is None else thinks,
             _single_tokens(tokenizer, markers),
             Infill.of(tokenizer),
-            shows_tools(tokenizer.chat_template),
+            reads_tools,
+            writes_calls,
+            reads_tools or shows_system(tokenizer.chat_template),
         )
 
 

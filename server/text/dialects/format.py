@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.messages import Constraint
+from server.text.dialects.calls.demanded import DemandedCallParser
 from server.text.dialects.calls.syntax import CallParser, CallSyntax
 from server.text.dialects.thoughts import THINK, Thoughts
 from server.text.dialects.tool import ToolSchema
@@ -30,10 +31,12 @@ class AnswerRules:
     splits: bool = False  # thoughts are parts of their own, not content
     tools: Sequence[ToolSchema] = ()  # empty: no calls are parsed
     max_calls: int | None = None
+    demanded: bool = False  # the answer must be calls
 
     def parser(self) -> AnswerParser:
         """Return a parser for one answer."""
-        return self.format.parser(self)
+        parser = self.format.parser(self)
+        return DemandedCallParser(parser) if self.demanded else parser
 
 
 class AnswerParser(CallParser, Protocol):

@@ -9,7 +9,7 @@ import pytest
 
 from server.models.budget import Budget
 from server.models.model import Model
-from server.models.operations import Operation
+from server.models.operations import Operation, OperationState
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
@@ -63,3 +63,59 @@ def test_models_on_a_gpu_take_nothing_of_the_host() -> None:
     on_gpu = claim(models, models[1], memory_limit_bytes=8 * GIB)
     assert on_gpu.memory_limit_bytes is None, "the worker itself asks the card for its free memory"
     assert on_gpu.reserved_bytes == 0, "a later model on the CPU needs none of the card's memory"
+
+
+async def _claimed(budget: Budget, one: Model) -> bool:
+    """Return whether a load gets its memory without waiting for another load."""
+    claiming = asyncio.create_task(budget.claim(one))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    is_done = claiming.done()
+    claiming.cancel()
+    await asyncio.gather(claiming, return_exceptions=True)
+    return is_done
+
+
+def test_a_cached_model_waits_for_no_compilation() -> None:
+    """Without a limit it is not known how much memory a running load takes, so another load waits for its end. A cached model does not
+    wait, and leaves room for the weights of the model that is still compiled."""
+
+    async def scenario() -> None:
+        compiled, cached, third = model("a"), model("b"), model("c")
+        cached.is_cached = True
+        budget = Budget(ServerSettings(), None, lambda _spec: GIB, lambda: (compiled, cached, third))
+        cached.planned_bytes = GIB  # it has its memory, so the first load does not wait for it
+        await budget.claim(compiled)
+        cached.planned_bytes = 0
+        assert not await _claimed(budget, third)
+        assert await _claimed(budget, cached) and cached.claim is not None and cached.claim.reserved_bytes == 2 * GIB
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("limit", [None, 8 * GIB])
+def test_other_loads_wait_for_cached_models(limit: int | None) -> None:
+    async def scenario() -> None:
+        cached, other = model("a"), model("b")
+        cached.is_cached = True
+        budget = Budget(ServerSettings(memory_limit_bytes=limit), None, lambda _spec: GIB, lambda: (cached, other))
+        waiting = asyncio.create_task(budget.claim(other))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done() and await _claimed(budget, cached)
+        cached.claim, cached.planned_bytes = None, GIB
+        cached.operation.end(OperationState.SUCCEEDED)
+        assert (await waiting).memory_limit_bytes == (None if limit is None else limit - GIB)
+
+    asyncio.run(scenario())
+
+
+def test_with_a_limit_a_cached_model_waits_until_it_is_known_what_is_left() -> None:
+    async def scenario() -> None:
+        compiled, cached = model("a"), model("b")
+        budget = Budget(ServerSettings(memory_limit_bytes=8 * GIB), None, lambda _spec: GIB, lambda: (compiled, cached))
+        await budget.claim(compiled)
+        cached.is_cached = True
+        assert not await _claimed(budget, cached)
+
+    asyncio.run(scenario())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
-from server.api.request.fields import Options
+from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
 from server.api.request.schema import (
     Alternatives,
     ContentPart,
@@ -68,19 +68,14 @@ InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=Tr
 
 
 class ResponseTool(Options):
-    """A function, or a tool of another type, such as web_search, of which only the type is kept. See `functions_of`."""
-
-    type: Label
-    name: FunctionName | None = None
+    type: Literal["function"]
+    name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_type(cls, value: object) -> object:
-        kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind != "function" else value
+
+AnyResponseTool = Annotated[Annotated[ResponseTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]
 
 
 class ResponseStreamOptions(Options):
@@ -95,7 +90,9 @@ class ToolName(Options):
 class AllowedToolNames(Options):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[ToolName] = Field(min_length=1, max_length=128, fail_fast=True)
+    tools: list[Annotated[Annotated[ToolName, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]] = Field(
+        min_length=1, max_length=128, fail_fast=True
+    )
 
 
 class TextFormat(JsonSchemaFormat):
@@ -123,7 +120,7 @@ class ResponseBody(SamplingBody):
     previous_response_id: Label | None = None
     store: bool | None = None
     background: bool | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None, of_type("function", "allowed_tools")
     ] = None

@@ -11,6 +11,7 @@ import msgspec
 from server.api.openai.responses.body import ITEM_TYPES, MAX_ITEMS, AllowedToolNames, InputItem, ResponseBody, ResponseTool, ToolName
 from server.api.openai.responses.store import Items, ResponseStore
 from server.api.request.conversation import text_of
+from server.api.request.fields import Foreign
 from server.api.request.prepare import invalid
 from server.api.request.schema import (
     AllowedTools,
@@ -157,25 +158,17 @@ def _required(value: T | None, param: str) -> T:
 
 
 def functions_of(body: ResponseBody) -> list[ResponseTool]:
-    """Return the tools that are functions. This server runs no tools itself, so others are left out, unless there is no function at all."""
-    tools = body.tools or []
-    functions = [tool for tool in tools if tool.type == "function"]
-    if tools and not functions:
-        raise invalid("tools[0].type", f"tools[0].type is {tools[0].type!r:.40}; expected function: the server runs no tools itself")
-    for index, tool in enumerate(tools):
-        if tool.type == "function":
-            _required(tool.name, f"tools[{index}].name")
-    return functions
+    """Return the tools that are functions. This server runs no tools itself, so others are left out."""
+    return [tool for tool in body.tools or () if isinstance(tool, ResponseTool)]
 
 
 def ineffective(body: ResponseBody) -> list[str]:
     """Return the paths of fields that are accepted and have no effect, although a client may expect one."""
-    tools = [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if tool.type != "function"]
-    return [*tools, "reasoning.summary"] if body.reasoning is not None and body.reasoning.summary is not None else tools
+    return ["reasoning.summary"] if body.reasoning is not None and body.reasoning.summary is not None else []
 
 
 def _tool(tool: ResponseTool) -> Tool:
-    function = FunctionDefinition(name=tool.name or "", description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    function = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(type="function", function=function)
 
 
@@ -184,7 +177,7 @@ def _tool_choice(choice: str | ToolName | AllowedToolNames | None) -> object:
         case ToolName():
             return _named(choice)
         case AllowedToolNames():
-            allowed = ToolsAllowed(mode=choice.mode, tools=[_named(tool) for tool in choice.tools])
+            allowed = ToolsAllowed(mode=choice.mode, tools=[tool if isinstance(tool, Foreign) else _named(tool) for tool in choice.tools])
             return AllowedTools(type="allowed_tools", allowed_tools=allowed)
         case _:
             return choice

@@ -6,6 +6,7 @@ However the stream is cut into pieces, the parts are the same; only the argument
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from server.text.dialects.calls.json_calls import JsonCalls
 
 SEPARATORS = " \t\r\n,;[]"
+SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # a call without a key for its name, up to what follows the name
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -54,19 +56,21 @@ class JsonCallParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the text that was held back. A call that was cut off ends where the text ends."""
+        """Return the text that was held back. A call that was cut off ends where the text ends. Behind a marker, the beginning of a call is
+        no content, even if its name was cut off."""
         held, self._held = self._held, ""
+        is_announced = self._marked and self._form.announces
         match self._state:
             case _State.START | _State.TEXT:
                 text = held
-            case _State.CALL if not self._started:
+            case _State.CALL if not (self._started or is_announced):
                 text = self._raw
-            case _State.BETWEEN if not self.num_calls:
+            case _State.BETWEEN if not (self.num_calls or is_announced):
                 text = self._raw + held
             case _:
                 text = ""
-        if self.num_calls and not text.strip():
-            text = ""
+        if self.num_calls and self._form.opening.startswith(text.strip()):
+            text = ""  # white space after the last call, or the beginning of a marker that was cut off
         return [Content(text)] if text else []
 
     def _advance(self, parts: list[Part]) -> bool:
@@ -129,7 +133,7 @@ class JsonCallParser:
         if held[0] == "{":
             self._begin(JsonCallScanner())
             return True
-        if form.arguments_marker and self._marked:
+        if form.arguments_marker and self._marked and SHORT.match(held):
             name, brace, _ = held.partition("{")
             if not brace:
                 return False

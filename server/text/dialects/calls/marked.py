@@ -11,6 +11,8 @@ from server.text.dialects.calls.syntax import CallSyntax, new_call_id
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part
 
+MAX_BEGINNING = 256  # characters; a longer text behind a marker is no beginning of a call that was cut off
+
 
 class MarkedCallParser(ABC):
     separators = " \t\r\n,;"  # between calls
@@ -23,6 +25,7 @@ class MarkedCallParser(ABC):
         self._syntax = syntax
         self._max_calls = max_calls
         self._parts: list[Part] = []
+        self._is_marked = False  # the opening marker was read
         self._steps: Iterator[None] = self._read()
 
     def push(self, text: str) -> list[Part]:
@@ -74,12 +77,14 @@ class MarkedCallParser(ABC):
                 text = text[: len(text) - overlap(text, opening)]
             if found or not stream.ended:
                 text = text.rstrip()
-            if text and not (stream.ended and not found and self.num_calls and not text.strip()):
+            is_rest = stream.ended and not found and self.num_calls and opening.startswith(text.strip())
+            if text and not is_rest:  # white space after the last call, or the beginning of a marker that was cut off
                 self._parts.append(Content(text))
             stream.take(len(text))
             stream.forget()
             if found:
                 yield from stream.up_to(opening)
+                self._is_marked = self._syntax.announces
                 return True
             if stream.ended:
                 stream.held = ""
@@ -94,7 +99,9 @@ class MarkedCallParser(ABC):
             if (yield from stream.find(syntax.closing)):
                 break
             if not (yield from self.read_call()):
-                if text := stream.taken.lstrip(self.separators) if self.num_calls else stream.taken:
+                if stream.ended and self._is_marked and len(stream.taken) + len(stream.held) <= MAX_BEGINNING:
+                    stream.held = ""
+                elif text := stream.taken.lstrip(self.separators) if self.num_calls else stream.taken:
                     self._parts.append(Content(text))
                 break
             self.num_calls += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from abc import ABC, abstractmethod
@@ -55,6 +56,11 @@ class CallSyntax(ABC):
         return ()
 
     @property
+    def announces(self) -> bool:
+        """True if only calls begin with the opening marker. Other text may begin with a word such as `functools`."""
+        return bool(self.opening) and not self.opening.isalnum()
+
+    @property
     def signs(self) -> tuple[str, ...]:
         """Texts that distinguish the syntax from others which read the same calls."""
         return self.markers
@@ -74,10 +80,13 @@ class CallSyntax(ABC):
         ...
 
     def forced(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
-        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`."""
+        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`. Then the model may also write text
+        after a call, at which the parser ends the answer: a mask that left only another call would make the model call for ever."""
         one = "inside" if self.bare else f"{fixed(self.opening, specials)} inside"
         again = f" ({self.between} {one})*" if several and self.between is not None else ""
-        rules = [f"start: {one}{again}", *self.inside(tools, specials, several=several)]
+        rules = [f"start: {one}{again}{' text?' if several else ''}", *self.inside(tools, specials, several=several)]
+        if several:
+            rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # what begins like another call is one
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
     def behind_marker(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> str:

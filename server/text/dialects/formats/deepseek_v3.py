@@ -11,7 +11,7 @@ from server.text.dialects.calls.named_calls import NamedCalls
 
 FORMAT = BlockFormat(
     name="deepseek-v3",
-    aliases=("deepseek_v3",),
+    aliases=("deepseek_v3", "deepseekv3"),
     calls=NamedCalls(
         opening="<｜tool▁calls▁begin｜>",
         call_opening="<｜tool▁call▁begin｜>",

@@ -8,7 +8,7 @@ from server.text.dialects.calls.named_calls import NamedCalls
 
 FORMAT = BlockFormat(
     name="deepseek-v3.1",
-    aliases=("deepseek_v31",),
+    aliases=("deepseek_v31", "deepseekv31"),
     calls=NamedCalls(
         opening="<｜tool▁calls▁begin｜>",
         call_opening="<｜tool▁call▁begin｜>",

@@ -24,4 +24,4 @@ CALLS = TaggedCalls(
     listed=True,
     between=None,
 )
-FORMAT = BlockFormat(name="deepseek-v3.2", aliases=("deepseek_v32",), calls=CALLS)
+FORMAT = BlockFormat(name="deepseek-v3.2", aliases=("deepseek_v32", "deepseekv32"), calls=CALLS)

@@ -197,4 +197,4 @@ def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool
     return msgspec.structs.replace(constraint, head="\n".join(head))
 
 
-FORMAT = Harmony(name="harmony", thoughts=())
+FORMAT = Harmony(name="harmony", aliases=("openai", "gpt-oss"), thoughts=())

@@ -10,6 +10,6 @@ from server.text.dialects.calls.json_calls import JsonCalls
 
 FORMAT = BlockFormat(
     name="hermes",
-    aliases=("qwen",),
+    aliases=("qwen", "qwen25", "ernie45"),
     calls=JsonCalls(opening="<tool_call>", closing="</tool_call>"),
 )

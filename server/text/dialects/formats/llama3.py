@@ -8,5 +8,6 @@ from server.text.dialects.calls.json_calls import JsonCalls
 
 FORMAT = BlockFormat(
     name="llama3",
+    aliases=("llama3_json",),
     calls=JsonCalls(opening="<|python_tag|>", bare=True, arguments_key="parameters", between='";" " "?'),
 )

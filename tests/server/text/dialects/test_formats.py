@@ -101,9 +101,25 @@ def test_no_more_calls_than_allowed(name):
 def test_text_that_is_no_call_stays(name):
     rules = rules_of(FORMATS[name])
     opening = FORMATS[name].markers[0] if FORMATS[name].markers else ""
-    for text in ["", "  ", "plain", f"{opening}plain", f"see {opening} {opening[:3]}", "[1, 2] < {3}", f"{opening}[1](x)"]:
+    long = " 1 +" * 100  # a short text behind a marker may be a call that was cut off
+    for text in ["", "  ", "plain", f"see {opening}{long}", "[1, 2] < {3}", f"{opening}[1](x){long}"]:
         for pieces in ([text], [*text]):
             assert parse(rules, pieces)[1:3] == (text, []), text
+    assert parse(rules, ["import functools"])[1:3] == ("import functools", [])
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if (calls := FORMATS[name].call_syntax) and calls.announces])
+def test_no_marker_becomes_content_if_a_call_is_cut_off(name):
+    """Wherever an answer ends after an opening marker, its content is the text before the marker."""
+    rules, text = rules_of(FORMATS[name]), WRITERS[name]([("add", {"a": 1}), ("now", {})])
+    opening = FORMATS[name].call_syntax.opening
+    if not text.startswith(opening):
+        text = opening + text  # the marker is optional
+    for end in range(len(opening), len(text)):
+        for pieces in (["I look. ", text[:end]], [*"I look. ", *text[:end]]):
+            parser = rules.parser()
+            parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+            assert "".join(part.text for part in parts if isinstance(part, Content)) == "I look.", text[:end]
 
 
 @pytest.mark.parametrize("name", WRITERS)

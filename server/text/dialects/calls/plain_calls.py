@@ -1,0 +1,157 @@
+"""Find calls that a model writes as plain JSON although its template says otherwise: in a fenced block, or at the beginning of a line.
+
+    ```json
+    {"name": "f", "arguments": {...}}
+    ```
+
+Only an object with the name of an offered tool and with arguments is a call; all other text stays content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import cast
+
+from server.text.dialects.calls.json_parser import ARGUMENT_KEYS, NAME_KEYS, SEPARATORS, JsonCallScanner
+from server.text.dialects.calls.stream import Steps, Stream
+from server.text.dialects.calls.syntax import new_call_id
+from server.text.parts import CallArguments, CallStart, Content, Part
+
+FENCE = "```"
+SPACE = " \t\r\n"
+LABEL = re.compile(r"[\w+-]{0,20}")
+BEGINNING = re.compile(r"\{\s*(\"\w*(\"|$)|$)")  # an object as far as its first key
+KEY = re.compile(r"\{\s*\"(\w*)\"")
+WRAPPER_KEYS = ("type", "id", "function")  # keys of a call in OpenAI's shape
+KEYS = frozenset((*NAME_KEYS, *ARGUMENT_KEYS, *WRAPPER_KEYS))
+
+
+class PlainCallParser:
+    def __init__(self, names: Collection[str], max_calls: int | None = None, id_length: int = 24) -> None:
+        self.num_calls = 0
+        self._names = names
+        self._max_calls = max_calls
+        self._id_length = id_length
+        self._stream = Stream()
+        self._parts: list[Part] = []
+        self._space = ""  # white space that is dropped if a call follows
+        self._steps: Iterator[None] = self._read()
+
+    @property
+    def done(self) -> bool:
+        return self.num_calls == self._max_calls
+
+    def push(self, text: str) -> list[Part]:
+        self._stream.held += text
+        return self._advanced()
+
+    def finish(self) -> list[Part]:
+        self._stream.ended = True
+        return self._advanced()
+
+    def _advanced(self) -> list[Part]:
+        next(self._steps, None)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _read(self) -> Iterator[None]:
+        stream = self._stream
+        while not (self.done or (stream.ended and not stream.held)):
+            if not (yield from self._read_calls()):
+                self._say(stream.taken)
+                stream.forget()
+                line_end = yield from stream.pieces_up_to(("\n",), self._say)
+                self._say(line_end)
+            stream.forget()
+            while not (stream.held or stream.ended):
+                yield
+        if not self.num_calls:
+            self._say("", is_last=True)
+        while not stream.ended:
+            stream.held = ""
+            yield
+
+    def _say(self, text: str, *, is_last: bool = False) -> None:
+        """Add content, but hold white space at its end back."""
+        text = self._space + text
+        kept = text if is_last else text.rstrip(SPACE)
+        self._space = text[len(kept) :]
+        if kept:
+            self._parts.append(Content(kept))
+
+    def _read_calls(self) -> Steps[bool]:
+        """Read the calls at the beginning of a line, with the fence around them. Return False if there are none."""
+        stream, found = self._stream, self.num_calls
+        yield from stream.skip(SPACE)
+        is_fenced = bool((yield from stream.find(FENCE)))
+        if is_fenced:
+            yield from self._skip_label()
+        opening = yield from stream.peek()
+        if opening not in ("{", "["):
+            return False
+        while not self.done:
+            yield from stream.skip(SEPARATORS)
+            if (yield from stream.peek()) != "{" or not (yield from self._read_call()):
+                break
+        if self.num_calls == found:
+            return False
+        if rest := stream.taken.lstrip(SEPARATORS):
+            self._say(rest)
+        elif is_fenced:
+            yield from stream.find(FENCE)
+        return True
+
+    def _skip_label(self) -> Steps[None]:
+        """Read the language of a fenced block, up to the block's text."""
+        stream = self._stream
+        while (match := LABEL.match(stream.held)) is not None and match.end() == len(stream.held) and not stream.ended:
+            yield
+        stream.take(0 if match is None else match.end())
+        yield from stream.skip(SPACE)
+
+    def _read_call(self) -> Steps[bool]:
+        """Read one object. Return False as soon as it is no call of an offered tool. The text of earlier calls is forgotten."""
+        stream, scanner, written = self._stream, JsonCallScanner(), ""
+        while not scanner.done:
+            written += stream.take(scanner.feed(stream.held))
+            is_other = scanner.name is not None and scanner.name not in self._names
+            key = KEY.match(written)
+            if scanner.failed or is_other or not BEGINNING.match(written) or (key is not None and key[1] not in KEYS):
+                return False
+            if not scanner.done:
+                if stream.ended:
+                    return False
+                yield
+        call = self._call_of(written)
+        if call is None:
+            return False
+        name, arguments = call
+        self._space = ""
+        self._parts += [CallStart(self.num_calls, new_call_id(self._id_length), name), CallArguments(self.num_calls, arguments)]
+        self.num_calls += 1
+        stream.forget()
+        return True
+
+    def _call_of(self, written: str) -> tuple[str, str] | None:
+        """Return the name and the arguments of an object that is a call."""
+        try:
+            whole: object = json.loads(written)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(whole, dict):
+            return None
+        found = cast("dict[str, object]", whole)
+        inner = found.get("function")
+        found = cast("dict[str, object]", inner) if isinstance(inner, dict) else found
+        name = next((found[key] for key in NAME_KEYS if key in found), None)
+        arguments = next((found[key] for key in ARGUMENT_KEYS if key in found), None)
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                return None
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        return name, json.dumps(arguments, ensure_ascii=False)
