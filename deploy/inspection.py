@@ -15,11 +15,11 @@ import msgspec
 
 from compiler.frontend.weights import WeightSource
 from compiler.signature import signature
+from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.facts import values_by_type
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import Asked, Progress, begin, carried, silent
 from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of
-from deploy.model_loading.program import Compiled
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE

@@ -10,8 +10,9 @@ facts       say what the files hold: family, number of parameters, type of the w
 modes       choose how the model is served: its program, its bounds, its pages
 servable    refuse what cannot be served before anything is compiled; say what the model serves
 program     compile the program, or find it in the cache
-graphs      list the step sizes that a device captures before the first request
 row_bits    check that a GPU gives a row the same bits in every batch
+compiled    compile the program of a model for the machine that runs it
+graphs      list the step sizes that a device captures before the first request
 plan        open the device and plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
 serving     wrap the bound program as a model that takes steps

@@ -4,7 +4,7 @@ class before and adds what the stage found out. So the class of a parameter says
 Asked       the front's message, and the target that it names         known.py
 Opened      the opened files                                          files.py
 Servable    the mode, the program, what the model serves              servable.py
-Compiled    the executable                                            program.py
+Compiled    the executable                                            compiled.py
 Planned     the open device, the memory plan                          plan.py
 Bound       the file with the packed weights                          weights.py
 Served      the model that takes steps                                serving.py

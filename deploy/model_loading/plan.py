@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.graphs import captured_launches
 from deploy.model_loading.known import carried
 from deploy.model_loading.locate import BITS
 from deploy.model_loading.modes import Pages
-from deploy.model_loading.program import Compiled, compile_program
-from deploy.model_loading.row_bits import trusted
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
@@ -64,18 +63,9 @@ class Plan:
 class Planned(Compiled):
     session: Session
     plan: Plan
-    device_note: str = ""  # why the program is not for the requested target
 
 
 def plan_memory(known: Compiled) -> Planned:
-    planned = _planned(known)
-    chosen = trusted(known.target, known.number, known.cache, known.load.source)
-    if chosen.target is known.target:
-        return planned
-    return replace(_planned(compile_program(replace(known, target=chosen.target))), device_note=chosen.note)
-
-
-def _planned(known: Compiled) -> Planned:
     session = known.program.session(known.cache, known.load.source, known.number)
     return Planned(**carried(known, Compiled), session=session, plan=plan_of(known, session.device.limits))
 

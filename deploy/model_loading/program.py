@@ -11,9 +11,8 @@ from compiler.ir.module import IRModule
 from compiler.machine.target import Target
 from compiler.report import say
 from compiler.signature import key_of
-from deploy.cache import NOT_CACHED, Kept, kept
-from deploy.model_loading.known import Progress, carried, silent
-from deploy.model_loading.servable import Servable
+from deploy.cache import NOT_CACHED, Kept
+from deploy.model_loading.known import Progress, silent
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -33,18 +32,6 @@ class Program:
             return Session(self.executable, device_number=number)
         cache.remember_model(self.key, source)
         return Session(self.executable, device_number=number, assembled=cache.assembled_of(self.key))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Compiled(Servable):
-    cache: Kept | None  # the folder of files that are stored between starts
-    program: Program
-
-
-def compile_program(known: Servable) -> Compiled:
-    cache = kept()
-    program = compile_model(known.module, None if cache is None else cache.executables, known.target, known.progress)
-    return Compiled(**carried(known, Servable), cache=cache, program=program)
 
 
 def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Program:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from deploy.model_loading.compiled import Compiled, compile_program
 from deploy.model_loading.costs import Timed, measure_steps
 from deploy.model_loading.files import Opened, open_source
 from deploy.model_loading.known import Asked, refusals
 from deploy.model_loading.plan import Planned, plan_memory
-from deploy.model_loading.program import Compiled, compile_program
 from deploy.model_loading.servable import Servable, choose_program
 from deploy.model_loading.serving import Served, serve
 from deploy.model_loading.weights import Bound, bind

@@ -16,8 +16,8 @@ from deploy.bench.measure import Figure, report
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from deploy.cli.sources import load_of
 from deploy.export.c import c_target, export_c
-from deploy.model_loading.modes import MAX_STEP_TOKENS
 from deploy.model_loading.known import begin
+from deploy.model_loading.modes import MAX_STEP_TOKENS
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from tests.lab.peer import FOLDER, PEERS, Subject, check
