@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.model_loading.servable import Progress, Servable, require_servable
+from deploy.model_loading.known import Progress, begin
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from server.engine.loop import Engine
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError, RequestError
@@ -36,7 +38,7 @@ class Answer:
 
 def require_generator(load: Load, progress: Progress) -> Servable:
     """Return a model that generates text. Raise LoadError, before anything is compiled, if the model only computes embeddings."""
-    model = require_servable(load, progress)
+    model = advance(begin(load, progress), Servable)
     if not model.mode.generates:
         raise LoadError(
             ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} gives embeddings and generates no text; name a model that generates text"

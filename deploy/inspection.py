@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from compiler.frontend.weights import WeightSource
-from deploy.model_loading.abilities import embedding_note, serves
+from compiler.signature import signature
+from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.facts import values_by_type
+from deploy.model_loading.files import Opened
+from deploy.model_loading.known import Asked, Progress, begin, carried, silent
 from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of
-from deploy.model_loading.program import Compiled, compile_model, executable_cache
-from deploy.model_loading.servable import Progress, Servable, require_servable, silent
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
-from runtime.device.registry import number_of, open_device
-from runtime.executable import Executable
+from runtime.device.registry import open_device
 from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import Load
@@ -60,17 +62,28 @@ class Inspection:
 
 def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     """Describe a model. Compile it, or find it in the cache, to read its memory plan."""
-    model, compiled = _compiled(load, progress)
-    files, mode = model.files, model.mode
+    return inspection_of(compiled(begin(load, progress)))
+
+
+def compiled(begun: Asked) -> Compiled:
+    """Run the stages of a load up to the compiled program, without loading weights. The server builds the tokenizer in another process, so
+    refuse a model here whose tokenizer is missing or damaged."""
+    model = advance(begun, Servable)
+    model.tokenizer_source.build()
+    return advance(model, Compiled)
+
+
+def inspection_of(known: Compiled) -> Inspection:
+    files, mode, load, program = known.files, known.mode, known.load, known.program
     tensors, counts = files.weights.tensors, values_by_type(files)
-    limits = _limits_of(compiled.executable, load)
+    limits = _limits_of(known)
     # Plan without a memory limit, so that a plan that does not fit is reported as well.
-    unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)
+    unlimited = replace(known, load=msgspec.structs.replace(load, memory_limit_bytes=1 << 62))
     return Inspection(
         source=str(files.path),
         family=files.config.family,
-        serves=serves(mode),
-        embedding_note=embedding_note(mode),
+        serves=known.serves,
+        embedding_note=known.embedding_note,
         num_parameters=sum(counts.values()),
         file_bytes=sum(info.num_bytes for info in tensors.values()),
         bytes_by_part=_by_part(files.weights),
@@ -79,42 +92,30 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
         max_context=mode.max_context,
         model_context=files.config.max_context,
         max_batch=load.max_batch,
-        plan=plan_of(compiled.executable, mode.entry, mode.pages(), unlimited, limits),
-        signature=compiled.signature,
-        key=compiled.key,
-        cache_hit=compiled.cache_hit,
-        compile_s=compiled.compile_s,
+        plan=plan_of(unlimited, limits),
+        signature=signature(known.module, mode.entry),
+        key=program.key,
+        cache_hit=program.cache_hit,
+        compile_s=program.compile_s,
         available_bytes=limits.free_bytes,
     )
 
 
-def compile_only(load: Load, progress: Progress) -> Compiled:
-    """Compile the program into the cache without loading weights."""
-    return _compiled(load, progress)[1]
-
-
 def plan_load(load: Load) -> Plan:
     """Plan the memory of a load. Raise LoadError if the load is impossible."""
-    model, compiled = _compiled(load, silent)
-    limits = _limits_of(compiled.executable, load)
-    return plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, limits, cache_hit=compiled.cache_hit)
+    known = compiled(begin(load))
+    return replace(plan_of(known, _limits_of(known)), cache_hit=known.program.cache_hit)
 
 
-def _limits_of(executable: Executable, load: Load) -> Limits:
-    with closing(open_device(executable.meta, num_threads=1, number=number_of(load.device))) as device:
+def _limits_of(known: Compiled) -> Limits:
+    with closing(open_device(known.program.executable.meta, num_threads=1, number=known.number)) as device:
         return device.limits
-
-
-def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:
-    model = require_servable(load, progress)
-    model.tokenizer_source.build()  # the server refuses a model whose tokenizer is missing or damaged
-    return model, compile_model(model.module, executable_cache(), model.target, progress)
 
 
 # --- remedies for a lack of memory --------------------------------------------------------------------------------------------
 
 
-def remedies(load: Load, found: Inspection) -> Iterator[str]:
+def remedies(known: Opened, found: Inspection) -> Iterator[str]:
     """Yield settings with which the model would fit into this machine's memory, the smallest change first. Yield nothing if there are
     none."""
     room = found.available_bytes - WORKER_BYTES - (found.plan.total_bytes - found.plan.kv_cache_bytes)
@@ -126,7 +127,8 @@ def remedies(load: Load, found: Inspection) -> Iterator[str]:
     for quantize in ("int8", "int4"):
         if quantize == found.quantize:
             continue
-        smaller = inspect_model(msgspec.structs.replace(load, quantize=quantize))
+        smaller_load = msgspec.structs.replace(known.load, quantize=quantize)
+        smaller = inspection_of(compiled(Opened(**carried(known, Opened, load=smaller_load))))
         if replace(smaller, available_bytes=found.available_bytes).fits:
             yield f"--quantize {quantize}: {in_units(smaller.required_bytes)}"
             return

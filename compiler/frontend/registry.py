@@ -83,10 +83,19 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
 
 def load_config(path: str | Path) -> ModelConfig:
     """Read the configuration of a model directory."""
-    directory = Path(path)
+    return config_of(Path(path), read_config(Path(path)))
+
+
+def read_config(directory: Path) -> Mapping[str, Any]:
+    """Return the fields of a model directory's config.json."""
     if not (file := directory / "config.json").is_file():
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
-    config = parse_config(values := read_json(file))
+    return read_json(file)
+
+
+def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration of a model directory, whose config.json has these fields."""
+    config = parse_config(values)
     config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
     if not config.is_causal:
         return config

@@ -23,10 +23,11 @@ def compile_(
 
       relaxserve compile demo --max-context 512
     """
-    from deploy.inspection import compile_only
+    from deploy.inspection import compiled
+    from deploy.model_loading.known import begin
 
     load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device)
     with stages(load.name) as report:
-        compiled = compile_only(load, report)
-    how = "was in the cache" if compiled.cache_hit else f"compiled in {compiled.compile_s:.1f} s"
-    answers.print(f"{compiled.key} {how}", highlight=False)
+        program = compiled(begin(load, report)).program
+    how = "was in the cache" if program.cache_hit else f"compiled in {program.compile_s:.1f} s"
+    answers.print(f"{program.key} {how}", highlight=False)

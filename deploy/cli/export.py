@@ -40,7 +40,9 @@ def export(
     from deploy.export.c import PREFIX, build_command, c_prefix, c_target, export_c
     from deploy.export.folder import new_folder
     from deploy.export.web import export_web
-    from deploy.model_loading.servable import require_servable
+    from deploy.model_loading.known import begin
+    from deploy.model_loading.servable import Servable
+    from deploy.model_loading.stages import advance
 
     machine = None if target == "web" else c_target(target)
     names = c_prefix(PREFIX if prefix is None else prefix)
@@ -54,7 +56,7 @@ def export(
     load = msgspec.structs.replace(load, embeddings=embeddings)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
-        servable = require_servable(load, report)
+        servable = advance(begin(load, report), Servable)
         if machine is None:
             export_web(servable, load.name, folder, report)
             what = "Serve it as static files and open chat.html."

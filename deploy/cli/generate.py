@@ -38,16 +38,16 @@ def generate(
       relaxserve generate ~/models/Llama-3.2-1B -p "Once upon a time" --raw --temperature 0.8 --seed 7 --json
     """
     from deploy.generate import Prompt, generate_text, require_generator
-    from deploy.model_loading.load import load_servable
+    from deploy.model_loading.load import loaded
 
     load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)
-        loaded = load_servable(servable, load, report, began_s)
+        model_here = loaded(servable)
     load_s = time.perf_counter() - began_s
     asked = Prompt(prompt, raw, max_tokens, temperature, seed)
-    answer = generate_text(servable.tokenizer, loaded, asked, (lambda _: None) if as_json else _write)
+    answer = generate_text(servable.tokenizer, model_here, asked, (lambda _: None) if as_json else _write)
     if as_json:
         answers.print_json(json.dumps({"text": answer.text, **_figures(answer), "load_s": round(load_s, 3)}))
         return

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import asdict
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,14 +43,15 @@ def inspect(
       relaxserve inspect ~/models/Llama-3.2-1B --max-context 8192 --kv-cache-bytes 2G --json
     """
     from deploy.forms import compare_forms, recommended
-    from deploy.inspection import inspect_model, remedies
-    from deploy.model_loading.files import open_files
+    from deploy.inspection import compiled, inspection_of, remedies
+    from deploy.model_loading.known import begin
 
     load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device)
     with stages(load.name) as report:
-        found = inspect_model(load, report)
-        advice = [] if found.fits else list(remedies(load, found))
-        forms = compare_forms(open_files(Path(found.source)), found)
+        known = compiled(begin(load, report))
+        found = inspection_of(known)
+        advice = [] if found.fits else list(remedies(known, found))
+        forms = compare_forms(known.files, found)
     best = recommended(forms)
     if as_json:
         derived = {"required_bytes": found.required_bytes, "fits": found.fits, "remedies": advice}

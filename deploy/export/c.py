@@ -25,7 +25,8 @@ from compiler.frontend.weights import WeightSource
 from compiler.machine.target import LINUX, NAMED, Target, TargetError
 from deploy.export.model import cache_shapes, pieces, require_generator
 from deploy.export.weights import write_block
-from deploy.model_loading.servable import Progress, Servable, silent
+from deploy.model_loading.known import Progress, silent
+from deploy.model_loading.servable import Servable
 from runtime.cache_groups import PAGE_SIZE
 from runtime.executable import Executable
 from runtime.flat_program import FlatProgram, flat_program

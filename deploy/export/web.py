@@ -23,9 +23,9 @@ from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import Target, get
 from deploy.export.model import NOTHING_SHOWN, cache_shapes, pieces
 from deploy.export.weights import Shard, write_shards
-from deploy.model_loading.abilities import embeds
+from deploy.model_loading.known import Progress, silent
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
-from deploy.model_loading.servable import Progress, Servable, silent
+from deploy.model_loading.servable import Servable
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import FlatProgram, flat_program
 from runtime.units import in_units
@@ -141,7 +141,7 @@ def web_model(model: Servable, name: str) -> WebModel:
     return WebModel(
         name,
         KINDS[type(mode)],
-        embeds(mode),
+        model.embeds,
         mode.entry,
         config.vocab_size,
         config.hidden_size,

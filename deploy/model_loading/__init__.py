@@ -1,22 +1,25 @@
-"""Load a model from its source, so that it can answer requests. A load runs these files in this order; each file imports only earlier ones:
+"""Load a model from its source, so that it can answer requests. Each file imports only earlier ones of this list. `stages.py` lists the
+stages of a load: each is a function from what is known to what is known next.
 
+known       say what a load begins with, and how stages add to it
 held        describe a downloaded model
 hub         download models from the hub
 packages    download models that are packages of a package index
 origins     choose between these two
 locate      resolve the source to a path on this machine
-files       open the files once: configuration, headers of the weights
 tokenizer   read the tokenizer from the opened files
-modes       choose how the model is served: its program, its bounds, its pages
-abilities   say what the model serves: text, embeddings, scores, classes
+files       open the files once: configuration, headers of the weights
 facts       say what the files hold: family, number of parameters, type of the weights
-servable    run the steps so far, and refuse what cannot be served before anything is compiled
+modes       choose how the model is served: its program, its bounds, its pages
+servable    refuse what cannot be served before anything is compiled; say what the model serves
 program     compile the program, or find it in the cache
-graphs      list the step sizes that a device captures before the first request
-plan        plan the memory, and refuse what does not fit
 row_bits    check that a GPU gives a row the same bits in every batch
+compiled    compile the program of a model for the machine that runs it
+graphs      list the step sizes that a device captures before the first request
+plan        open the device and plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
 serving     wrap the bound program as a model that takes steps
 costs       measure how long steps of the model take, or read an earlier measurement
-load        run all steps, in a worker
+stages      run the stages that a command needs
+load        run all stages in a worker, and describe the model to the front
 """

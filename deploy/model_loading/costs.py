@@ -6,15 +6,18 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.model_loading.known import carried
+from deploy.model_loading.serving import Served
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from server.engine.scheduling.pace import LEAST_SHARE, Measured, extrapolated_s
+from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
@@ -24,6 +27,22 @@ NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chun
 NUM_RUNS, BRIEF_S = 4, 0.1  # runs of a step, and seconds after which it is not run again
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timed(Served):
+    pace: Pace | None  # limits prompt tokens per step; None for an encoder
+
+
+def measure_steps(known: Served) -> Timed:
+    pace = None if known.step_model is None else _pace(known, known.step_model)
+    known.progress("warm-up", 1.0)
+    return Timed(**carried(known, Served), pace=pace)
+
+
+def _pace(known: Served, model: StepModel) -> Pace:
+    kept_at = None if known.cache is None else known.cache.costs_of(known.program.key, known.session.num_threads)
+    return Pace(model.limits.max_tokens, step_costs(model, kept_at), known.load.max_gap_ms / 1000)
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:

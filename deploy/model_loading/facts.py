@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
-from compiler.frontend.fields import read_json
 from compiler.frontend.gguf.file import GgufFile
-from compiler.frontend.quantized.source import FIELDS
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 from deploy.model_loading.files import ModelFiles
@@ -76,12 +73,11 @@ def _stored(files: ModelFiles) -> list[tuple[str, str, int]]:
     """Return name, type and number of values of each tensor that has parameters."""
     if files.gguf is not None:
         return [(name, tensor.format.name, prod(tensor.shape)) for name, tensor in files.gguf.tensors.items()]
-    method = _method(files.path)
     kept = set(files.held.tensors) if files.held is not None else set(files.weights.tensors)
     tensors = files.weights.tensors.items()
     # An integer tensor, such as a table of positions, holds no parameters.
     plain = [(name, info) for name, info in tensors if info.dtype.kind not in "iub"]
-    return [(name, _type_of(info) if name in kept else method, prod(info.shape)) for name, info in plain]
+    return [(name, _type_of(info) if name in kept else files.method, prod(info.shape)) for name, info in plain]
 
 
 def _type_of(info: TensorInfo) -> str:
@@ -93,13 +89,6 @@ def _weight_type(files: ModelFiles, counts: Mapping[str, int]) -> str:
     if files.gguf is not None and (mix := MIXES.get(files.gguf.metadata.get("general.file_type", -1))) is not None:
         return mix
     return max(counts, key=counts.__getitem__, default="")
-
-
-def _method(folder: Path) -> str:
-    """Return the name of the method by which a folder's weights are quantised."""
-    config = read_json(folder / "config.json")
-    stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
-    return str(stated.get("quant_method", "quantised")).upper()
 
 
 def _is_head_copied(files: ModelFiles) -> bool:

@@ -1,27 +1,32 @@
-"""Open the files of a model, which may be a folder in the hub's layout or a GGUF file. Each file is opened once; all later steps of a load
+"""Open the files of a model, which may be a folder in the hub's layout or a GGUF file. Each file is opened once; all later stages of a load
 use the result."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.errors import ModelError, UnknownModel
-from compiler.frontend.fields import read_json
+from compiler.frontend.errors import UnknownModel
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import HeldWeights, forms_of
-from compiler.frontend.quantized.source import QuantizedWeights, methods_beside
-from compiler.frontend.registry import load_config, weights_of
+from compiler.frontend.quantized.source import QuantizedWeights, method_named, methods_beside
+from compiler.frontend.registry import config_of, read_config, weights_of
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import BesideFolders, WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
-from server.interfaces import LoadError
-from server.messages import ErrorCode
+from deploy.model_loading.known import Asked, carried, refusals
+from deploy.model_loading.locate import locate
+from deploy.model_loading.tokenizer import TokenizerSource
+from server.messages import FETCH
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class ModelFiles:
     weights: WeightSource
     is_embedder: bool  # whether the model was trained for embeddings, even if it could generate text
     architectures: tuple[str, ...] = ()  # class names from config.json
+    method: str = ""  # name of the method by which a folder's weights are quantised
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
     held: WeightSource | None = None  # returns the integers of a quantised checkpoint; None if the checkpoint is not quantised
 
@@ -40,49 +46,74 @@ class ModelFiles:
         return self.held if self.held is not None and format.as_stored else self.weights
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opened(Asked):
+    files: ModelFiles
+    tokenizer_source: TokenizerSource
+    eos_ids: tuple[int, ...]  # ids of the tokens that end an answer
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises LoadError if it is missing or damaged. A worker does not need it."""
+        return self.tokenizer_source.build()
+
+
+def open_source(known: Asked) -> Opened:
+    """Find the source on this machine, or download it, and open its files."""
+    known.progress(FETCH, 0.0)
+    path = locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token)
+    known.progress("verify", 0.0)
+    files = open_files(path)
+    tokenizer_source = TokenizerSource(files.path, files.gguf)
+    return Opened(**carried(known, Asked), files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
+
+
+@refusals()
+def open_files(path: Path) -> ModelFiles:
+    """Read the configuration and the headers of the weights, but no weights."""
+    return _open_gguf(path) if path.is_file() else _open_folder(path)
+
+
 def dtypes_of(source: WeightSource) -> dict[str, DType]:
     return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
 
 
-def open_files(path: Path) -> ModelFiles:
-    """Read the configuration and the headers of the weights, but no weights."""
+def _open_gguf(path: Path) -> ModelFiles:
+    model = GgufModel(path)
+    held = HeldWeights(model) if model.forms else None
+    return ModelFiles(path, model.config, model, model.config.embedding.is_stated, gguf=model.file, held=held)
+
+
+def _open_folder(path: Path) -> ModelFiles:
+    fields = read_config(path)
     try:
-        if path.is_file():
-            model = GgufModel(path)
-            held = HeldWeights(model) if model.forms else None
-            return ModelFiles(path, model.config, model, model.config.embedding.is_stated, gguf=model.file, held=held)
-        config = _config_of(path)
-        is_embedder = not config.is_causal or config.classes is not None or (path / "modules.json").is_file()
-        weights, held = open_weights(path, config), open_weights(path, config, held=True)
-        is_held = bool(forms_of(held.tensors))
-        return ModelFiles(path, config, weights, is_embedder, _architectures_of(path), held=held if is_held else None)
-    except ModelError as error:
-        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-
-
-def open_weights(folder: Path, config: ModelConfig, *, held: bool = False) -> WeightSource:
-    """Open the tensors of a folder under the names that the family's programs use, including the projections that follow the pooling. With
-    `held`, read a quantised checkpoint as integers."""
-    weights = weights_of(config, _tensors_of(folder, held=held))
-    parts = {dense.folder: open_safetensors(folder / dense.folder) for dense in config.embedding.dense}
-    return BesideFolders(weights, parts) if parts else weights
-
-
-def _tensors_of(folder: Path, *, held: bool) -> WeightSource:
-    methods = methods_beside(folder)
-    if not methods:
-        return open_safetensors(folder)
-    quantized = QuantizedWeights(open_safetensors(folder), methods)
-    return HeldWeights(quantized) if held else quantized
-
-
-def _architectures_of(folder: Path) -> tuple[str, ...]:
-    named = read_json(folder / "config.json").get("architectures")
-    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
-
-
-def _config_of(folder: Path) -> ModelConfig:
-    try:
-        return load_config(folder)
+        config = config_of(path, fields)
     except UnknownModel as error:
-        raise UnknownModel(f"{error}{remedy(folder)}") from None
+        raise UnknownModel(f"{error}{remedy(path)}") from None
+    weights, held = open_weights(path, config, fields)
+    is_embedder = not config.is_causal or config.classes is not None or (path / "modules.json").is_file()
+    return ModelFiles(path, config, weights, is_embedder, _architectures_of(fields), method_named(fields), held=held)
+
+
+def open_weights(folder: Path, config: ModelConfig, fields: Mapping[str, Any]) -> tuple[WeightSource, WeightSource | None]:
+    """Open the tensors of a folder under the names that the family's programs use, including the projections that follow the pooling.
+    Return a source of their values, and a source of the integers that encode them, if programs can keep integers of this checkpoint.
+    `fields` are those of config.json."""
+    methods = methods_beside(folder, fields)
+    stored = open_safetensors(folder)
+    parts = {dense.folder: open_safetensors(folder / dense.folder) for dense in config.embedding.dense}
+
+    def named(source: WeightSource) -> WeightSource:
+        weights = weights_of(config, source)
+        return BesideFolders(weights, parts) if parts else weights
+
+    if not methods:
+        return named(stored), None
+    decoded = QuantizedWeights(stored, methods)
+    held = named(HeldWeights(decoded))
+    return named(decoded), held if forms_of(held.tensors) else None
+
+
+def _architectures_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    named = fields.get("architectures")
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()

@@ -4,7 +4,7 @@ program, the bounds of a step, and how many pages of the KV cache it needs."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
@@ -39,29 +39,36 @@ class Pages:
     most: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    files: ModelFiles
+    format: WeightFormat
+
+    @property
+    def weights(self) -> WeightSource:
+        return self.files.source(self.format)
+
+
 # --- decoders ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoder:
-    files: ModelFiles
-    load: Load
+class _Decoder(_Mode):
+    bounds: StepBounds
+    kv_dtype: DType
+    groups: tuple[CacheGroup, ...]
 
-    @property
-    def weights(self) -> WeightSource:
-        return self.files.source(WeightFormat.parse(self.load.quantize))
+    @classmethod
+    def of(cls, files: ModelFiles, load: Load) -> Self:
+        format = WeightFormat.parse(load.quantize)
+        max_context = min(files.config.max_context, load.max_context or DEFAULT_CONTEXT)
+        bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch), load.max_batch, max_context)
+        kv_dtype = _kv_dtype(load.kv_dtype, format)
+        return cls(files, format, bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context))
 
     @property
     def max_context(self) -> int:
-        return min(self.files.config.max_context, self.load.max_context or DEFAULT_CONTEXT)
-
-    @property
-    def bounds(self) -> StepBounds:
-        return StepBounds(max(MAX_STEP_TOKENS, self.load.max_batch), self.load.max_batch, self.max_context)
-
-    @property
-    def groups(self) -> tuple[CacheGroup, ...]:
-        return groups_of(self.files.config, self.kv_dtype, self.max_context)
+        return self.bounds.max_context
 
     def _most_pages(self, group: CacheGroup, max_tokens: int) -> int:
         """Return the maximum number of pages that a sequence needs at a time if at most `max_tokens` of its tokens are in one step."""
@@ -69,19 +76,18 @@ class _Decoder:
         most = GroupLimits(0, group.window, page_size=group.page_size).most_pages(max_tokens)
         return whole if most is None else min(most, whole)
 
-    @property
-    def kv_dtype(self) -> DType:
-        asked = self.load.kv_dtype
-        if asked == "auto":
-            return DType.F32 if WeightFormat.parse(self.load.quantize).bits == 32 else DType.BF16
-        if asked not in KV_DTYPES:
-            raise LoadError(ErrorCode.INVALID_VALUE, f"kv_dtype is {asked!r}; expected one of auto, {', '.join(KV_DTYPES)}")
-        return KV_DTYPES[asked]
-
     def _module(self, entry: str) -> IRModule:
-        tensors, format = self.weights.tensors, WeightFormat.parse(self.load.quantize)
-        found = dtypes_of(self.weights), self.bounds, self.kv_dtype, format
-        return build_step(self.files.config, *found, entry=entry, forms=forms_of(tensors))
+        weights = self.weights
+        found = dtypes_of(weights), self.bounds, self.kv_dtype, self.format
+        return build_step(self.files.config, *found, entry=entry, forms=forms_of(weights.tensors))
+
+
+def _kv_dtype(asked: str, format: WeightFormat) -> DType:
+    if asked == "auto":
+        return DType.F32 if format.bits == 32 else DType.BF16
+    if asked not in KV_DTYPES:
+        raise LoadError(ErrorCode.INVALID_VALUE, f"kv_dtype is {asked!r}; expected one of auto, {', '.join(KV_DTYPES)}")
+    return KV_DTYPES[asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ class Generator(_Decoder):
     def _of_batch(self, group: CacheGroup) -> int:
         """Return the number of pages of a full batch in which one sequence computes many tokens, and each other sequence a single token."""
         each, most = (self._most_pages(group, count) for count in (1, self.bounds.max_tokens))
-        return each * (self.load.max_batch - 1) + most
+        return each * (self.bounds.max_seqs - 1) + most
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,30 +142,23 @@ class Embedder(_Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class Encoder(_Mode):
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False
-    files: ModelFiles
-    load: Load
+    max_context: int  # the requested context, or else the context on which the model was trained, but at most its number of positions
+    bounds: EncodeBounds
 
-    @property
-    def weights(self) -> WeightSource:
-        return self.files.source(WeightFormat.parse(self.load.quantize))
-
-    @property
-    def max_context(self) -> int:
-        """Return the requested context, or else the context on which the model was trained, but at most its number of positions."""
-        config = self.files.config
-        return min(config.max_context, self.load.max_context or config.embedding.max_tokens or DEFAULT_CONTEXT)
-
-    @property
-    def bounds(self) -> EncodeBounds:
-        return EncodeBounds(max(MAX_STEP_TOKENS, self.max_context), self.load.max_batch)
+    @classmethod
+    def of(cls, files: ModelFiles, load: Load) -> Self:
+        config = files.config
+        max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or DEFAULT_CONTEXT)
+        bounds = EncodeBounds(max(MAX_STEP_TOKENS, max_context), load.max_batch)
+        return cls(files, WeightFormat.parse(load.quantize), max_context, bounds)
 
     def module(self) -> IRModule:
-        format = WeightFormat.parse(self.load.quantize)
-        return build_encode(self.files.config, dtypes_of(self.weights), self.bounds, format, forms=forms_of(self.weights.tensors))
+        weights = self.weights
+        return build_encode(self.files.config, dtypes_of(weights), self.bounds, self.format, forms=forms_of(weights.tensors))
 
     def pages(self) -> tuple[Pages, ...]:
         return ()
@@ -176,5 +175,5 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
         text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: lower max_context, or leave it out"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
     if not files.config.is_causal:
-        return Encoder(files, load)
-    return Embedder(files, load) if files.is_embedder else Generator(files, load)
+        return Encoder.of(files, load)
+    return Embedder.of(files, load) if files.is_embedder else Generator.of(files, load)

@@ -1,4 +1,4 @@
-"""Plan the memory of a load from the compiled program, before any weights are read."""
+"""Open the device, and plan the memory of a load from the compiled program, before any weights are read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.graphs import captured_launches
+from deploy.model_loading.known import carried
 from deploy.model_loading.locate import BITS
 from deploy.model_loading.modes import Pages
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
+from runtime.session import Session
 from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
@@ -56,9 +59,21 @@ class Plan:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
-def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Load, device: Limits, *, cache_hit: bool = False) -> Plan:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Planned(Compiled):
+    session: Session
+    plan: Plan
+
+
+def plan_memory(known: Compiled) -> Planned:
+    session = known.program.session(known.cache, known.load.source, known.number)
+    return Planned(**carried(known, Compiled), session=session, plan=plan_of(known, session.device.limits))
+
+
+def plan_of(known: Compiled, device: Limits) -> Plan:
     """Plan the memory of a load. Raise LoadError if the plan exceeds the load's limit, or the free memory of the device minus the memory of
     a worker."""
+    executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
@@ -71,7 +86,7 @@ def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Lo
     )
     kv_cache_bytes, num_pages = sum(group.num_bytes for group in groups), sum(group.num_pages for group in groups)
     page_bytes = sum(-(-group.page_bytes * PAGE_SIZE // group.page_size) for group in groups)
-    plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, cache_hit, graphs_bytes)
+    plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, graphs_bytes=graphs_bytes)
     if plan.total_bytes > limit:
         graphs = f", {in_units(graphs_bytes)} of graphs" if graphs_bytes else ""
         raise LoadError(

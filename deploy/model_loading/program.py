@@ -10,26 +10,32 @@ from compiler.cache import Cache, Key
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target
 from compiler.report import say
-from compiler.signature import key_of, signature
-from deploy.cache import NOT_CACHED, kept
-from deploy.model_loading.servable import Progress, silent
+from compiler.signature import key_of
+from deploy.cache import NOT_CACHED, Kept
+from deploy.model_loading.known import Progress, silent
 from runtime.executable import Executable
+from runtime.session import Session
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Program:
     executable: Executable
-    signature: str
     key: str
     cache_hit: bool
     compile_s: float
 
+    def session(self, cache: Kept | None, source: str, number: int) -> Session:
+        """Open device `number` for the program. The cache keeps the code that the device assembles, and remembers the model's source."""
+        if cache is None:
+            return Session(self.executable, device_number=number)
+        cache.remember_model(self.key, source)
+        return Session(self.executable, device_number=number, assembled=cache.assembled_of(self.key))
 
-def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Compiled:
+
+def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Program:
     progress("compile", 0.0)
-    entry = next(iter(module.graph_functions))  # name of the step; the other functions work on its results
     key = key_of(module, target.key)
     found = _found(cache, key)
     started = time.perf_counter()
@@ -41,7 +47,7 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
         except OSError as error:  # a full or read-only disk
             log.warning(NOT_CACHED, "the compiled program", cache.folder, error.strerror or error)
     progress("compile", 1.0)
-    return Compiled(executable, signature(module, entry), key.digest, found is not None, elapsed)
+    return Program(executable, key.digest, found is not None, elapsed)
 
 
 def _found(cache: Cache | None, key: Key) -> Executable | None:
@@ -64,8 +70,3 @@ def _compiled(module: IRModule, cache: Cache | None, target: Target, progress: P
         say(1, f"cache: {kernels.num_reused} of {kernels.num_reused + kernels.num_emitted} modules of machine code are reused")
         kernels.trim()
     return executable
-
-
-def executable_cache() -> Cache | None:
-    folder = kept()
-    return None if folder is None else folder.executables

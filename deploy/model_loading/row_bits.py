@@ -9,7 +9,6 @@ generation, whose products have one shape.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ from numpy.typing import NDArray
 
 from compiler.ir.dtypes import DType
 from compiler.machine.target import GPU, Target, gpu_targets
-from deploy.cache import kept
-from deploy.model_loading.program import compile_model, executable_cache
+from deploy.cache import Kept
+from deploy.model_loading.program import compile_model
 from runtime.device.cuda.card import capability_of
-from runtime.session import Session
 
 COLUMNS, DEPTH = 128, 64
 PROGRAM = f"""
@@ -45,15 +43,15 @@ class Trusted:
     note: str = ""  # why this is not the requested target
 
 
-def trusted(target: Target, number: int, source: str) -> Trusted:
+def trusted(target: Target, number: int, cache: Kept | None, source: str) -> Trusted:
     """Return the target if products on GPU `number` give a row the same bits in every batch, otherwise the latest target whose products
-    have one shape. `source` is the model for which the program of the check is cached."""
+    have one shape. The cache keeps the program of the check, and remembers `source`, the model for which it was compiled."""
     if target.system != GPU:
         return Trusted(target)
     from compiler.machine.products import product_tiles
 
     heights = product_tiles(target).shapes_of_rows
-    differing = differences(target, heights, number, source) if heights else []
+    differing = differences(target, heights, number, cache, source) if heights else []
     if not differing:
         return Trusted(target)
     plain = next(t for t in reversed(gpu_targets(capability_of(number))) if not product_tiles(t).shapes_of_rows)
@@ -61,16 +59,12 @@ def trusted(target: Target, number: int, source: str) -> Trusted:
     return Trusted(plain, f"{found}, so the model runs code for {plain.name}, whose products have one shape, instead of {target.name}")
 
 
-def differences(target: Target, heights: tuple[int, ...], number: int, source: str) -> list[str]:
+def differences(target: Target, heights: tuple[int, ...], number: int, cache: Kept | None, source: str) -> list[str]:
     """Return for which numbers of rows a row has other bits than in a larger batch."""
     from compiler.ir.text.parser import parse
 
-    compiled = compile_model(parse(PROGRAM), executable_cache(), target)
-    assembled: Path | None = None
-    if (folder := kept()) is not None:
-        folder.remember_model(compiled.key, source)
-        assembled = folder.assembled_of(compiled.key)
-    session = Session(compiled.executable, device_number=number, assembled=assembled)
+    program = compile_model(parse(PROGRAM), None if cache is None else cache.executables, target)
+    session = program.session(cache, source, number)
     x, weights = operands(heights[-1] + 1)
     whole = session.call("main", x, *weights)
     found: list[str] = []

@@ -1,75 +1,62 @@
-"""Decide from its configuration, its special tokens and the headers of its weights whether a source can be served. `serve`, `inspect`,
-`compile` and `generate` share this check, which refuses a model before anything is compiled."""
+"""Decide from its configuration and the headers of its weights whether a model can be served, and what it serves. All commands share this
+stage, which refuses a model before anything is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
 
 from compiler.frontend.accounting import require_weights
-from compiler.frontend.errors import ModelError, WeightMismatch
+from compiler.frontend.errors import WeightMismatch
 from compiler.ir.module import IRModule
-from compiler.machine.target import Target, TargetError, of_gpu, runnable
-from deploy.model_loading.files import ModelFiles, open_files
-from deploy.model_loading.locate import locate
-from deploy.model_loading.modes import Mode, mode_of
-from deploy.model_loading.tokenizer import TokenizerSource
-from runtime.device.cuda.card import capability_of
-from runtime.device.registry import CPU, number_of
-from runtime.errors import NoDevice
+from deploy.model_loading.files import ModelFiles, Opened
+from deploy.model_loading.known import carried, refusals
+from deploy.model_loading.modes import Encoder, Mode, mode_of
 from server.interfaces import LoadError
-from server.messages import FETCH, ErrorCode, Load
-from server.text.tokenizer import Tokenizer
-
-Progress = Callable[[str, float], None]  # called with the current stage of a load and the completed fraction of that stage
+from server.messages import ErrorCode
 
 
-def silent(stage: str, fraction: float) -> None:
-    """Ignore the progress of a load."""
-
-
-@dataclass(frozen=True)
-class Servable:
-    files: ModelFiles
-    eos_ids: tuple[int, ...]  # ids of the tokens that end an answer
-    tokenizer_source: TokenizerSource
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Servable(Opened):
     mode: Mode
-    module: IRModule
-    target: Target
+    module: IRModule  # the program of the mode
+    embeds: bool  # whether the model serves embeddings
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises LoadError if it is missing or damaged. A worker does not need it."""
-        return self.tokenizer_source.build()
+    @property
+    def serves(self) -> tuple[str, ...]:
+        """What the model serves, in words. The server refuses requests for anything else."""
+        classes = self.files.config.classes
+        if classes is not None:
+            return ("classify", "rerank and score of pairs of texts") if len(classes.names) == 1 else ("classify",)
+        generates = ("chat and completions",) if self.mode.generates else ()
+        return (*generates, "embeddings", "rerank and score by cosine") if self.embeds else generates
+
+    @property
+    def embedding_note(self) -> str:
+        """What users of the model's embeddings and scores should know, or "" if the model serves no embeddings."""
+        if not self.embeds:
+            return ""
+        cosine = "rerank and score compare embeddings by their cosine"
+        if self.mode.generates:
+            return f"the model was not trained for embeddings: the embedding of a text is the hidden state of its last token; {cosine}"
+        embedding = self.files.config.embedding
+        if isinstance(self.mode, Encoder) and not embedding.is_stated:
+            return f"the model's files state no pooling, so the pooling is {embedding.pooling}; {cosine}"
+        return cosine
 
 
-def require_servable(load: Load, progress: Progress) -> Servable:
-    """Open the source and return what a load needs. Raise LoadError if it cannot be served."""
-    progress(FETCH, 0.0)
-    target = _target_of(load)
-    files = open_files(locate(load.source, partial(progress, FETCH), load.hub_token))
-    progress("verify", 0.0)
-    tokenizer_source = TokenizerSource(files.path, files.gguf)
-    eos_ids = tokenizer_source.eos_ids()
-    mode = mode_of(files, load)
+@refusals()
+def choose_program(known: Opened) -> Servable:
+    """Choose the mode and build its program. Raise LoadError if the weights are not exactly those of the program."""
+    files, mode = known.files, mode_of(known.files, known.load)
+    module = mode.module()
     try:
-        module = mode.module()
         require_weights(module, mode.weights, mode.unused)
     except WeightMismatch as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{error}{_task(files)}") from error
-    except ModelError as error:
-        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    return Servable(files, eos_ids, tokenizer_source, mode, module, target)
-
-
-def _target_of(load: Load) -> Target:
-    try:
-        if load.device == CPU:
-            return runnable(load.target)
-        return of_gpu(load.target, capability_of(number_of(load.device)))
-    except (TargetError, NoDevice) as error:
-        raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
+    # A decoder that generates text also has hidden states, but they are no embeddings unless the model was trained for that. It serves
+    # embeddings only if the load asks for them.
+    embeds = files.config.classes is None and (known.load.embeddings or not mode.generates)
+    return Servable(**carried(known, Opened), mode=mode, module=module, embeds=embeds)
 
 
 def _task(files: ModelFiles) -> str:

@@ -13,64 +13,78 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, HIDDEN
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
+from deploy.model_loading.graphs import prepare
+from deploy.model_loading.known import carried
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
+from deploy.model_loading.weights import Bound
 from runtime.cache_groups import CacheGroup
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
-from server.engine.step_model import NO_ROWS, EmbedLimits, EmbedModel, GroupLimits, Logits, Places, StepBatch, StepLimits, StepModel
+from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
+from server.interfaces import LoadError
+from server.messages import ErrorCode
 
 Texts = Sequence[Sequence[int]]
 Vectors = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    step_model: StepModel | None = None
-    embed_model: EmbedModel | None = None
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Served(Bound):
+    model: Model
 
     @property
-    def embedding_size(self) -> int:
-        model = self.step_model or self.embed_model
-        return 0 if model is None else model.limits.embedding_size
+    def step_model(self) -> CompiledModel | EmbeddingModel | None:
+        return None if isinstance(self.model, EncoderModel) else self.model
 
     @property
-    def embeds_tokens(self) -> bool:
-        """Return whether the model can return one vector per token. An encoder's program pools the vectors of a text, so it cannot."""
-        return self.step_model is not None and self.embedding_size > 0
+    def embed_model(self) -> EncoderModel | None:
+        return self.model if isinstance(self.model, EncoderModel) else None
 
     @property
-    def generates(self) -> bool:
-        return self.step_model is not None and self.step_model.limits.generates
-
-    def answers(self) -> bool:
-        """Run a step of one token, which reads all weights, and return whether all results are finite. So damaged weights fail the load,
-        not the first request."""
-        if self.step_model is not None:
-            zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-            rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
-            places = tuple(Places(zero, zero[None]) for _ in self.step_model.limits.groups)  # page 0, which no sequence owns
-            padding = StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows)
-            logits = self.step_model.run(padding)
-            return bool(np.isfinite(self.step_model.download(logits)).all() and np.isfinite(self.step_model.hidden()).all())
-        return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]], [None])).all())
+    def max_context(self) -> int:
+        """The longest context of one sequence. A small KV cache may limit it."""
+        limits = self.model.limits
+        return limits.capacity if isinstance(limits, StepLimits) else limits.max_context
 
 
-def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Served:
+def serve(known: Bound) -> Served:
+    """Make the model, and run a step of one token, which reads all weights. So damaged weights fail the load, not the first request."""
+    model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory)
+    known.progress("warm-up", 0.0)
+    prepare(known.session, known.program.executable)
+    if not _is_finite(model):
+        text = f"the results of {known.load.source} are not finite; its weights may be damaged: download them again"
+        raise LoadError(ErrorCode.LOAD_REFUSED, text)
+    known.progress("warm-up", 0.5)
+    return Served(**carried(known, Bound), model=model)
+
+
+def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Model:
     match mode:
         case Generator():
-            return Served(CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages)))
+            return CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages))
         case Embedder():
-            return Served(EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages)))
+            return EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages))
         case Encoder():
-            bounds = mode.bounds
-            config = mode.files.config
+            bounds, config = mode.bounds, mode.files.config
             limits = EmbedLimits(_vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts)
-            return Served(embed_model=EncoderModel(session, limits, tells_pairs_apart=config.tells_pairs_apart))
+            return EncoderModel(session, limits, tells_pairs_apart=config.tells_pairs_apart)
         case _:
             assert_never(mode)
+
+
+def _is_finite(model: Model) -> bool:
+    """Run a step of one token. Return whether all results are finite."""
+    if isinstance(model, EncoderModel):
+        return bool(np.isfinite(model.run([[0]], [None])).all())
+    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    rows = (zero, NO_ROWS) if model.limits.generates else (NO_ROWS, zero)
+    places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
+    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows))
+    return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
 
 def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
@@ -163,3 +177,6 @@ class EncoderModel:
             begins = [length if second is None else second for length, second in zip(lengths, seconds, strict=True)]
             segments.append((positions >= np.array(begins, np.int32)[text_ids]).astype(np.int32))
         return self._session.call(ENCODE, tokens, positions, text_ids, starts, *segments)
+
+
+Model = CompiledModel | EmbeddingModel | EncoderModel

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from compiler.bind import bind_weights
-from deploy.cache import NOT_CACHED, kept
-from deploy.model_loading.program import Compiled
-from deploy.model_loading.servable import Progress, Servable
-from deploy.use import begin_use
-from runtime.session import Session
-from server.messages import Load
+from deploy.cache import NOT_CACHED
+from deploy.model_loading.known import carried
+from deploy.model_loading.plan import Planned
+from deploy.use import begin_use, remove_damaged
+from deploy.verification import damage_of
 
 log = logging.getLogger(__name__)
 
 
-def bind(session: Session, model: Servable, compiled: Compiled, load: Load, progress: Progress) -> Path | None:
-    """Bind the weights. Return the file in which the prepared weights are stored, or None if they are not stored."""
-    progress("pack", 0.0)
-    folder = kept()
-    packed = None
-    if folder is not None:
-        place = folder.weights_of(compiled.key, model.mode.weights.digest())
-        try:
-            packed = begin_use(place, verify=load.verify, restart=load.restart, progress=partial(progress, "verify"))
-        except OSError as error:
-            log.warning(NOT_CACHED, "packed weights", place.parent, error.strerror or error)
-    bind_weights(session, compiled.executable, model.mode.entry, model.mode.weights, packed, partial(progress, "pack"))
-    return packed
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bound(Planned):
+    packed: Path | None  # the file in which the prepared weights are stored, or None if they are not stored
+
+
+def bind(known: Planned) -> Bound:
+    known.progress("pack", 0.0)
+    packed = _packed_file(known)
+    pack = partial(known.progress, "pack")
+    bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights, packed, pack)
+    return Bound(**carried(known, Planned), packed=packed)
+
+
+def _packed_file(known: Planned) -> Path | None:
+    if known.cache is None:
+        return None
+    place, load = known.cache.weights_of(known.program.key, known.mode.weights.digest()), known.load
+    try:
+        return begin_use(place, verify=load.verify, restart=load.restart, progress=partial(known.progress, "verify"))
+    except OSError as error:
+        log.warning(NOT_CACHED, "packed weights", place.parent, error.strerror or error)
+        return None
+
+
+def damage(packed: Path | None) -> str:
+    """Verify the packed weights while the model keeps running. Return a description of the damage, and remove a damaged file."""
+    fault = "" if packed is None else damage_of([packed])
+    if packed is not None and fault:
+        remove_damaged(packed, fault)
+    return fault

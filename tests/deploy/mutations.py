@@ -20,8 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deploy.model_loading.known import begin, silent
 from deploy.model_loading.load import load_model
-from deploy.model_loading.servable import require_servable, silent
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from runtime import flags
 from server.interfaces import LoadError
 from server.messages import Load
@@ -39,7 +41,7 @@ TEXTS = ("Hello, world", "", "日本 \U0001f600\r\n\t", "<|im_end|> a" * 20, "a"
 def main(folder: Path, seed: int, first: int, count: int, loads: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     models = sorted(path for path in folder.iterdir() if path.is_dir())
-    sound = {model: require_servable(_load(model), silent) for model in models}
+    sound = {model: advance(begin(_load(model)), Servable) for model in models}
     programs = {model: str(found.module) for model, found in sound.items()}
     for number in range(first, first + count):
         dice = random.Random(f"{seed} {number}")
@@ -50,7 +52,7 @@ def main(folder: Path, seed: int, first: int, count: int, loads: int) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="mutant-") as scratch:
             mutant = _copied(model, Path(scratch), path.relative_to(model), content)
             try:
-                found = require_servable(_load(mutant), silent)
+                found = advance(begin(_load(mutant)), Servable)
                 _use_tokenizer(found.tokenizer)
                 # load only if the program is unchanged, because compiling a different program takes seconds
                 if loads and str(found.module) == programs[model]:

@@ -11,6 +11,9 @@ import pytest
 from deploy import demo
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
 from deploy.machine import _cache_folder
+from deploy.model_loading.files import Opened
+from deploy.model_loading.known import begin
+from deploy.model_loading.stages import advance
 from server.interfaces import LoadError
 from server.messages import Load
 
@@ -28,6 +31,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
     assert (first.cache_hit, again.cache_hit) == (False, True)
     assert replace(again, cache_hit=False, compile_s=first.compile_s, available_bytes=first.available_bytes) == first
     return first
+
+
+def opened() -> Opened:
+    return advance(begin(LOAD), Opened)
 
 
 def test_pages_hold_what_all_sequences_may_take(found: Inspection) -> None:
@@ -51,12 +58,12 @@ def test_a_broken_chat_template_is_refused_before_compiling(tmp_path: Path) -> N
 def test_a_smaller_cache_is_the_mildest_remedy(found: Inspection) -> None:
     tight = replace(found, available_bytes=found.required_bytes - found.plan.page_bytes)
     assert not tight.fits
-    (remedy,) = remedies(LOAD, tight)
+    (remedy,) = remedies(opened(), tight)
     assert remedy.startswith("--kv-cache-bytes")
 
 
 def test_nothing_makes_it_fit_where_there_is_no_room(found: Inspection) -> None:
-    assert list(remedies(LOAD, replace(found, quantize="int8", available_bytes=WORKER_BYTES))) == []
+    assert list(remedies(opened(), replace(found, quantize="int8", available_bytes=WORKER_BYTES))) == []
 
 
 @pytest.mark.parametrize(

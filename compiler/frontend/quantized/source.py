@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -38,13 +38,18 @@ CACHE_SCALES: Final = tuple(f".{part}_{kind}" for part in "qkv" for kind in ("sc
 MODELOPT_FILE = "hf_quant_config.json"  # where older files of Model Optimizer have what newer ones have in config.json
 
 
-def methods_beside(folder: Path) -> tuple[Method, ...]:
-    """Return the methods by which the weights in a folder are quantised."""
-    config = read_json(folder / "config.json")
+def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...]:
+    """Return the methods by which the weights in a folder with this config.json are quantised."""
     if (file := folder / MODELOPT_FILE).is_file() and not any(config.get(name) for name in FIELDS):
         stated = Fields(read_json(file), MODELOPT_FILE).raw("quantization", {})
         config = {FIELDS[0]: {**stated, "quant_method": "modelopt"}} if isinstance(stated, Mapping) else {}
     return methods_of(config)
+
+
+def method_named(config: Mapping[str, Any]) -> str:
+    """Return the name of the method by which the weights next to this config.json are quantised."""
+    stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
+    return str(stated.get("quant_method", "quantised")).upper()
 
 
 def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:

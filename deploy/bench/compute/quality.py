@@ -25,19 +25,18 @@ from compiler.bind import bind_weights
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
-from compiler.machine.target import host
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.costs import tables_of
-from deploy.model_loading.files import ModelFiles, open_files
+from deploy.model_loading.files import ModelFiles, Opened, open_files
+from deploy.model_loading.known import Asked, begin, carried
 from deploy.model_loading.locate import locate
-from deploy.model_loading.modes import Generator
-from deploy.model_loading.plan import plan_of
-from deploy.model_loading.program import compile_model, executable_cache
+from deploy.model_loading.plan import Planned
 from deploy.model_loading.serving import CompiledModel, serve
-from runtime.memory import MemoryAccount
-from runtime.session import Session
+from deploy.model_loading.stages import advance
+from deploy.model_loading.tokenizer import TokenizerSource
+from deploy.model_loading.weights import Bound
 from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
@@ -202,19 +201,17 @@ def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
 
 
 def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
-    load = Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs)
-    mode = Generator(files, load)
-    executable = compile_model(mode.module(), executable_cache(), host()).executable
-    account = MemoryAccount()
-    session = Session(executable, memory=account)
+    asked = begin(Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs))
+    files = replace(files, is_embedder=False)  # also measure the predictions of a decoder that was trained for embeddings
+    opened = Opened(**carried(asked, Asked), files=files, tokenizer_source=TokenizerSource(files.path), eos_ids=())
+    known = advance(opened, Planned)
     try:
-        plan = plan_of(executable, mode.entry, mode.pages(), load, session.device.limits)
-        bind_weights(session, executable, mode.entry, mode.weights)
-        model = serve(mode, session, [group.num_pages for group in plan.groups], account).step_model
+        bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights)  # without storing packed weights
+        model = serve(Bound(**carried(known, Planned), packed=None)).step_model
         assert isinstance(model, CompiledModel)
         return use(model)
     finally:
-        session.close()
+        known.session.close()
 
 
 def main(argv: list[str] | None = None) -> None:

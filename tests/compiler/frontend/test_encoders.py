@@ -20,12 +20,11 @@ from compiler.bind import bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.encoder import ENTRY, EncodeBounds, build_encode, distance_buckets
-from compiler.frontend.registry import load_config
 from compiler.frontend.weights import WeightSource
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
-from deploy.model_loading.files import open_weights
+from deploy.model_loading.files import open_files
 from runtime.executable import Executable
 from runtime.session import Session
 from tests.compiler.frontend.test_models import kinds_of_calls
@@ -90,8 +89,8 @@ def finished(vectors: Vectors, config: ModelConfig) -> Vectors:
 
 
 def load(folder: Path, *, is_compiled: bool = True) -> Encoder:
-    config = load_config(folder)
-    source = open_weights(folder, config)
+    files = open_files(folder)
+    config, source = files.config, files.weights
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
     module = build_encode(config, dtypes, EncodeBounds(2048, 32))
     return Encoder(config, source, module, compile_module(module) if is_compiled else None)

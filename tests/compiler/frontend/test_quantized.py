@@ -311,11 +311,10 @@ def test_auto_round_may_pack_like_awq(tmp_path: Path) -> None:
 
 
 def test_older_files_of_model_optimizer_state_the_format_beside_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert methods_beside(tmp_path) == ()
+    assert methods_beside(tmp_path, {}) == ()
     stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
-    assert methods_beside(tmp_path) == (Scaled("weight_scale"),)
+    assert methods_beside(tmp_path, {}) == (Scaled("weight_scale"),)
 
 
 def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() -> None:

@@ -14,7 +14,9 @@ from compiler.machine.target import NAMED, host
 from deploy.cli.sources import load_of
 from deploy.export.c import c_target, export_c
 from deploy.export.web import export_web
-from deploy.model_loading.servable import Servable, require_servable, silent
+from deploy.model_loading.known import begin
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from tests.node import PATIENCE_S, node
 
 SCRIPTS = Path(__file__).parent
@@ -27,7 +29,7 @@ NATIVE = next(t for t in (host(), *reversed(NAMED.values())) if t.can_run_here a
 @pytest.fixture(scope="session")
 def demo() -> Servable:
     load = load_of("demo", "bf16", CONTEXT, 1, None, "auto", NATIVE.name)
-    return require_servable(msgspec.structs.replace(load, embeddings=True), silent)
+    return advance(begin(msgspec.structs.replace(load, embeddings=True)), Servable)
 
 
 @pytest.fixture(scope="session")

@@ -12,20 +12,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deploy.cli.sources import load_of
 from deploy.export.c import c_target, export_c
 from deploy.export.web import PROGRAM, export_web, web_model
-from deploy.model_loading.load import load_servable
-from deploy.model_loading.servable import Servable, silent
+from deploy.model_loading.load import loaded
+from deploy.model_loading.servable import Servable
 from server.interfaces import LoadError
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.parts import CallArguments, CallStart, Part
-from tests.deploy.export.conftest import NATIVE, SCRIPTS
+from tests.deploy.export.conftest import SCRIPTS
 from tests.deploy.export.test_web import golden, in_node, native
 from tests.node import PATIENCE_S, node
 from tests.server.text.dialects.calls.test_json_calls import CASES, FRAGMENTS, JSON_CALLS, NAMES, TOOLS
@@ -111,8 +109,7 @@ def as_browser(part: Part) -> dict[str, object]:
 
 
 def in_python(model: Servable, texts: list[list[int]]) -> NDArray[np.float32]:
-    load = load_of(str(model.files.path), "f32", None, 1, None, "auto", NATIVE.name)
-    embed_model = load_servable(model, load, silent, 0.0).embed_model
+    embed_model = loaded(model).embed_model
     assert embed_model is not None
     return np.concatenate([embed_model.run([text], [None]) for text in texts])
 
@@ -152,7 +149,7 @@ def test_vectors_that_cannot_be_made_are_refused_by_name(ask: Callable[..., Any]
 
 
 def test_a_generator_gives_no_vectors_unless_the_export_asks_for_them(demo: Servable, site: Path, tmp_path: Path) -> None:
-    plain = replace(demo, mode=replace(demo.mode, load=msgspec.structs.replace(demo.mode.load, embeddings=False)))
+    plain = replace(demo, embeds=False)
     described = json.loads((site / PROGRAM).read_text())
     assert described["model"]["embeds"] and not web_model(plain, "demo").embeds
     shutil.copytree(site, folder := tmp_path / "site")
@@ -169,7 +166,7 @@ def test_a_model_that_keeps_states_gives_its_bytes(demo: Servable, tmp_path: Pat
     model = golden("lfm2", demo)
     export_web(model, "lfm2", tmp_path, levels=["wasm-relaxed"])
     prompt = [int(token) for token in np.random.default_rng(2).integers(3, model.files.config.vocab_size, 40)]
-    _, expected, tokens = native(model, "f32", prompt)
+    _, expected, tokens = native(model, prompt)
     logits, found = in_node(tmp_path, "wasm-relaxed", prompt)
     assert logits.tobytes() == expected.tobytes() and found == tokens
 

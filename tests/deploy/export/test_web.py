@@ -19,10 +19,11 @@ import runtime.web.vendor as vendor
 from deploy.cli.sources import load_of
 from deploy.export.web import LEVELS, export_web
 from deploy.generate import Prompt, encode
-from deploy.model_loading.files import open_files
-from deploy.model_loading.load import load_servable
-from deploy.model_loading.modes import mode_of
-from deploy.model_loading.servable import Servable, require_servable, silent
+from deploy.model_loading.files import Opened, open_files
+from deploy.model_loading.known import begin, carried
+from deploy.model_loading.load import loaded
+from deploy.model_loading.servable import Servable, choose_program
+from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
 from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
@@ -39,15 +40,18 @@ ROOT = Path(__file__).parents[3]
 
 def golden(name: str, demo: Servable) -> Servable:
     """Return a small golden model of a family. It has the demo's tokenizer."""
-    files = open_files(ROOT / "tests/golden/models" / name)
-    mode = mode_of(files, load_of("demo", "f32", None, 1, None, "auto", NATIVE.name))
-    return Servable(files, demo.eos_ids, demo.tokenizer_source, mode, mode.module(), NATIVE)
+    return with_tokenizer(ROOT / "tests/golden/models" / name, "f32", demo)
 
 
-def native(model: Servable, quantize: str = "bf16", prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:
+def with_tokenizer(path: Path, quantize: str, demo: Servable) -> Servable:
+    """Return a model that has the demo's tokenizer."""
+    load = load_of(str(path), quantize, None, 1, None, "auto", NATIVE.name)
+    return choose_program(Opened(**carried(demo, Opened, files=open_files(path), load=load)))
+
+
+def native(model: Servable, prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:
     """Decode greedily with the native program. Return the prompt, the logits and the sampled tokens."""
-    load = load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name)
-    step = load_servable(model, load, silent, 0.0).step_model
+    step = loaded(model).step_model
     assert step is not None
     prompt = prompt or encode(model.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
     rows: list[NDArray[np.float32]] = []
@@ -95,9 +99,9 @@ def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: 
     """For every weight format, logits with relaxed SIMD have the same bytes as the native program's. SIMD without fused multiply-add gives
     logits that differ in the last digits, but the same tokens."""
     form = "int8" if quantize == "int8-fast" else quantize  # without instructions that multiply bytes, int8-fast runs as int8
-    model, same = (require_servable(load_of("demo", name, CONTEXT, 1, None, "auto", NATIVE.name), silent) for name in (quantize, form))
+    model, same = (advance(begin(load_of("demo", name, CONTEXT, 1, None, "auto", NATIVE.name)), Servable) for name in (quantize, form))
     export_web(model, "demo", tmp_path)
-    prompt, expected, tokens = native(same, form)
+    prompt, expected, tokens = native(same)
     for target in LEVELS:
         logits, found = in_node(tmp_path, target, prompt)
         if "relaxed" in target:
@@ -116,7 +120,7 @@ def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) ->
     export_web(model, name, tmp_path, levels=["wasm-relaxed"])
     random = np.random.default_rng(1)
     prompt = [int(token) for token in random.integers(3, model.files.config.vocab_size, 40)]
-    _, expected, tokens = native(model, "f32", prompt)
+    _, expected, tokens = native(model, prompt)
     logits, found = in_node(tmp_path, "wasm-relaxed", prompt)
     assert logits.tobytes() == expected.tobytes() and found == tokens
 
@@ -124,12 +128,11 @@ def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["Q4_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_1", "Q5_0", "Q8_0"))])
 def test_quantised_files_give_their_bytes(kind: str, demo: Servable, tmp_path: Path) -> None:
     """Exports of GGUF files, whose scales are f16, compute the same logits as the native program, byte for byte."""
-    files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType[kind]))
-    mode = mode_of(files, load_of("demo", "auto", None, 1, None, "auto", NATIVE.name))
-    model = Servable(files, demo.eos_ids, demo.tokenizer_source, mode, mode.module(), NATIVE)
+    path = convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType[kind])
+    model = with_tokenizer(path, "auto", demo)
     export_web(model, "m", tmp_path / "site", levels=["wasm-relaxed"])
-    prompt = [int(token) for token in np.random.default_rng(1).integers(3, files.config.vocab_size, 40)]
-    _, expected, tokens = native(model, "auto", prompt)
+    prompt = [int(token) for token in np.random.default_rng(1).integers(3, model.files.config.vocab_size, 40)]
+    _, expected, tokens = native(model, prompt)
     logits, found = in_node(tmp_path / "site", "wasm-relaxed", prompt)
     assert logits.tobytes() == expected.tobytes() and found == tokens
 

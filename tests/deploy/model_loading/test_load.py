@@ -35,13 +35,13 @@ from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
 from deploy.cache import Kept, Part
 from deploy.generate import require_generator
-from deploy.inspection import compile_only, inspect_model, plan_load
+from deploy.inspection import compiled, inspect_model, plan_load
 from deploy.model_loading import modes, program
 from deploy.model_loading.files import open_files
+from deploy.model_loading.known import Progress, begin, silent
 from deploy.model_loading.load import load_model
 from deploy.model_loading.locate import locate, weigh
 from deploy.model_loading.modes import mode_of
-from deploy.model_loading.servable import Progress, silent
 from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
@@ -733,7 +733,7 @@ from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
 from deploy.model_loading.load import load_model
-from deploy.model_loading.servable import silent
+from deploy.model_loading.known import silent
 from server.messages import Load
 ready = load_model(Load("m", sys.argv[1], quantize="f32"), silent).ready
 named = [name for name in opened if isinstance(name, str | Path)]
@@ -810,9 +810,12 @@ def test_inspect_and_serve_refuse_the_same_before_anything_is_compiled(
         load_tokenizer(load.source)
         load_model(load, progress)
 
+    def compiled_only(load: Load, progress: Progress) -> None:
+        compiled(begin(load, progress))
+
     complaint = make(folder_of, folder := tmp_path / "model")
     asked = Load("m", str(folder))
-    for use in (served, inspect_model, compile_only):
+    for use in (served, inspect_model, compiled_only):
         with pytest.raises(LoadError, match=complaint):
             use(asked, silent)
     with pytest.raises(LoadError, match=complaint):

@@ -27,7 +27,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @needs_pycuda
 def test_a_gpu_whose_shapes_agree_keeps_its_target(software_gpu: SoftwareGpu) -> None:
-    assert trusted(get("sm_90a"), 0, "model") == Trusted(get("sm_90a"))
+    assert trusted(get("sm_90a"), 0, None, "model") == Trusted(get("sm_90a"))
 
 
 @needs_pycuda
@@ -37,8 +37,8 @@ def test_shapes_that_disagree_are_named_and_not_used(software_gpu: SoftwareGpu, 
     from tests.gpu.driver.card import machine
 
     monkeypatch.setattr(machine, "uneven", 32)
-    assert differences(get("sm_90a"), HEIGHTS, 0, "model") == [f"8 rows by {name}" for name in RESULTS]
-    found = trusted(get("sm_90a"), 0, "model")
+    assert differences(get("sm_90a"), HEIGHTS, 0, None, "model") == [f"8 rows by {name}" for name in RESULTS]
+    found = trusted(get("sm_90a"), 0, None, "model")
     assert found.target is get("sm_89")
     assert found.note.startswith("on this GPU the bits of a row depend on the number of rows (8 rows by bf16, 8 rows by int8), so")
 
@@ -59,4 +59,4 @@ def test_a_load_says_that_it_runs_other_code(software_gpu: SoftwareGpu, monkeypa
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "sm_90a"])
 def test_targets_whose_products_have_one_shape_are_not_checked(name: str) -> None:
     """There is no card in this test, so a check would fail."""
-    assert trusted(get(name), 0, "model").target is get(name)
+    assert trusted(get(name), 0, None, "model").target is get(name)

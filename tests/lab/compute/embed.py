@@ -16,8 +16,10 @@ from deploy.bench.measure import Figure, report
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from deploy.cli.sources import load_of
 from deploy.export.c import c_target, export_c
+from deploy.model_loading.known import begin
 from deploy.model_loading.modes import MAX_STEP_TOKENS
-from deploy.model_loading.servable import require_servable, silent
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from tests.lab.peer import FOLDER, PEERS, Subject, check
 
 CONTEXT = 2048
@@ -31,7 +33,7 @@ def measure(config: ModelConfig, target: str, folder: Path, *, peer: bool = Fals
     checkpoint.mkdir()
     output.mkdir()
     write_checkpoint(config, checkpoint)
-    model = require_servable(load_of(str(checkpoint), FORMAT, CONTEXT, 1, None, "bf16"), silent)
+    model = advance(begin(load_of(str(checkpoint), FORMAT, CONTEXT, 1, None, "bf16")), Servable)
     shared = export_c(model, "synthetic", c_target(target), output, shared=True)
     header = (output / "model.h").read_text()
     archive_bytes, shared_bytes = (shared.with_suffix(kind).stat().st_size + len(header) for kind in (".a", ".so"))

@@ -35,7 +35,9 @@ from deploy.bench.synthetic import RandomWeights, synthetic_config
 from deploy.cli.sources import load_of
 from deploy.export.web import export_web
 from deploy.export.weights import write_block
-from deploy.model_loading.servable import require_servable, silent
+from deploy.model_loading.known import begin
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from runtime.flat_program import flat_program
 from tests.lab.browser import CONTEXT as PROMPT_CONTEXT
 from tests.lab.browser import DEMO, EXPORT, PEERS, check_peer, compare, first_token_s, open_tab, write_peer
@@ -93,7 +95,7 @@ def measure(config: ModelConfig, folder: Path) -> list[Figure]:
         checkpoint.mkdir()
         write_checkpoint(config, checkpoint)
         load = load_of(str(checkpoint), "int4", 2 * CONTEXT, 1, None, "bf16")
-        export_web(require_servable(load, silent), "synthetic", folder / "model", levels=[TARGET.name])
+        export_web(advance(begin(load), Servable), "synthetic", folder / "model", levels=[TARGET.name])
         node.open("decode", folder / "model")
         runs: dict[str, Callable[[], object]] = {"peak": lambda: node.run("peak", REPEATS), "decode": lambda: node.run("decode", TOKENS)}
         for threads in (1, 2):
@@ -133,7 +135,7 @@ def measure_first_token(folder: Path) -> list[Figure]:
         return []
     load = load_of(demo.NAME, "int4", None, 1, None, "bf16")
     (folder / DEMO).mkdir()
-    export_web(require_servable(load, silent), demo.NAME, folder / DEMO, levels=[TARGET.name])
+    export_web(advance(begin(load), Servable), demo.NAME, folder / DEMO, levels=[TARGET.name])
     return [Figure("from the browser's cache to the demo's first token", first_token_s(folder), "s", 0.5)]
 
 
@@ -142,7 +144,7 @@ def measure_peer(config: ModelConfig, folder: Path, peer: str, modules: Path) ->
     write_checkpoint(config, folder)
     load = load_of(str(folder), "int4", PROMPT_CONTEXT, 1, None, "bf16")
     (folder / EXPORT).mkdir()
-    export_web(require_servable(load, silent), "synthetic", folder / EXPORT, levels=[TARGET.name])
+    export_web(advance(begin(load), Servable), "synthetic", folder / EXPORT, levels=[TARGET.name])
     write_peer(peer, modules, folder, config)
     with open_tab(folder) as tab:
         found = compare(tab, peer, PEER_ROUNDS)

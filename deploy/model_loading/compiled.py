@@ -1,0 +1,25 @@
+"""Compile the program of a model for the machine that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deploy.cache import Kept, kept
+from deploy.model_loading.known import carried
+from deploy.model_loading.program import Program, compile_model
+from deploy.model_loading.row_bits import trusted
+from deploy.model_loading.servable import Servable
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compiled(Servable):
+    cache: Kept | None  # the folder of files that are stored between starts
+    program: Program
+    device_note: str  # why the program is not for the target that the load names
+
+
+def compile_program(known: Servable) -> Compiled:
+    cache = kept()
+    chosen = trusted(known.target, known.number, cache, known.load.source)
+    program = compile_model(known.module, None if cache is None else cache.executables, chosen.target, known.progress)
+    return Compiled(**carried(known, Servable, target=chosen.target), cache=cache, program=program, device_note=chosen.note)

@@ -1,0 +1,71 @@
+"""What is known of a load. It begins with `Asked`. Each stage of a load returns a value of its own class, which inherits the fields of the
+class before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
+
+Asked       the front's message, and the target that it names         known.py
+Opened      the opened files                                          files.py
+Servable    the mode, the program, what the model serves              servable.py
+Compiled    the executable                                            compiled.py
+Planned     the open device, the memory plan                          plan.py
+Bound       the file with the packed weights                          weights.py
+Served      the model that takes steps                                serving.py
+Timed       how long its steps take                                   costs.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from compiler.frontend.errors import ModelError
+from compiler.machine.target import Target, TargetError, of_gpu, runnable
+from runtime.device.cuda.card import capability_of
+from runtime.device.registry import CPU, number_of
+from runtime.errors import NoDevice, OutOfMemory, UnsafeCache
+from server.interfaces import LoadError
+from server.messages import ErrorCode, Load
+
+Progress = Callable[[str, float], None]  # called with the current part of a load and the completed fraction of that part
+
+
+def silent(part: str, fraction: float) -> None:
+    """Ignore the progress of a load."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    load: Load
+    target: Target
+    number: int  # number of the device among the devices of its kind
+    progress: Progress = silent
+    began_s: float = field(default_factory=time.perf_counter)
+
+
+def begin(load: Load, progress: Progress = silent) -> Asked:
+    """Begin a load. Raise LoadError if this machine cannot run its target."""
+    number = number_of(load.device)
+    try:
+        target = runnable(load.target) if load.device == CPU else of_gpu(load.target, capability_of(number))
+    except (TargetError, NoDevice) as error:
+        raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
+    return Asked(load=load, target=target, number=number, progress=progress)
+
+
+def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:
+    """Return the fields of class `of`, with `others` in place of what is known, to make a value of this class or the next one."""
+    return {**{each.name: getattr(known, each.name) for each in fields(of)}, **others}
+
+
+@contextmanager
+def refusals() -> Generator[None]:
+    """Turn errors of the model and of the machine into a LoadError."""
+    try:
+        yield
+    except (ModelError, UnsafeCache) as error:
+        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
+    # the plan fitted, but the memory is missing: another process took it, or memory_limit_bytes exceeds the machine's memory
+    except OutOfMemory as error:
+        text = f"{error}. The memory was free when the load was planned: unload other models, or lower memory_limit_bytes"
+        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, text, error.required, error.free or 0) from error

@@ -1,0 +1,46 @@
+"""The stages of a load in order. Each is a function from what is known to what is known next. A command runs the stages that it needs:
+
+compile            to Compiled
+inspect            to Compiled; the plan is made without opening the device for steps
+export             to Servable; an export has its own compilations, one for each machine
+generate, serve    to Timed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from deploy.model_loading.compiled import Compiled, compile_program
+from deploy.model_loading.costs import Timed, measure_steps
+from deploy.model_loading.files import Opened, open_source
+from deploy.model_loading.known import Asked, refusals
+from deploy.model_loading.plan import Planned, plan_memory
+from deploy.model_loading.servable import Servable, choose_program
+from deploy.model_loading.serving import Served, serve
+from deploy.model_loading.weights import Bound, bind
+
+T = TypeVar("T", bound=Asked)
+
+STAGES: Mapping[type[Asked], Callable[[Any], Asked]] = {
+    Opened: open_source,
+    Servable: choose_program,
+    Compiled: compile_program,
+    Planned: plan_memory,
+    Bound: bind,
+    Served: serve,
+    Timed: measure_steps,
+}
+
+
+@refusals()
+def advance(known: Asked, to: type[T]) -> T:
+    """Run the stages that are left until a value of class `to` is known. Every expected failure is a LoadError whose message contains a
+    remedy."""
+    for after, stage in STAGES.items():
+        if isinstance(known, to):
+            break
+        if not isinstance(known, after):
+            known = stage(known)
+    assert isinstance(known, to), f"no stage returns {to.__name__}"
+    return known
