@@ -11,7 +11,6 @@ input; the worker has the other end.
 from __future__ import annotations
 
 import gc
-import resource
 import socket
 import sys
 import time
@@ -34,7 +33,8 @@ from server.constraints.process.wire import (
     read_question,
     write_answer,
 )
-from server.cpu_timer import CpuTimer
+from server.isolated.cpu_timer import CpuTimer
+from server.isolated.limits import bound_memory
 
 TIMER_SLACK_S = 0.01  # added to every timer, for its resolution and because a timer of 0 seconds would be off
 
@@ -44,7 +44,7 @@ def main(settings_fd: str, parent_pid: str) -> None:
     settings, tokenizer_json = msgspec.msgpack.decode(Path(f"/proc/self/fd/{settings_fd}").read_bytes(), type=tuple[GrammarSettings, str])
     tokenizer = _tokenizer(tokenizer_json, settings)
     del tokenizer_json
-    _bound_memory(settings.memory_bytes)
+    bound_memory(settings.memory_bytes)
     gc.freeze()
     gc.disable()
     ForkServer(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, settings)).run()
@@ -149,14 +149,6 @@ def _reply(sock: socket.socket, answer: Answer, payload: bytes, matcher: LLMatch
         write_answer(sock, answer, payload, number=number, took_s=meter.took_s)
         return True
     return False
-
-
-def _bound_memory(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = used + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _own_memory_kib() -> int:

@@ -30,8 +30,8 @@ def rendered(renderer: Renderer, messages: list[dict[str, Any]] = MESSAGES, **va
 
 
 def process_of(renderer: Renderer) -> int:
-    assert renderer._process is not None
-    return renderer._process._process.pid
+    assert renderer._calls._process is not None
+    return renderer._calls._process._process.pid
 
 
 def process_of_after(renderer: Renderer) -> int:
@@ -111,7 +111,7 @@ def test_long_conversations_give_the_same_text() -> None:
     renderer = Renderer(template)
     variables = {"extra": [10**30, 1.5, None, True, {"a": "b"}]}
     assert asyncio.run(rendered(renderer, **variables)) == template.render(MESSAGES, variables=variables)
-    assert renderer._process is not None
+    assert renderer._calls._process is not None
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     time."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
     os.killpg(stopped := process_of_after(renderer), signal.SIGSTOP)
-    start = renderer._started
+    start = renderer._calls._started
 
     def started() -> object:
         process = start()
-        monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 0.2 if process_of(renderer) == stopped else 60.0)
+        renderer._calls.patience_s = 0.2 if process_of(renderer) == stopped else 60.0
         return process
 
-    monkeypatch.setattr(renderer, "_started", started)
+    monkeypatch.setattr(renderer._calls, "_started", started)
     assert asyncio.run(rendered(renderer, extra="again")).endswith("again")
     assert process_of(renderer) != stopped
 
@@ -193,15 +193,15 @@ def test_two_late_renderings_are_reported_as_a_busy_server(monkeypatch: pytest.M
     """If two rendering processes do not answer in time, the error says that the server is busy. It does not say that the template used too
     much CPU time or memory."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
-    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 0.2)
-    start = renderer._started
+    renderer._calls.patience_s = 0.2
+    start = renderer._calls._started
 
     def stopped() -> object:
         process = start()
         os.killpg(process_of(renderer), signal.SIGSTOP)
         return process
 
-    monkeypatch.setattr(renderer, "_started", stopped)
+    monkeypatch.setattr(renderer._calls, "_started", stopped)
     with pytest.raises(TemplateError, match=r"not rendered within 0\.2 s because the server is busy"):
         asyncio.run(rendered(renderer))
 
@@ -213,7 +213,7 @@ def test_the_end_of_the_work_may_come_after_the_work() -> None:
     near, far = socket.socketpair()
     with near:
         with far:
-            assert renderer._started().hand_over(far.fileno())
+            assert renderer._calls._started().hand_over(far.fileno())
         near.sendall(pickle.dumps(((MESSAGES, None, True, False), {"variables": {}})))
         time.sleep(0.3)
         near.shutdown(socket.SHUT_WR)
@@ -277,7 +277,7 @@ def test_a_process_that_renders_can_open_nothing(intruder: Renderer) -> None:
     assert asyncio.run(rendered(intruder, MESSAGES[:1])) == "nothing"
 
 
-def test_the_kernel_ends_what_the_meter_does_not_see(intruder: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 600.0)  # on a busy machine, the allowed CPU time takes minutes
+def test_the_kernel_ends_what_the_meter_does_not_see(intruder: Renderer) -> None:
+    intruder._calls.patience_s = 600.0  # on a busy machine, the allowed CPU time takes minutes
     with pytest.raises(TemplateLimitError, match="rendering was ended"):
         asyncio.run(rendered(intruder, [{"content": "spin"}]))

@@ -10,7 +10,7 @@ import pytest
 ASKED_S = 0.2
 BUSY = f"""
 import os, signal, time
-from server.cpu_timer import CpuTimer
+from server.isolated.cpu_timer import CpuTimer
 
 def tell(*_):
     print(time.process_time() - began_s, flush=True)

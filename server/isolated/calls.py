@@ -1,0 +1,139 @@
+"""Calls of a job that runs in `server.isolated.process`, never on the event loop.
+
+The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from runtime.launch import command
+from server.isolated.job import CallError, Failure, Job, Said
+
+COMMAND = command("server.isolated.process")
+MAX_AT_ONCE = 8  # largest number of calls at a time
+MOST_ASKED = 30  # largest number of tries until a process accepts a call
+CHUNK_BYTES = 1 << 20
+TAKEN = bytes([Said.TAKEN])
+
+
+class Calls:
+    """Calls a job for one event loop. The job's process starts with the first call, is replaced if it dies, and ends with this object."""
+
+    def __init__(self, job: Job, patience_s: float) -> None:
+        """`patience_s`: the longest wait for an answer. A call is made twice before it fails."""
+        self.patience_s = patience_s
+        self._job = job
+        self._process: _Process | None = None
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def call(self, work: bytes) -> bytes:
+        """Return the job's answer. Raise CallError if there is none."""
+        async with self._slots:
+            return await self._called(work)
+
+    def call_blocking(self, work: bytes) -> bytes:
+        """Do as `call` does, on a thread without an event loop of the server."""
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
+            return thread.submit(asyncio.run, self._called(work)).result()
+
+    async def _called(self, work: bytes) -> bytes:
+        num_killed = num_late = 0
+        for _ in range(MOST_ASKED):
+            answer = await self._ask(work)
+            if answer is not None and len(answer) > len(TAKEN):
+                return _result(answer)
+            num_killed += answer == TAKEN
+            num_late += answer is None
+            if num_killed + num_late == 2:
+                break
+            await asyncio.sleep(0.01)  # a process that is being killed may still accept work and never answer
+        if num_late:
+            raise CallError(Failure.LATE)
+        raise CallError(Failure.KILLED if num_killed == 2 else Failure.NOT_TAKEN)
+
+    async def _ask(self, work: bytes) -> bytes | None:
+        """Send the work to a fork. Return TAKEN and the fork's answer, TAKEN alone if the fork ended without an answer, b"" if no fork took
+        the work, or None if there was no answer in time."""
+        near, far = socket.socketpair()
+        try:
+            with far:
+                process = self._started()
+                if not process.hand_over(far.fileno()):  # the process has ended, though the kernel may not report it yet
+                    process.end()
+                    near.close()
+                    return b""
+            reader, writer = await asyncio.open_unix_connection(sock=near, limit=CHUNK_BYTES)
+        except BaseException:
+            near.close()
+            raise
+        try:
+            async with asyncio.timeout(self.patience_s):
+                writer.write(work)
+                writer.write_eof()
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        except TimeoutError:
+            process.end()
+            return None
+        finally:
+            writer.transport.abort()
+
+    def _started(self) -> _Process:
+        if self._process is None or not self._process.is_alive:
+            self._process = _Process(self._job)
+        return self._process
+
+
+def _result(answer: bytes) -> bytes:
+    said, rest = Said(answer[len(TAKEN)]), answer[len(TAKEN) + 1 :]
+    if said is Said.DONE:
+        return rest
+    raise CallError(Failure.TOO_LARGE if said is Said.TOO_LARGE else Failure.NO_FORK, rest.decode(errors="replace"))
+
+
+class _Process:
+    def __init__(self, job: Job) -> None:
+        self._control, far = socket.socketpair()
+        recipe = os.memfd_create("job")
+        try:
+            with far, os.fdopen(recipe, "wb") as file:
+                # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front.
+                process = subprocess.Popen(COMMAND, stdin=far.fileno(), process_group=0)
+                pickle.dump(job, file)
+                file.flush()
+                file.seek(0)
+                self.hand_over(recipe)
+        except BaseException:
+            self._control.close()
+            raise
+        self._process = process
+        self.end = weakref.finalize(self, _end, process, self._control)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.end.alive and self._process.poll() is None
+
+    def hand_over(self, fd: int) -> bool:
+        """Send a descriptor to the process. Return False if it has ended."""
+        try:
+            socket.send_fds(self._control, [b"\0"], [fd])
+        except OSError:
+            return False
+        return True
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

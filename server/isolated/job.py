@@ -1,0 +1,49 @@
+"""What a process of calls does, and what it tells the front about each call."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+
+class Job(Protocol):
+    """Reaches the process by pickle."""
+
+    prepare_s: float  # CPU time that `prepare` may take
+    call_s: float  # CPU time that a call may take
+    call_bytes: int  # memory that a call may take
+
+    def prepare(self) -> None:
+        """Do what all calls share. A call cannot open files, so this also imports every module that a call may need."""
+        ...
+
+    def warm(self) -> None:
+        """Run in each fork before its call arrives: first writes to shared pages copy them, which takes longer than a short call."""
+        ...
+
+    def run(self, work: bytes) -> bytes:
+        """Answer a call."""
+        ...
+
+
+class Said(IntEnum):
+    """The first bytes of an answer. TAKEN comes when a fork takes a call, one of the others after it."""
+
+    TAKEN = 1
+    DONE = 2  # followed by what `run` returned
+    TOO_LARGE = 3  # the call ran out of memory or nests too deeply; followed by the name of the exception
+    NO_FORK = 4  # no process could be started; followed by the reason
+
+
+class Failure(IntEnum):
+    TOO_LARGE = 1
+    NO_FORK = 2
+    KILLED = 3  # two processes that ran the call were killed; probably it took too much time or memory
+    LATE = 4  # no answer in time
+    NOT_TAKEN = 5  # no process took the call
+
+
+class CallError(Exception):
+    def __init__(self, failure: Failure, detail: str = "") -> None:
+        super().__init__(failure.name, detail)
+        self.failure, self.detail = failure, detail

@@ -1,0 +1,74 @@
+"""The job that compiles one template and renders it, in a process of `server.isolated`, and its answers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import datetime
+from importlib import import_module
+
+import msgspec
+
+from server.text.templates.template import LIMITS, ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+
+SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
+SLACK_FACTOR = 2  # the kernel's memory limit divided by the meter's, because the meter counts characters, which have 1 to 4 bytes
+
+WARMING = ChatTemplate(
+    "{% macro m(x) %}{{ x.role | upper }}{% endmacro %}{% set ns = namespace(n=0) %}"
+    "{% for x in messages %}{% if x.role == 'user' and not tools %}{% set ns.n = ns.n + 1 %}"
+    "{{ m(x) ~ x['content'].strip() | trim }}{{ [x] | tojson }}{{ loop.index }}{% endif %}{% endfor %}",
+    {},
+)
+KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
+
+CHECK = pickle.dumps(((), {}))  # work without arguments asks only whether the template is broken
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of a rendering: the text, or the kind, message and line of an error."""
+
+    text: str | None = None
+    kind: str = TemplateError.__name__
+    message: str = ""
+    line: int | None = None
+
+    def result(self) -> str:
+        if self.text is None:
+            raise KINDS[self.kind](self.message, self.line)
+        return self.text
+
+
+class Rendering:
+    """Renders a template that is compiled in the process. Each call has the arguments of the template's `render` by pickle, because a
+    message may hold integers of any size."""
+
+    prepare_s = 10.0  # the largest allowed template takes a fifth of it
+    call_s = LIMITS.time_s + SLACK_S
+    call_bytes = SLACK_FACTOR * LIMITS.memory_bytes
+
+    def __init__(self, template: object) -> None:
+        """`template` has a method `render` where it is unpickled."""
+        self._template = pickle.dumps(template)
+        self._render: Callable[..., str] | TemplateError = TemplateError("the template is not compiled")
+
+    def prepare(self) -> None:
+        try:
+            self._render = pickle.loads(self._template).render
+        except TemplateError as error:  # of a broken template; each call answers with it
+            self._render = error
+        datetime.now().strftime("%c")  # reads the file of the time zone
+        import_module("jinja2.debug")  # jinja2 imports it at its first error
+
+    def warm(self) -> None:
+        WARMING.render([{"role": "user", "content": "warm"}] * 2)
+
+    def run(self, work: bytes) -> bytes:
+        try:
+            args, options = pickle.loads(work)
+            if isinstance(self._render, TemplateError):
+                raise self._render
+            outcome = Outcome(text=self._render(*args, **options) if args else "")
+        except TemplateError as error:
+            outcome = Outcome(kind=type(error).__name__, message=error.message, line=error.line)
+        return msgspec.msgpack.encode(outcome)

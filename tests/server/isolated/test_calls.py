@@ -1,0 +1,115 @@
+"""A job runs in its own process, and each call ends in one of the described ways."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from server.isolated.calls import Calls
+from server.isolated.job import CallError, Failure
+
+PATIENCE_S = 600.0  # on a busy machine, the allowed CPU time takes minutes
+JOB = """
+import os
+
+class Job:
+    prepare_s, call_s, call_bytes = 60.0, 0.5, 64 << 20
+
+    def prepare(self):
+        self.prepared_in = os.getpid()
+
+    def warm(self):
+        self.warmed_in = os.getpid()
+
+    def run(self, work):
+        match work:
+            case b"who":
+                return f"{self.prepared_in} {self.warmed_in} {os.getpid()}".encode()
+            case b"spin":
+                while True:
+                    pass
+            case b"large":
+                return bytes(1 << 30)
+            case b"deep":
+                return deep()
+            case b"open":
+                return open("/dev/null", "rb").read()
+            case _:
+                return work[::-1]
+
+def deep():
+    return deep()
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    (tmp_path / "job_of_test.py").write_text(JOB)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return Calls(importlib.import_module("job_of_test").Job(), PATIENCE_S)
+
+
+def failure_of(calls: Calls, work: bytes) -> CallError:
+    with pytest.raises(CallError) as caught:
+        calls.call_blocking(work)
+    return caught.value
+
+
+def test_a_call_has_a_fork_of_its_own(calls: Calls) -> None:
+    first, second = (calls.call_blocking(b"who").split() for _ in range(2))
+    assert first[0] == second[0], "the job is prepared once"
+    assert first[1] == first[2] != second[2] == second[1] != first[0]
+    assert calls.call_blocking(b"abc") == b"cba" and calls.call_blocking(b"") == b""
+
+
+def test_calls_run_at_once(calls: Calls) -> None:
+    async def many() -> list[bytes]:
+        return await asyncio.gather(*(calls.call(str(i).encode() * 100_000) for i in range(10, 30)))
+
+    assert asyncio.run(many()) == [str(i)[::-1].encode() * 100_000 for i in range(10, 30)]
+
+
+@pytest.mark.parametrize(
+    ("work", "failure", "detail"),
+    [
+        (b"spin", Failure.KILLED, ""),
+        (b"large", Failure.TOO_LARGE, "MemoryError"),
+        (b"deep", Failure.TOO_LARGE, "RecursionError"),
+        (b"open", Failure.KILLED, ""),  # a call that fails by a bug ends without an answer
+    ],
+)
+def test_limits_end_a_call_and_no_other(calls: Calls, work: bytes, failure: Failure, detail: str) -> None:
+    error = failure_of(calls, work)
+    assert (error.failure, error.detail) == (failure, detail)
+    assert calls.call_blocking(b"abc") == b"cba"
+
+
+def test_a_process_that_cannot_fork_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of a process that cannot fork is an error with the reason."""
+    answer = b"\1\4Resource temporarily unavailable"
+    monkeypatch.setattr(Calls, "_ask", lambda *_: asyncio.sleep(0, answer))
+    error = failure_of(calls, b"abc")
+    assert (error.failure, error.detail) == (Failure.NO_FORK, "Resource temporarily unavailable")
+
+
+def test_a_call_that_nobody_takes_fails(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calls, "_ask", lambda *_: asyncio.sleep(0, b""))
+    assert failure_of(calls, b"abc").failure is Failure.NOT_TAKEN
+
+
+def test_a_killed_process_is_replaced(calls: Calls) -> None:
+    first = calls.call_blocking(b"who").split()[0]
+    os.killpg(int(first), signal.SIGKILL)
+    assert calls.call_blocking(b"who").split()[0] != first
+
+
+def test_a_late_answer_is_no_lost_process(calls: Calls) -> None:
+    calls.call_blocking(b"")
+    calls.patience_s = 0.0
+    assert failure_of(calls, b"abc").failure is Failure.LATE
