@@ -331,6 +331,26 @@ def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
     return loaded.step_model.download(loaded.step_model.run(batch)), loaded.ready.weights_bytes
 
 
+OPENED = """
+import sys
+from collections import Counter
+from pathlib import Path
+opened = Counter()
+from deploy.model_loading.files import open_files
+sys.addaudithook(lambda event, args: opened.update([str(args[0])]) if event == "open" else None)
+files = open_files(Path(sys.argv[1]))
+print(files.held is not None, *sorted((Path(name).name, count) for name, count in opened.items() if name.startswith(sys.argv[1])))
+"""
+
+
+def test_each_file_of_a_folder_is_opened_once(packed: Callable[[str], tuple[Path, Path]]) -> None:
+    """The values and the integers of a quantised checkpoint are two views of the same open files."""
+    for folder, is_held in zip(packed("gptq"), (False, True), strict=True):
+        command = [sys.executable, "-W", "error", "-c", OPENED, str(folder)]
+        found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        assert found == f"{is_held} ('config.json', 1) ('model.safetensors', 1)\n"
+
+
 @pytest.mark.parametrize("method", ["gptq", "gptq-by-activation", "awq"])
 def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable[[str], tuple[Path, Path]]) -> None:
     """If a quantised checkpoint is loaded as f32, its logits have the same bits as with dequantised values. If it is loaded as `auto`, its

@@ -1,0 +1,43 @@
+"""A load runs through stages, each a function from what is known to what is known next."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import pairwise
+from typing import get_type_hints
+
+import pytest
+
+from deploy import demo
+from deploy.model_loading import program
+from deploy.model_loading.files import Opened
+from deploy.model_loading.known import Asked, begin, carried
+from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import STAGES, advance
+from server.messages import Load
+
+LOAD = Load("demo", str(demo.MODEL), max_batch=2)
+
+
+def test_each_stage_continues_where_the_stage_before_ends() -> None:
+    for (before, after), stage in zip(pairwise([Asked, *STAGES]), STAGES.values(), strict=True):
+        assert after.__mro__[1] is before
+        assert get_type_hints(stage) == {"known": before, "return": after}
+        assert len(fields(after)) > len(fields(before)), f"{after.__name__} adds nothing"
+
+
+def test_a_command_runs_only_the_stages_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_compiled", None)
+    monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
+    opened = advance(begin(LOAD), Opened)
+    assert type(opened) is Opened
+    model = advance(opened, Servable)
+    assert type(model) is Servable and model.files is opened.files
+    assert advance(model, Servable) is model and advance(model, Opened) is model
+
+
+def test_a_stage_runs_again_with_something_else_in_place_of_what_was_known() -> None:
+    model = advance(begin(LOAD), Servable)
+    other = advance(Opened(**carried(model, Opened, load=Load("demo", str(demo.MODEL), "f32", max_batch=2))), Servable)
+    assert other.files is model.files
+    assert [m.mode.format.bits for m in (model, other)] == [16, 32]
