@@ -219,7 +219,6 @@ def test_tokens_are_counted(server, connect):
         ({"max_tokens": 0, "messages": HI}, "max_tokens"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
-        ({"max_tokens": 5, "messages": HI, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"max_tokens": 5, "messages": HI, "tools": [ADD], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"max_tokens": 5, "messages": HI, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"max_tokens": 5, "messages": HI, "container": "x"}, "container"),
