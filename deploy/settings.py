@@ -61,6 +61,7 @@ SETTINGS = (
     Setting("memory_limit_bytes", MODELS, "Memory limit for all models together, such as 12G."),
     Setting("default_kv_cache_bytes", MODELS, "KV cache of models without kv_cache_bytes, such as 2G."),
     Setting("strict", LIMITS, "Refuse unknown fields instead of reporting them."),
+    Setting("keep_agent_hashes", LIMITS, "Show the model the hash that Claude Code puts into each request."),
     Setting("max_body_bytes", LIMITS, "Largest request body."),
     Setting("max_header_bytes", LIMITS, "Largest size of request line and headers together."),
     Setting("max_connections", LIMITS, "Maximum number of connections."),

@@ -39,6 +39,7 @@ class ServerSettings:
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
     strict: bool = False  # refuse unknown fields instead of reporting them
+    keep_agent_hashes: bool = False  # show the model the hash that Claude Code puts into each request, which defeats the prefix cache
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
     max_connections: int = 4096

@@ -327,6 +327,8 @@ class Registry:
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
         if loaded.ready.generates and not loaded.chats:
             log.info("%s has no chat template: it answers /v1/completions and refuses conversations", name)
+        for note in loaded.dialect.notes if loaded.chats else ():
+            log.info("%s: %s", name, note)
         if loaded.ready.generates:
             log.info("%s samples by default with %s", name, loaded.sampling_note)
         if loaded.ready.context_note:

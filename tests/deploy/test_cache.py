@@ -234,3 +234,14 @@ def test_assembled_code_goes_with_its_program_and_is_verified(kept: Kept) -> Non
     assert "section 'seal' is damaged" in fault
     kept.remove(used)
     assert not used.exists() and path.exists() and path.with_suffix(".json").exists()
+
+
+def test_a_source_is_known_as_loaded_once_its_program_and_its_weights_are_stored(tmp_path: Path) -> None:
+    folder, key = Kept(tmp_path), "a" * 32
+    assert not folder.has_loaded("/models/one")
+    (tmp_path / "executables").mkdir()
+    (tmp_path / "weights").mkdir()
+    folder.remember_model(key, "/models/one")
+    assert not folder.has_loaded("/models/one"), "its weights are not packed yet"
+    folder.weights_of(key, "0" * 32).touch()
+    assert folder.has_loaded("/models/one") and not folder.has_loaded("/models/two")

@@ -22,6 +22,7 @@ from server.api.request.texts import encode_prompts
 from server.api.request.tool_choice import tool_use
 from server.api.routes import gives, new_router
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
 
 MAX_COUNTED = 1 << 17  # /count_tokens counts at least up to this many tokens, also if the model's context is shorter
@@ -62,7 +63,7 @@ def router(context: Context) -> APIRouter:
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
-        chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect))
+        chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
         try:
             plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:
@@ -85,7 +86,7 @@ def router(context: Context) -> APIRouter:
         model, loaded = context.registry.serve(body.model)
         require_generator(model, loaded)
         who = caller(request)
-        chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect))
+        chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
         text = await render_prompt(lambda: conversation_of(chat, tool_use(chat).tools), loaded, who)
         most = max(context_of(loaded), MAX_COUNTED)
         encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, "messages", special=False, context=most))
@@ -95,6 +96,6 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _chat(body: PromptBody, dialect: Dialect) -> ChatBody:
+def _chat(body: PromptBody, dialect: Dialect, settings: ServerSettings) -> ChatBody:
     check_sizes(body)
-    return chat_of(body, dialect)
+    return chat_of(body, dialect, keeps_hash=settings.keep_agent_hashes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +23,21 @@ from server.api.request.schema import (
 from server.errors import UNSUPPORTED_CONTENT, ApiError
 from server.text.dialects.dialect import Dialect
 
+BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]{0,400}?\bcch=)[0-9A-Za-z]+")
 
-def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
+
+def without_hash(text: str) -> str:
+    """Return instructions with a constant in place of the hash that Claude Code puts into their first line. It is new in each request, so
+    the prefix cache would find nothing behind it."""
+    found = BILLING.match(text)
+    return text if found is None else f"{found[1]}0{text[found.end() :]}"
+
+
+def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> ChatBody:
     """Return the conversation as a ChatBody. Every value of `body` has been validated. The caller sets max_tokens, because it knows how
     many tokens fit."""
-    messages = [Message(role="system", content=_text(body.system, "system"))] if body.system is not None else []
+    system = _text(body.system, "system")
+    messages = [Message(role="system", content=system if keeps_hash else without_hash(system))] if body.system is not None else []
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     choice, output = body.tool_choice, body.output_config

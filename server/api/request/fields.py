@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import cast
+from typing import Annotated, cast
 from urllib.parse import quote
 
-from pydantic import BaseModel, Discriminator, model_validator
+from pydantic import BaseModel, Discriminator, Field, model_validator
 
 from server.errors import INVALID_VALUE, UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiError
 
@@ -170,7 +170,7 @@ class Foreign(Options):
     """An object of a type that this server does not know, such as a tool that only another server runs. It is ignored, as an unknown field
     is; only its type is kept."""
 
-    type: str
+    type: Annotated[str, Field(max_length=64)]
 
     @model_validator(mode="before")
     @classmethod

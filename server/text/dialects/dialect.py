@@ -11,6 +11,7 @@ from server.messages import Constraint, Trigger
 from server.text.dialects.detect import detected, shows_system, shows_tools
 from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.registry import FORMATS
+from server.text.dialects.round_trip import fault_of
 from server.text.dialects.thoughts import Thoughts
 from server.text.dialects.tool import ToolSchema
 from server.text.infill import Infill
@@ -26,6 +27,16 @@ class Dialect:
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
     has_system: bool = True  # the chat template writes a system message
+    history_fault: str = ""  # how the chat template writes calls of earlier turns otherwise than the model wrote them
+
+    @property
+    def notes(self) -> list[str]:
+        """What the operator should know about tools, for the log."""
+        if not self.reads_tools:
+            return ["its chat template shows no tools: the first message describes them as text, and calls are read as JSON"]
+        if self.history_fault:
+            return [f"its chat template does not repeat answers with calls: {self.history_fault}, so prompts are computed again from there"]
+        return []
 
     @property
     def specials(self) -> dict[str, int]:
@@ -105,6 +116,7 @@ class Dialect:
             reads_tools,
             writes_calls,
             reads_tools or shows_system(tokenizer.chat_template),
+            fault_of(tokenizer) if writes_calls else "",
         )
 
 

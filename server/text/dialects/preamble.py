@@ -43,7 +43,7 @@ def _as_text(messages: Sequence[Message]) -> list[Message]:
     names: dict[object, str] = {}
     follows_result = False
     for message in messages:
-        made = {**message}
+        made: Message = {**message}
         is_result = message["role"] == "tool"
         if calls := cast("list[dict[str, Any]]", made.pop("tool_calls", None) or []):
             functions = [call["function"] for call in calls]
@@ -52,7 +52,9 @@ def _as_text(messages: Sequence[Message]) -> list[Message]:
             made["content"] = "\n".join(filter(None, [str(made["content"]), *lines]))
         elif is_result:
             name = message.get("name") or names.get(message.get("tool_call_id")) or "the function"
-            made = {"role": "user", "content": f"Result of {name}:\n{message['content']}"}
+            made.update(role="user", content=f"Result of {name}:\n{message['content']}")
+            for key in ("name", "tool_call_id"):
+                made.pop(key, None)
         if made["role"] == "user" and follows_result:
             found[-1]["content"] = f"{found[-1]['content']}\n\n{made['content']}"
         else:

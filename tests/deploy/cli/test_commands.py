@@ -288,6 +288,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["serve", "demo", "demo=d", "--alias", "x"], 2, "--alias with 2 models; expected one model"),
         (["serve", "demo", "--alias", "demo"], 1, "alias 'demo' is the name of a model"),
         (["serve", "demo", "--tool-parser", "xml"], 2, "tool_parser of model 'demo' is 'xml'; expected one of "),
+        (["serve", "demo", "--tool-call-parser", "xml"], 2, "tool_parser of model 'demo' is 'xml'; expected one of "),
         (["serve", "--config", "/no/such/file"], 2, "name a file that can be read"),
         (["ps", "--url", "http://127.0.0.1:9"], 1, "start one with `relaxserve serve`"),
         (["ps", "--url", "somewhere"], 1, "expected http://HOST:PORT"),

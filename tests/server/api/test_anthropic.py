@@ -219,7 +219,6 @@ def test_tokens_are_counted(server, connect):
         ({"max_tokens": 0, "messages": HI}, "max_tokens"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
-        ({"max_tokens": 5, "messages": HI, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"max_tokens": 5, "messages": HI, "tools": [ADD], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"max_tokens": 5, "messages": HI, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"max_tokens": 5, "messages": HI, "container": "x"}, "container"),
@@ -292,3 +291,21 @@ def test_the_client_s_fields_are_known():
         "timeout",
     }
     assert fields <= MessagesBody.model_fields.keys() | UNSUPPORTED.keys(), fields - MessagesBody.model_fields.keys()
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.fbe; cc_entrypoint=cli; cch={};"
+
+
+def test_the_hash_of_claude_code_does_not_change_the_prompt(serve):
+    """Claude Code puts a new hash into the first line of each request. Other text with `cch=` is left alone."""
+    server, keeping = serve(), serve(keep_agent_hashes=True)
+
+    def prompt_of(one, value: str, first: str = BILLING) -> bytes:
+        system = [{"type": "text", "text": first.format(value)}, {"type": "text", "text": "You write code; cch=5."}]
+        body = {"model": "null", "max_tokens": 5, "messages": HI, "system": system}
+        assert one.http().post("/v1/messages", json=body).status_code == 200
+        return bytes(one.worker.submits[-1].prompt_ids[1:])
+
+    assert prompt_of(server, "a1b2c") == prompt_of(server, "00f") and b"cch=0;\nYou write code; cch=5." in prompt_of(server, "a1b2c")
+    assert b"cch=a1b2c;" in prompt_of(keeping, "a1b2c")
+    assert b"cch=a1b2c" in prompt_of(server, "a1b2c", "See cch={};")

@@ -234,17 +234,17 @@ class Mute(NullTemplate):
         return super().render(messages, None, *args, **options)
 
 
-def test_a_template_without_tools_is_not_offered_for_tools(serve, connect):
+def test_a_template_without_tools_gets_them_as_text(serve, connect):
+    """The model was not trained for tools, so it is not listed as such; but no tool is dropped."""
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = Mute()
     server = serve(tokenizer=tokenizer)
     client = connect(server)
     assert client.show("null").capabilities == ["completion"]
-    with pytest.raises(ollama.ResponseError, match="does not show tools to it"):
-        client.chat(model="null", messages=HI, tools=[ADD])
-    answer = server.chat(tools=[ADD])
-    assert answer.status_code == 200 and answer.headers["x-ignored-params"] == "tools"
-    assert "x-ignored-params" not in server.chat(tools=[ADD], tool_choice="required").headers
+    client.chat(model="null", messages=HI, tools=[ADD])
+    assert "You can call functions" in prompt_of(server) and '"name": "add"' in prompt_of(server)
+    assert "x-ignored-params" not in server.chat(tools=[ADD]).headers
+    assert "You can call functions" in prompt_of(server)
 
 
 def test_a_prompt_for_a_model_without_a_template_is_continued(serve, connect):

@@ -25,6 +25,7 @@ from server.messages import (
     FromWorker,
     SamplingParams,
     Stats,
+    Step,
     Submit,
     TokenLogprob,
     Tokens,
@@ -65,6 +66,7 @@ class Rig:
         self.failed: dict[str, Failed] = {}
         self.embedded: dict[str, Embedding] = {}
         self.stats: Stats | None = None
+        self.announced_s: list[float] = []  # limits of long steps
         self.num_cached: dict[str, int] = {}
         self.engine = engine(
             NullModel(self.limits, logits_of=logits_of, cost=cost),
@@ -95,6 +97,8 @@ class Rig:
                 self.embedded[message.request_id] = message
             case Stats():
                 self.stats = message
+            case Step():
+                self.announced_s.append(message.limit_s)
             case _:
                 raise AssertionError(message)
 

@@ -8,9 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from server.engine.loop import Engine
+from server.engine.loop import LONG_S, Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import TURN
+from server.engine.scheduling.pace import SLOWEST, Measured, Pace
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit
 
@@ -284,3 +285,18 @@ def test_the_prefix_cache_is_no_oracle_for_other_tenants(rig, engine) -> None:
         if guess is secret:
             assert one.outcomes["spy", 0] == one.outcomes["victim", 0]
     assert found[0] == found[1] and found[0][0] == 0
+
+
+# --- the watchdog -------------------------------------------------------------------------------------------------------------
+
+
+@ENGINES
+def test_long_steps_are_announced_and_their_end_too(rig, engine) -> None:
+    """Before a step that may take long, the front learns how long. The next short step ends the allowance."""
+    pace = Pace(128, Measured({1: 0.01, 128: 2.0}), 100.0)
+    one = rig(engine, pace=pace)
+    one.run([Submit("a", tuple(range(1, 200)), GREEDY)])
+    *long_s, end_s = one.announced_s
+    assert long_s and all(LONG_S <= limit_s <= SLOWEST * 2.0 for limit_s in long_s) and end_s == 0.0
+    one.run([Submit("b", (1, 2), GREEDY)])
+    assert one.announced_s == [*long_s, end_s], "short steps are not announced"

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from server.interfaces import ProgressCallback
 from server.models.budget import Budget
 from server.models.model import Model
 from server.models.operations import Operation, OperationState
+from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 GIB = 1 << 30
 
@@ -119,3 +122,23 @@ def test_with_a_limit_a_cached_model_waits_until_it_is_known_what_is_left() -> N
         assert not await _claimed(budget, cached)
 
     asyncio.run(scenario())
+
+
+def test_cached_models_are_started_first() -> None:
+    begun: list[str] = []
+
+    def make(spec: ModelSpec, progress: ProgressCallback) -> NullWorker:
+        begun.append(spec.name)
+        return NullWorker(NullScript(), progress)
+
+    async def scenario() -> None:
+        specs = [ModelSpec(name, name) for name in ("compiled", "cached", "other")]
+        registry = Registry(
+            ServerSettings(), make, lambda _source: ByteTokenizer(), is_cached=lambda spec: spec.name == "cached", initial=specs
+        )
+        await registry.open()
+        await asyncio.gather(*(operation.wait() for operation in registry.operations.all()))
+        await registry.close()
+
+    asyncio.run(scenario())
+    assert begun[0] == "cached" and sorted(begun) == ["cached", "compiled", "other"]

@@ -205,7 +205,8 @@ def test_history_with_calls_reaches_the_template(server):
         (allowed("auto", "other"), TOOLS, "tool_choice.allowed_tools"),
         ("sometimes", TOOLS, "tool_choice"),
         ("auto", [{"type": "function", "function": {"name": "sp ace"}}], "tools[0].function.name"),
-        ("auto", [{"type": "web_search"}], "tools[0].type"),
+        ("required", [{"type": "web_search"}], "tool_choice"),
+        ({"type": "web_search"}, [{"type": "web_search"}], "tool_choice.type"),
     ],
 )
 def test_tools_are_refused_by_name(server, tool_choice, tools, param):
@@ -342,7 +343,7 @@ def test_text_is_no_constraint(server):
         ({"guided_json": "[1]"}, "invalid_schema"),
         ({"guided_choice": []}, "invalid_value"),
         ({"guided_regex": "a" * 70_000}, "invalid_value"),
-        ({"response_format": {"type": "json_object"}, "tools": TOOLS, "tool_choice": "required"}, "invalid_value"),
+        ({"guided_regex": "a", "tools": TOOLS, "tool_choice": "required"}, "invalid_value"),
         ({"response_format": {"type": "structural_tag"}}, "invalid_value"),
         ({"response_format": {**STRUCTURAL, "triggers": ["<g"]}}, "invalid_value"),
         ({"structured_outputs": {"structural_tag": "x"}}, "unsupported_field"),

@@ -167,7 +167,7 @@ def test_unknown_fields_within_lists_are_refused_when_strict(serve):
 
 @pytest.mark.parametrize(
     "body",
-    [{"prompt": "x" * 5000}, {"prompt": "x" * 4000, "max_tokens": 200}, {"prompt": "x" * 600_000}, {"prompt": "hi", "max_tokens": 5000}],
+    [{"prompt": "x" * 5000}, {"prompt": "x" * 5000, "max_tokens": 200}, {"prompt": "x" * 600_000}],
 )
 def test_an_overflow_is_worded_as_clients_know_it(server, body):
     error = server.http().post("/v1/completions", json=body).json()["error"]
@@ -175,7 +175,76 @@ def test_an_overflow_is_worded_as_clients_know_it(server, body):
     assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, ")
 
 
-@pytest.mark.parametrize(("further", "kept"), [({}, 4095), ({"max_tokens": 96}, 4000)])
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "room"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 32_000}, "max_tokens", 4096 - 24),
+        ("/v1/chat/completions", {"messages": HI, "max_completion_tokens": 32_000}, "max_tokens", 4096 - 24),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 32_000}, "max_tokens", 4096 - 3),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 32_000}, "max_output_tokens", 4096 - 24),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"num_predict": 32_000}}, "options.num_predict", 4096 - 24),
+        ("/v1/messages", {"messages": HI, "max_tokens": 32_000}, None, 4096 - 24),
+    ],
+)
+def test_an_answer_is_limited_to_the_room_in_the_context(server, path, body, field, room):
+    """Agents ask for long answers whatever the context is."""
+    answer = server.http().post(path, json=body)
+    assert answer.status_code == 200 and server.worker.submits[-1].params.max_tokens == room
+    assert answer.headers.get("x-capped-params") == (None if field is None else f"{field}={room}")
+    fitting = {name: 5 if value == 32_000 else value for name, value in body.items()}
+    assert (
+        "x-capped-params"
+        not in server.http().post(path, json={**fitting, "options": {"num_predict": 5}} if "options" in body else fitting).headers
+    )
+
+
+def test_when_strict_a_limit_beyond_the_context_is_refused(serve):
+    strict = serve(strict=True)
+    for answer in (strict.chat(max_tokens=5000), strict.complete(max_tokens=5000)):
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+
+
+BUILT_IN = [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}, {"type": "web_search"}, {"type": "custom", "name": "y"}]
+ADD = {"name": "add", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "function"),
+    [
+        ("/v1/chat/completions", {"messages": HI}, {"type": "function", "function": ADD}),
+        ("/v1/responses", {"input": "hi"}, {"type": "function", **ADD}),
+        ("/api/chat", {"model": "null", "messages": HI}, {"type": "function", "function": ADD}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 5}, {"name": "add", "input_schema": {"type": "object"}}),
+    ],
+)
+def test_tools_of_foreign_types_are_ignored_and_named(serve, caplog, path, body, function):
+    server, strict = serve(), serve(strict=True)
+    foreign = [{"type": "namespace"}, {"type": "web_search_20250305", "name": "web_search"}] if path == "/v1/messages" else BUILT_IN
+    for tools in ([*foreign, function], foreign):
+        with caplog.at_level("INFO"):
+            answer = server.http().post(path, json={**body, "tools": tools})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ignored-params"] == ", ".join(f"tools[{index}]" for index in range(len(foreign)))
+        assert ("add" in bytes(server.worker.submits[-1].prompt_ids).decode()) == (function in tools)
+        assert b"namespace" not in bytes(server.worker.submits[-1].prompt_ids)
+    assert "tools[0] is ignored: its type is 'namespace'" in caplog.text
+    refused = strict.http().post(path, json={**body, "tools": [function, *foreign]})
+    assert refused.status_code == 400 and "tools[1].type" in refused.text and "namespace" in refused.text
+
+
+def test_a_demanded_call_needs_no_format(server):
+    """A response format applies to messages, and a demanded call is none; instructor sends both."""
+    tools = [{"type": "function", "function": ADD}]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    assert server.chat(tools=tools, tool_choice="required", response_format=form).status_code == 200
+    assert "add" in server.worker.submits[-1].params.constraint.source
+
+
+@pytest.mark.parametrize(("further", "kept"), [({}, 4095), ({"max_tokens": 96}, 4000), ({"max_tokens": 32_000}, 2048)])
 def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
     """With `truncate_prompt_tokens` of -1, the prompt is truncated until prompt and answer fit into the context."""
     server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)

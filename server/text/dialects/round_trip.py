@@ -1,0 +1,69 @@
+"""Find out whether a chat template writes the calls of earlier turns with the tokens that the model wrote. Only then does the prefix cache
+hold the beginning of the next prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.interfaces import ChatTemplate, Tokenizer
+from server.text.dialects.detect import IDS, PROBE, PROBED, TOOLS
+
+Message = dict[str, object]
+TEXTS = ("", "I look.")  # text before the calls
+RESULT = "probe result"
+
+
+def fault_of(tokenizer: Tokenizer) -> str:
+    """Return how the prompt of the next turn differs from the prompt and the answer with calls before it, or an empty text."""
+    template = tokenizer.chat_template
+    if template is None:
+        return ""
+    faults = [_fault(tokenizer, template, text) for text in TEXTS]
+    return next(filter(None, faults), "")
+
+
+def _fault(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> str:
+    for ids in IDS:
+        asked: Message = {"role": "user", "content": "probe"}
+        called, results = _turn(text, ids)
+        try:
+            prompt = _rendered(template, [asked], answers=True)
+            answered = _rendered(template, [asked, called], answers=False)
+            following = _rendered(template, [asked, called, *results], answers=True)
+        except Exception:  # a template may raise any exception, for example for an id of another length
+            continue
+        if not answered.startswith(prompt):
+            return "it writes the beginning of an earlier answer otherwise than that of the next answer"
+        answer = answered[len(prompt) :].rstrip()
+        answer = answer[: _end_of_calls(answer)]
+        if not following.startswith(prompt + answer):
+            return "it writes an answer otherwise once results follow"
+        written = tokenizer.encode(prompt, False) + tokenizer.encode(answer, False)
+        if tokenizer.encode(following, False)[: len(written)] != written:
+            return "its text before or after calls changes their tokens"
+        return ""
+    return ""
+
+
+def _turn(text: str, ids: str) -> tuple[Message, list[Message]]:
+    """Return an answer with one call, and its result."""
+    name, arguments = next(iter(PROBED.items()))
+    call_id = ids.format(number=0, name=name)
+    call: dict[str, Any] = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    called: Message = {"role": "assistant", "content": text, "tool_calls": [call]}
+    return called, [{"role": "tool", "tool_call_id": call_id, "name": name, "content": RESULT}]
+
+
+def _end_of_calls(answer: str) -> int:
+    """Return the end of the last argument, with the braces that close it: what follows may belong to the end of the turn."""
+    last = str(next(reversed(next(iter(PROBED.values())).values())))
+    at = answer.rfind(last)
+    return len(answer) if at < 0 else at + len(last)
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message], *, answers: bool) -> str:
+    tools: list[dict[str, object]] = [
+        {"type": "function", "function": {"name": tool.name, "description": tool.name, "parameters": tool.parameters}} for tool in TOOLS
+    ]
+    return template.render(messages, tools=tools, add_generation_prompt=answers, limits=PROBE)
