@@ -61,9 +61,8 @@ class Opened(Asked):
 def open_source(known: Asked) -> Opened:
     """Find the source on this machine, or download it, and open its files."""
     known.progress(FETCH, 0.0)
-    path = locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token)
-    known.progress("verify", 0.0)
-    files = open_files(path)
+    files = open_files(locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token))
+    known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)
     return Opened(**carried(known, Asked), files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
 

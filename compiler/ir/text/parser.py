@@ -17,15 +17,10 @@
     Binding    ::= Name [":" Type] "=" Value | Launch                    without the annotation it is deduced
     Value      ::= Atom | Name "(" (Atom | Attr),* ")"                   an operator
                  | ("call" Name | "@" Name) "(" Atom,* ")"               a function: a variable, or one of the module
-                 | "call_tir" "@" Name "(" Atom,* ")" "->" Out
-                 | "call_tir_inplace" "@" Name "(" Atom,* ")" "[" (Int | "_"),* "]" "->" Out
-                 | "call_library" String "(" Atom,* ")" ["{" Attr,* "}"] "->" Out
-                 | "match_cast" Atom "to" Type ["at" String]             the boundary that demands it
+                 | call_tir, call_tir_inplace, call_library, match_cast, alloc: see forms.py
                  | "(" Atom,* ")" | Name "." Int                         a tuple, a field of one
                  | "if" Atom "{" Body "}" "else" "{" Body "}"
-                 | "alloc" Type ["at" Dim]
-    Out        ::= Type | "(" Type,* ")"
-    Launch     ::= "launch" ("@" Name | "library" String) "(" Atom,* ")" ["{" Attr,* "}"]
+    Launch     ::= "launch" ...: see forms.py
     Atom       ::= Name                                                  a variable, or else a dimension as a number
                  | "dim" "(" Dim ")" | Number [":" DType] | "true" | "false"
                  | "shape" "[" Dim,* "]" | "@" Name
@@ -46,10 +41,10 @@
     Kind       ::= "serial" | "parallel" | "vector" | "unroll" | "block" | "thread"
     Axis       ::= Name "in" Dim ["within" Range]                        runs over 0 .. Dim - 1
     Place      ::= Name "[" Dim,* "]"
-    Scalar     ::= Number [":" DType] | "true" | "false" | Name | Place | "dim" "(" Dim ")"
+    Scalar     ::= Number [":" DType] | "true" | "false" | Name | Place
+                 | dim, cast, guard, stored, contract, contract_groups: see forms.py
                  | Scalar Infix Scalar | ("-" | "~") Scalar | "(" Scalar ")"
-                 | Fn "(" Scalar,* ")" | "cast" "(" DType "," Scalar ")"
-                 | "guard" "(" (Dim "<=" Dim "<" Dim),+ "?" Scalar ":" Scalar ")"
+                 | Fn "(" Scalar,* ")"
                  | ReduceFn "(" Axis,+ ")" Scalar                        reaches as far to the right as it can
                  | "let" (Name "=" Scalar),+ "in" Scalar                 so does this; each value is computed once
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
@@ -205,7 +200,7 @@ class _Parser(ValueParser):
         return If(cond, then, self._body())
 
     def _binding(self) -> Binding:
-        if self.accept("launch"):
+        if self.at("launch"):
             launch = self.launch()
             return Binding(Var("_", TupleType(())), launch)
         name = self.name("a binding, a block or 'return'")

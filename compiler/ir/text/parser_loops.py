@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Generator, Iterable
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -18,6 +18,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import subscalars
+from compiler.ir.text.forms import REDUCE, SCALARS, Form, words_of
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_types import DimScope, TypeParser
 from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, LOOSEST, PREFIX, PREFIX_PRECEDENCE
@@ -35,6 +36,39 @@ class LoopParser(TypeParser):
         super().__init__(source)
         self._buffers: dict[str, Buffer] = {}
         self._scalars: dict[str, Scalar] = {}  # parameters, and named values of the present expression
+        self._scopes = ExitStack()  # what ends with the form that is read
+        self.kinds: dict[str, Callable[[], Any]] = {
+            "axes": lambda: tuple(self._scopes.enter_context(self._axes(")"))),
+            "conditions": lambda: self.some(self._condition),
+            "dim": self.dim,
+            "dots": lambda: self.bracketed(self._dot),
+            "dtype": self.dtype,
+            "format": self._format,
+            "part": self.scalar,
+            "parts": lambda: self.some(self.scalar),
+            "reduction": lambda: ReduceFn(self.take().text),
+            "whole": self.scalar,
+            "wholes": lambda: self.bracketed(self.scalar),
+        }
+
+    # --- forms ---------------------------------------------------------------------------------------------------------
+
+    def form(self, form: Form) -> Any:
+        """Read a node by its form."""
+        outer, self._scopes = self._scopes, ExitStack()
+        found = dict(form.unsaid)
+        with self._scopes:
+            self._words(form.first, form)
+            for field, word, kind, words in form.operands:
+                if not word or self.accept(word):
+                    found[field] = self.kinds[kind]()
+                self._words(words, form)
+        self._scopes = outer
+        return form.node(**found)
+
+    def _words(self, text: str, form: Form) -> None:
+        for word in words_of(text):
+            self.expect(word, f"in {form.name}")
 
     # --- functions -----------------------------------------------------------------------------------------------------
 
@@ -380,26 +414,12 @@ class LoopParser(TypeParser):
     def _function_of_scalars(self) -> Scalar:
         token = self.take()
         if token.text in set(ReduceFn) and self.at_kind(Kind.NAME, ahead=1) and self.at("in", ahead=2):
-            return self._reduce(ReduceFn(token.text))
+            self.at_token -= 1
+            return self.form(REDUCE)
         match token.text:
-            case "dim":
+            case word if word in SCALARS:
                 self.at_token -= 1
-                return scalars.DimScalar(self.bracketed_dim())
-            case "cast":
-                self.expect("(")
-                dtype = self.dtype()
-                self.expect(",", "after the element type")
-                value = self.scalar()
-                self.expect(")")
-                return scalars.Cast(value, dtype)
-            case "guard":
-                return self._guard()
-            case "contract":
-                return self._contraction()
-            case "contract_groups":
-                return self._grouped()
-            case "stored":
-                return self._element()
+                return self.form(SCALARS[word])
             case name if name in _CALLED:
                 self.expect("(")
                 args = tuple(self.items(")", self.scalar))
@@ -410,42 +430,6 @@ class LoopParser(TypeParser):
             case _:
                 raise self.unknown("function of scalars", token, _SCALARS)
 
-    def _reduce(self, fn: ReduceFn) -> scalars.Reduce:
-        """Read `sum(r in k) ...`. The value extends as far to the right as possible."""
-        self.expect("(")
-        with self._axes(")") as axes:
-            self.expect(")")
-            value = self.scalar()
-        return scalars.Reduce(tuple(axes), fn, value)
-
-    def _contraction(self) -> scalars.Contraction:
-        """Read `contract(r in k) A[i, r] by B[r, j]`, extending as far to the right as possible."""
-        self.expect("(")
-        with self._axes(")") as axes:
-            self.expect(")")
-            rows = self.scalar()
-            self.expect("by", "between the two factors of contract")
-            columns = self.scalar()
-        return scalars.Contraction(tuple(axes), rows, columns)
-
-    def _grouped(self) -> scalars.GroupedContraction:
-        """Read `contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g] beside T[i, g]`. `from`,
-        `when` and `beside`, each with what follows it, are optional."""
-        self.expect("(")
-        with self._axes(")") as axes:
-            self.expect(")")
-            self.expect("[", "before the sums of contract_groups")
-            dots = tuple(self.items("]", self._dot))
-            begins: tuple[Scalar, ...] = ()
-            if self.accept("from"):
-                self.expect("[", "after from")
-                begins = tuple(self.items("]", self.scalar))
-            two_planes = self.scalar() if self.accept("when") else None
-            self.expect("by", "before the factor of contract_groups")
-            factor = self.scalar()
-            term = self.scalar() if self.accept("beside") else None
-        return scalars.GroupedContraction(tuple(axes), dots, begins, factor, two_planes, term)
-
     def _dot(self) -> scalars.Contraction:
         start = self.peek()
         scalar = self.scalar()
@@ -453,30 +437,11 @@ class LoopParser(TypeParser):
             raise self.error("contract_groups sums a scalar, expected `contract`", start)
         return scalar
 
-    def _element(self) -> scalars.Element:
-        """Read `stored(panel8, k, P[n // 32, k // 4, n % 32 * 4 + k % 4])`."""
-        self.expect("(")
+    def _format(self) -> scalars.Format:
         name = self.name("the name of a format")
-        format = scalars.FORMATS.get(name.text)
-        if format is None:
+        if name.text not in scalars.FORMATS:
             raise self.unknown("format", name, scalars.FORMATS)
-        self.expect(",", f"after {name.text}")
-        k = self.dim()
-        self.expect(",", "after the index")
-        return scalars.Element(format, k, tuple(self.items(")", self.scalar)))
-
-    def _guard(self) -> scalars.Guard:
-        """Read `guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`."""
-        self.expect("(")
-        conditions = [self._condition()]
-        while self.accept(","):
-            conditions.append(self._condition())
-        self.expect("?", "after the conditions of guard")
-        value = self.scalar()
-        self.expect(":", "between the two values of guard")
-        otherwise = self.scalar()
-        self.expect(")")
-        return scalars.Guard(tuple(conditions), value, otherwise)
+        return scalars.FORMATS[name.text]
 
     def _condition(self) -> tuple[Dim, Dim, Dim]:
         low = self.dim()

@@ -304,3 +304,15 @@ class TypeParser(Cursor):
             if not self.at(close):
                 self.expect(",", f"or {close!r}")
         return found
+
+    def some(self, parse: Callable[[], T]) -> tuple[T, ...]:
+        """Read `a, b, c`."""
+        found = [parse()]
+        while self.accept(","):
+            found.append(parse())
+        return tuple(found)
+
+    def bracketed(self, parse: Callable[[], T]) -> tuple[T, ...]:
+        """Read `[a, b, c]`."""
+        self.expect("[")
+        return tuple(self.items("]", parse))

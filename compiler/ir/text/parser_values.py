@@ -15,8 +15,9 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.function import Value
-from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
+from compiler.ir.graph.values import Call, CallFunc, Copy, Launch, MakeTuple, TupleGet
 from compiler.ir.op import OPS, REQUIRED
+from compiler.ir.text.forms import LAUNCH, LAUNCH_LIBRARY, VALUES
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_loops import LoopParser
 from compiler.ir.types import Type
@@ -29,6 +30,18 @@ class ValueParser(LoopParser):
         super().__init__(source)
         self._arrays = arrays
         self._values: dict[str, Var] = {}
+        self.kinds |= {
+            "arguments": self._arguments,
+            "atom": self.atom,
+            "attrs": self._optional_attrs,
+            "boundary": self._boundary,
+            "defining": lambda: self.with_undefined(self.define, self.type),
+            "function": self._global,
+            "outputs": self._outputs,
+            "reused": lambda: self.bracketed(self._reused),
+            "string": lambda: self.string("the name of a library routine"),
+            "type": self.type,
+        }
 
     def function_name(self) -> str:
         if self.at_kind(Kind.STRING):
@@ -53,28 +66,8 @@ class ValueParser(LoopParser):
                 self.take()
                 callee = self._variable_named(self.name("the variable to call"))
                 return CallFunc(callee, self._arguments())
-            case "call_tir" | "call_tir_inplace":
-                self.take()
-                return self._call_tir(inplace=token.text == "call_tir_inplace")
-            case "call_library":
-                self.take()
-                name = self.string("the name of a library routine")
-                args = self._arguments()
-                attrs = self._optional_attrs()
-                return CallLibrary(name, args, self._outputs(), attrs)
-            case "match_cast":
-                self.take()
-                value = self.atom()
-                self.expect("to", "after the value to cast")
-                type_ = self.with_undefined(self.define, self.type)
-                if self.at("at") and self.at_kind(Kind.STRING, ahead=1):
-                    self.take()
-                    return MatchCast(value, type_, self.string("the boundary"))
-                return MatchCast(value, type_)
-            case "alloc":
-                self.take()
-                type_ = self.type()
-                return Alloc(type_, self.dim() if self.accept("at") else None)
+            case word if word in VALUES:
+                return self.form(VALUES[word])
             case _ if token.kind is Kind.NAME and self.at(".", ahead=1):
                 value = self.atom()
                 self.take()
@@ -110,24 +103,20 @@ class ValueParser(LoopParser):
         else:
             args.append(self.atom())
 
-    def _call_tir(self, *, inplace: bool) -> CallTir:
-        name = self._global()
-        args = self._arguments()
-        reused: tuple[int | None, ...] = ()
-        if inplace:
-            self.expect("[", "before the arguments whose storage is taken over")
-            reused = tuple(self.items("]", lambda: None if self.accept("_") else self.integer("an argument or '_'")))
-        return CallTir(name, args, self._outputs(), reused)
-
     def _outputs(self) -> tuple[Type, ...]:
-        self.expect("->", "before the annotations of the outputs")
         return tuple(self.items(")", self.type)) if self.accept("(") else (self.type(),)
 
     def launch(self) -> Launch:
-        library = self.accept("library")
-        name = self.string("the name of a library routine") if library else self._global()
-        args = self._arguments()
-        return Launch(name, args, library, self._optional_attrs())
+        return self.form(LAUNCH_LIBRARY if self.at("library", ahead=1) else LAUNCH)
+
+    def _boundary(self) -> str:
+        if not (self.at("at") and self.at_kind(Kind.STRING, ahead=1)):
+            return ""
+        self.take()
+        return self.string("the boundary")
+
+    def _reused(self) -> int | None:
+        return None if self.accept("_") else self.integer("an argument or '_'")
 
     def _optional_attrs(self) -> dict[str, Any]:
         return self.attributes("}") if self.accept("{") else {}

@@ -23,6 +23,7 @@ from compiler.ir.loops.scalars import Scalar, ScalarParam
 from compiler.ir.loops.statements import Allocate, For, Let, Seq, Stmt, Store, Tile, When
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
+from compiler.ir.text.forms import form_of
 from compiler.ir.text.printer_loops import LoopPrinter, header
 from compiler.ir.text.printer_types import (
     attribute_text,
@@ -97,9 +98,20 @@ def canonical_text(name: str, func: Function | PrimFunc, *, ranges: bool = True)
 class _Printer(LoopPrinter):
     def __init__(self, arrays: Arrays | None, *, canonical: bool = False, ranges: bool = True) -> None:
         super().__init__(canonical=canonical)
-        self._canonical = canonical
         self._ranges = ranges
         self._arrays = arrays
+        self._kinds |= {
+            "arguments": lambda args: f"({self._atoms(args)})",
+            "atom": self._atom,
+            "attrs": self._attrs,
+            "boundary": lambda name: f" at {json.dumps(name)}" if name and not canonical else "",
+            "defining": self._type,
+            "function": lambda name: f"@{function_name(name)}",
+            "outputs": self._outputs,
+            "reused": lambda numbers: f"[{', '.join('_' if i is None else str(i) for i in numbers)}]",
+            "string": json.dumps,
+            "type": self._type,
+        }
 
     # --- functions -----------------------------------------------------------------------------------------------------
 
@@ -171,12 +183,8 @@ class _Printer(LoopPrinter):
                 return self._atom(atom)
             case Call():
                 return self._call(value)
-            case CallTir(func=func, args=args, out=out, inplace=inplace):
-                reused = ", ".join("_" if i is None else str(i) for i in inplace)
-                word, reuse = ("call_tir_inplace", f" [{reused}]") if inplace else ("call_tir", "")
-                return f"{word} @{function_name(func)}({self._atoms(args)}){reuse} -> {self._outputs(out)}"
-            case CallLibrary(name=name, args=args, out=out, attrs=attrs):
-                return f"call_library {json.dumps(name)}({self._atoms(args)}){self._attrs(attrs)} -> {self._outputs(out)}"
+            case CallTir() | CallLibrary() | MatchCast() | Alloc() | Launch():
+                return form_of(value).print(value, self._kinds)
             case CallFunc(callee=FuncRef(name=name), args=args):
                 return f"@{function_name(name)}({self._atoms(args)})"
             case CallFunc(callee=callee, args=args):
@@ -185,17 +193,8 @@ class _Printer(LoopPrinter):
                 return f"({self._atoms(fields)})"
             case TupleGet(value=atom, index=index):
                 return f"{self._atom(atom)}.{index}"
-            case MatchCast(value=atom, type=type_, boundary=boundary):
-                at = f" at {json.dumps(boundary)}" if boundary and not self._canonical else ""
-                return f"match_cast {self._atom(atom)} to {self._type(type_)}{at}"
             case If(cond=cond):
                 return f"if {self._atom(cond)}"
-            case Alloc(type=type_, offset=offset):
-                at = "" if offset is None else f" at {self._dims.text(offset)}"
-                return f"alloc {self._type(type_)}{at}"
-            case Launch(func=func, args=args, library=library, attrs=attrs):
-                callee = f"library {json.dumps(func)}" if library else f"@{function_name(func)}"
-                return f"launch {callee}({self._atoms(args)}){self._attrs(attrs)}"
 
     def _call(self, call: Call) -> str:
         """Print an operator call without the attributes that have their defaults."""

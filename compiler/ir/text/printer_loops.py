@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,6 +17,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import inside_out, subscalars
+from compiler.ir.text.forms import form_of
 from compiler.ir.text.names import DimNames, Names
 from compiler.ir.text.printer_types import (
     attributes_text,
@@ -43,6 +45,19 @@ class LoopPrinter:
         self._named: set[Scalar] = set()  # shared values whose names are in scope
         self._lines: list[str] = []
         self._depth = 0
+        self._kinds: dict[str, Callable[[Any], str]] = {
+            "axes": lambda axes: ", ".join([self._axis(*axis) for axis in axes]),
+            "conditions": lambda conditions: ", ".join(map(self._condition, conditions)),
+            "dim": self._dims.text,
+            "dots": self._bracketed,
+            "dtype": str,
+            "format": lambda format: format.name,
+            "part": self._part,
+            "parts": lambda values: ", ".join(map(self._part, values)),
+            "reduction": str,
+            "whole": self.expression,
+            "wholes": self._bracketed,
+        }
 
     def prim(self, name: str, func: PrimFunc) -> list[str]:
         outputs = set(func.outputs) if func.num_outputs else set[Buffer]()
@@ -181,40 +196,24 @@ class LoopPrinter:
         match scalar:
             case scalars.Const(value=value, dtype=dtype):
                 return number_text(value, dtype), _ATOM
-            case scalars.DimScalar(dim=dim):
-                return f"dim({self._dims.text(dim)})", _ATOM
             case scalars.ScalarParam(name=name):
                 return self._values.of(scalar, name), _ATOM
             case scalars.Load(buffer=buffer, indices=indices):
                 return self._place(buffer, indices), _ATOM
-            case scalars.Guard(conditions=conditions, value=value, otherwise=otherwise):
-                tests = ", ".join(" <= ".join(map(self._dims.text, c[:2])) + f" < {self._dims.text(c[2])}" for c in conditions)
-                return f"guard({tests} ? {self._part(value)} : {self._part(otherwise)})", _ATOM
-            case scalars.Cast(value=value, dtype=dtype):
-                return f"cast({dtype}, {self._part(value)})", _ATOM
-            case scalars.Reduce(fn=fn, axes=axes, value=value):
+            case scalars.Fold():
                 with self._dims.scope():
-                    listed = ", ".join([self._axis(var, extent) for var, extent in axes])
-                    return f"{fn.value}({listed}) {self.expression(value)}", _REDUCTION
-            case scalars.Contraction(axes=axes, rows=rows, columns=columns):
-                with self._dims.scope():
-                    listed = ", ".join([self._axis(var, extent) for var, extent in axes])
-                    return f"contract({listed}) {self.expression(rows)} by {self.expression(columns)}", _REDUCTION
-            case scalars.GroupedContraction():
-                return self._grouped(scalar), _REDUCTION
-            case scalars.Element(format=format, k=k, stored=stored):
-                return f"stored({format.name}, {self._dims.text(k)}, {', '.join(map(self._part, stored))})", _ATOM
+                    return form_of(scalar).print(scalar, self._kinds), _REDUCTION
+            case scalars.DimScalar() | scalars.Guard() | scalars.Cast() | scalars.Element():
+                return form_of(scalar).print(scalar, self._kinds), _ATOM
             case scalars.Apply():
                 return self._apply(scalar)
 
-    def _grouped(self, grouped: scalars.GroupedContraction) -> str:
-        with self._dims.scope():
-            text = f"contract_groups({', '.join([self._axis(var, extent) for var, extent in grouped.axes])}) "
-            text += f"[{', '.join(map(self.expression, grouped.dots))}]"
-            text += f" from [{', '.join(map(self.expression, grouped.begins))}]" if grouped.begins else ""
-            text += f" when {self.expression(grouped.two_planes)}" if grouped.two_planes is not None else ""
-            text += f" by {self.expression(grouped.factor)}"
-            return text if grouped.term is None else f"{text} beside {self.expression(grouped.term)}"
+    def _bracketed(self, values: Sequence[Scalar]) -> str:
+        return f"[{', '.join(map(self.expression, values))}]"
+
+    def _condition(self, condition: tuple[Dim, Dim, Dim]) -> str:
+        low, index, high = map(self._dims.text, condition)
+        return f"{low} <= {index} < {high}"
 
     def _apply(self, apply: scalars.Apply) -> tuple[str, int]:
         fn, args = apply.fn, apply.args

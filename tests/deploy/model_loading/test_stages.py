@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -14,7 +15,8 @@ from deploy.model_loading.files import Opened
 from deploy.model_loading.known import Asked, begin, carried
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import STAGES, advance
-from server.messages import Load
+from server.interfaces import LoadError
+from server.messages import FETCH, Load
 
 LOAD = Load("demo", str(demo.MODEL), max_batch=2)
 
@@ -41,3 +43,13 @@ def test_a_stage_runs_again_with_something_else_in_place_of_what_was_known() -> 
     other = advance(Opened(**carried(model, Opened, load=Load("demo", str(demo.MODEL), "f32", max_batch=2))), Servable)
     assert other.files is model.files
     assert [m.mode.format.bits for m in (model, other)] == [16, 32]
+
+
+def test_the_front_hears_that_files_are_there_only_if_they_can_be_opened(tmp_path: Path) -> None:
+    """The front reads the tokenizer as soon as it hears of another part than fetching. A model that cannot be opened must be refused by its
+    own message, not by the tokenizer's."""
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    told: list[str] = []
+    with pytest.raises(LoadError, match="model_type 'unheard_of' is not known"):
+        advance(begin(Load("m", str(tmp_path)), lambda part, _: told.append(part)), Opened)
+    assert told == [FETCH]
