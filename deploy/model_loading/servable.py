@@ -15,6 +15,7 @@ from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.locate import locate
 from deploy.model_loading.modes import Mode, mode_of
 from deploy.model_loading.tokenizer import TokenizerSource
+from deploy.quantizing.kept import opened
 from runtime.device.cuda.card import capability_of
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice
@@ -52,8 +53,9 @@ def require_servable(load: Load, progress: Progress) -> Servable:
     progress("verify", 0.0)
     tokenizer_source = TokenizerSource(files.path, files.gguf)
     eos_ids = tokenizer_source.eos_ids()
-    mode = mode_of(files, load)
     try:
+        files = opened(files, load.quantize, load.calibrate, progress)
+        mode = mode_of(files, load)
         module = mode.module()
         require_weights(module, mode.weights, mode.unused)
     except WeightMismatch as error:

@@ -61,9 +61,9 @@ class Served:
 def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Served:
     match mode:
         case Generator():
-            return Served(CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages)))
+            return Served(CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)))
         case Embedder():
-            return Served(EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages)))
+            return Served(EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)))
         case Encoder():
             bounds = mode.bounds
             config = mode.files.config
@@ -73,7 +73,7 @@ def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: Memor
             assert_never(mode)
 
 
-def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
+def limits_of(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
     """Return the limits of a step. `num_pages` has one entry per cache group."""
     config, bounds = mode.files.config, mode.bounds
     counted = zip(mode.groups, num_pages, strict=True)
