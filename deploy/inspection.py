@@ -123,7 +123,7 @@ def remedies(load: Load, found: Inspection) -> Iterator[str]:
         num_tokens = room // found.plan.page_bytes * PAGE_SIZE
         yield f"--kv-cache-bytes {room >> 20}M: {num_tokens} tokens of context for all sequences together"
         return
-    for quantize in ("int8", "int4"):
+    for quantize in ("int8", "4bit"):
         if quantize == found.quantize:
             continue
         smaller = inspect_model(msgspec.structs.replace(load, quantize=quantize))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import Device, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 
 
 def compile_(
     model: Source,
     quantize: Quantize = "auto",
+    calibrate: Calibrate = "",
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_dtype: KvDtype = "auto",
@@ -25,7 +26,7 @@ def compile_(
     """
     from deploy.inspection import compile_only
 
-    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device)
+    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device, calibrate)
     with stages(load.name) as report:
         compiled = compile_only(load, report)
     how = "was in the cache" if compiled.cache_hit else f"compiled in {compiled.compile_s:.1f} s"

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 from runtime.units import in_units
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Source,
     quantize: Quantize = "auto",
+    calibrate: Calibrate = "",
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,
@@ -47,7 +48,7 @@ def inspect(
     from deploy.inspection import inspect_model, remedies
     from deploy.model_loading.files import open_files
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate)
     with stages(load.name) as report:
         found = inspect_model(load, report)
         advice = [] if found.fits else list(remedies(load, found))

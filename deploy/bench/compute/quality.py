@@ -42,7 +42,7 @@ from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-SCHEMES = ("bf16", "int8", "int8-fast", "int8-128", "int4", "int4-64", "int4-128")
+SCHEMES = ("bf16", "int8", "int8-fast", "int8-128", "int4-32", "int4-64", "int4-128")
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 Floats = NDArray[np.float32]
