@@ -40,7 +40,7 @@ def bits_of(form: Form) -> float:
 
 
 def choose(units: Sequence[Unit], budget: float) -> list[Width]:
-    """Return the width of each unit. Widen the matrices that gain most per bit until the budget is spent. The first width of a unit is its smallest, which may already
+    """Return the width of each unit. Widen the matrices that gain most per bit until the budget is spent. The smallest widths may already
     exceed the budget."""
     chosen = [unit.widths[0] for unit in units]
     room = budget * sum(unit.num_weights for unit in units) - sum(_size(unit, unit.widths[0]) for unit in units)

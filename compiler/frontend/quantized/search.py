@@ -32,8 +32,8 @@ from compiler.ops.reduce import MAX, MEAN, MIN, SUM
 
 ENTRY = "search"
 MOST_LEVEL = 127  # the largest scale or shift in units
-STARTS = 20  # number of scales from which a group's search begins
-STEP = 0.1  # numbers by which the spans of two starts differ
+STARTS = 20  # number of further scales from which a group's search begins
+MARGIN = 1.0  # numbers by which the spans of the first and the last start differ from the range of numbers
 NEAR = (-1, 0, 1)  # neighbours of an integer that are compared
 REPEATS = 2  # refinements of the best start
 WHOLE = 1 << 20  # values that one call quantises
@@ -112,12 +112,12 @@ class _Search:
         span = self.call(SUBTRACT, high, low) if self.shifted else self.call(MAXIMUM, high, self.call(NEGATIVE, low))
         shift = (self.call(NEGATIVE, low),) if self.shifted else ()
         levels = most - least if self.shifted else -least
-        best: _Pair | None = None
-        for start in range(STARTS):
-            scale = self.times(span, 1.0 / (levels + (start - STARTS // 2) * STEP))
-            found = self.refined(scale, *shift)
-            best = found if best is None else self.better(found, best)
-        assert best is not None
+        # Each scale is the same multiple of the one before, so that all starts run the same kernels.
+        scale, shrink = self.times(span, 1.0 / (levels - MARGIN)), ((levels - MARGIN) / (levels + MARGIN)) ** (1 / STARTS)
+        best = self.refined(scale, *shift)
+        for _ in range(STARTS):
+            scale = self.times(scale, shrink)
+            best = self.better(self.refined(scale, *shift), best)
         for _ in range(REPEATS):
             best = self.better(self.refined(*best.given), best)
         return best
