@@ -8,6 +8,8 @@
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use the weights (deploy/use.py)
 
+    quantised/KEY.rsq                   matrices of one checkpoint, quantised for one budget by one text (deploy/quantizing/kept.py)
+
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
