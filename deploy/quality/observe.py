@@ -134,7 +134,7 @@ def mean_squares(bound: Bound, windows: Sequence[Sequence[int]]) -> list[Floats]
     """Return the mean of the squares of each input of matrices over all tokens."""
     totals: list[NDArray[np.float64]] = []
     for window in windows:
-        squares = [np.float64(s) for s in bound.run(window, rows_of(len(window), 1)).squares]
+        squares = [s.astype(np.float64) for s in bound.run(window, rows_of(len(window), 1)).squares]
         totals = [a + b for a, b in zip(totals, squares, strict=True)] if totals else squares
     num_tokens = sum(map(len, windows))
     return [(total / num_tokens).astype(np.float32) for total in totals]

@@ -72,7 +72,7 @@ def _has_head(result: Result) -> bool:
 
 
 def _keep(place: Path, result: Result) -> None:
-    sections = {f"{name}.{part}": memoryview(array).cast("B") for name, of in result.parts.items() for part, array in of.items()}
+    sections = {f"{name}.{part}": array.reshape(-1).view(np.uint8).data for name, of in result.parts.items() for part, array in of.items()}
     sections[WIDTHS] = memoryview(msgspec.json.encode(result.widths))
     try:
         make_private(place.parent)
@@ -134,7 +134,8 @@ class Quantised:
     def __init__(self, source: WeightSource, result: Result, digest: str) -> None:
         self._source, self._result, self._digest = source, result, digest
         given = dict(source.tensors)
-        heads = {head: given[name] for name in given if (head := head_of(name, given)) in result.widths and head not in given}
+        found = {name: head for name in given if (head := head_of(name, given)) is not None and head not in given}
+        heads = {head: given[name] for name, head in found.items() if head in result.widths}
         self.tensors: Mapping[str, TensorInfo] = {**given, **heads}
         self.forms: Mapping[str, Form] = {
             name: two_level_form(*width, self.tensors[name].shape[-1]) for name, width in result.widths.items()

@@ -14,6 +14,7 @@ numbers span. Then both are rounded to integers, and the neighbours of these int
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from compiler.frontend.quantized.held import Form, Offset
 from compiler.ir.dims import Dim, DimVar
@@ -76,7 +77,7 @@ class _Search:
         return self.form.offset is Offset.SHIFT
 
     @property
-    def attrs(self) -> dict[str, object]:
+    def attrs(self) -> dict[str, Any]:
         return {"bits": self.form.bits, "group": self.form.group, "shifted": self.shifted}
 
     def run(self, x: Var, importance: Var) -> Var:
@@ -212,5 +213,5 @@ class _Search:
     def times(self, values: Var, factor: float) -> Var:
         return self.call(MULTIPLY, values, ScalarValue(factor, "f32"))
 
-    def call(self, op: OpDef, *args: Atom, **attrs: object) -> Var:
+    def call(self, op: OpDef, *args: Atom, **attrs: Any) -> Var:
         return self.builder.call(op, *args, **attrs)

@@ -70,7 +70,7 @@ def _groups_type(args: tuple[Type, ...], attrs: Attrs, names: tuple[str, ...]) -
 class _Group:
     """The elements of a group in a loop nest: their values, importances, and nearest numbers."""
 
-    def __init__(self, operands: Operands, arrays: tuple[Array, ...], at: tuple[Dim, Dim], *, weighs: bool = True) -> None:
+    def __init__(self, operands: Operands, arrays: tuple[Array, ...], at: tuple[Dim, ...], *, weighs: bool = True) -> None:
         self.x, *others = arrays
         self.importance = others.pop(0) if weighs else None
         self.at, (self.scale, *shift) = at, (array[at] for array in others)

@@ -28,7 +28,8 @@ def decoded(found, bits: int, group: int) -> np.ndarray:
     units = found[len(form.numbers) : len(form.parts)]
     plain = {"dtype": "f32", "kind": "int"}
     levels = [
-        INTERPRET["dequantize"](a, u, bits=8, group=form.per_unit, shifted=False, **plain) for a, u in zip((scale, *shift), units, strict=True)
+        INTERPRET["dequantize"](a, u, bits=8, group=form.per_unit, shifted=False, **plain)
+        for a, u in zip((scale, *shift), units, strict=True)
     ]
     return INTERPRET["dequantize"](q, *levels, bits=bits, group=group, shifted=bool(shift), **plain)
 

@@ -23,7 +23,9 @@ def mean_bits(units: list[Unit], chosen: list[tuple[int, int]]) -> float:
 def test_bits_count_scales_shifts_and_units():
     assert bits_of(two_level_form(4, 32, 1024)) == 4 + 2 * (8 / 32 + 32 / 1024)
     assert bits_of(two_level_form(6, 32, 1024)) == 6 + 8 / 32 + 32 / 1024
-    assert [bits_of(two_level_form(*width, LENGTH)) for width in WIDTHS] == sorted(bits_of(two_level_form(*width, LENGTH)) for width in WIDTHS)
+    assert [bits_of(two_level_form(*width, LENGTH)) for width in WIDTHS] == sorted(
+        bits_of(two_level_form(*width, LENGTH)) for width in WIDTHS
+    )
 
 
 @pytest.mark.parametrize("budget", [4.4, 4.6, 4.75, 5.0, 5.5, 6.5])
