@@ -26,7 +26,6 @@ from deploy.model_loading.plan import WORKER_BYTES
 from runtime.cache_groups import PAGE_SIZE
 
 FORMS = ("auto", "bf16", "int8", "4bit", "f32")
-HEAD_BITS = 6.5  # bits per weight of a head beside quantised matrices
 HEADS = ("lm_head.weight", "output.weight")
 SAMPLES = 3  # number of matrices on which the error is measured
 SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the error is measured
@@ -92,12 +91,17 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
     if len(info.shape) < 2:
         return 4 * count
     if format.budget and is_held(name):
-        return round(count * (HEAD_BITS if name.endswith(HEADS) else format.budget) / 8)
+        return round(count * (_head_bits() if name.endswith(HEADS) else format.budget) / 8)
     if not is_held(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
         return count * info.dtype.itemsize
     if format.bits == 16:
         return 2 * count
     return quantised_bytes(info, WeightFormat(8) if name.endswith(HEADS) and format.bits < 8 else format)
+
+
+def _head_bits() -> float:
+    """Return the bits per weight of a head beside matrices with a budget. Many machines store numbers of 6 bits in bytes."""
+    return (6 if any(tile.format.bits == 6 for tile in product_tiles(host()).integers) else 8) + 0.4
 
 
 def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
