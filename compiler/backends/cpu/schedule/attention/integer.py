@@ -12,10 +12,8 @@ the sum of its integers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from compiler.backends.cpu.schedule.attention.blocks import Block, Cut, Span
 from compiler.backends.cpu.schedule.attention.items import Item, row_tiles, tokens_of_tile
@@ -23,6 +21,7 @@ from compiler.backends.cpu.schedule.attention.operands import PagedOperands
 from compiler.backends.cpu.schedule.attention.pages import F32, Cache, HeadPage
 from compiler.backends.cpu.schedule.attention.seen import Seen
 from compiler.backends.cpu.schedule.attention.softmax import OnlineSoftmax, fill
+from compiler.backends.cpu.schedule.attention.unit import Unit
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
@@ -49,26 +48,23 @@ I8, I16, I32, U8 = DType.I8, DType.I16, DType.I32, DType.U8
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerUnit:
+class Integers:
+    """The instructions of a target."""
+
     operands: PagedOperands
     tile: ProductTile  # the tile in registers that multiplies integers by bytes
     attention_rows: int  # number of rows of a register tile of floats; tiles of tokens have a multiple of it
 
-    split_pages: ClassVar[int] = SPLIT * PAGES
-    most_tiles: ClassVar[int] = 1
-    heads_at_once: ClassVar[int] = 1
-    slow_division: ClassVar[bool] = False
-
     @staticmethod
-    def find(operands: PagedOperands, tiles: ProductTiles) -> IntegerUnit | None:
-        """Return the unit, if the target has one for these pages. A page that stores its values in its keys has no layout for it."""
+    def find(operands: PagedOperands, tiles: ProductTiles) -> Integers | None:
+        """Return the instructions, if the target has any for these pages. They need values that are stored beside their keys."""
         tile = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
         fits = operands.cache.dtype is I8 and operands.size % PAGE == 0 and operands.size <= LONGEST and operands.pages.has_values
-        return IntegerUnit(operands, tile, tiles.attention.shape.rows) if tile is not None and fits else None
+        return Integers(operands, tile, tiles.attention.shape.rows) if tile is not None and fits else None
 
     @property
-    def tile_tokens(self) -> int:
-        return tokens_of_tile(self.operands, self.attention_rows)
+    def unit(self) -> Unit:
+        return Unit(SPLIT * PAGES, tokens_of_tile(self.operands, self.attention_rows), self.rows)
 
     @property
     def size(self) -> int:
@@ -106,10 +102,9 @@ class IntegerUnit:
     def pack(self, columns: int) -> PackBytes:
         return PackBytes(columns, min(columns, self.columns), words=self.planes == 1)
 
-    @contextmanager
-    def rows(self, k: Kernel, item: Item) -> Generator[IntegerRows]:
+    def rows(self, k: Kernel, item: Item) -> IntegerRows:
         size, columns, count, cut = self.size, self.columns, item.most_rows, self.cut
-        yield IntegerRows(
+        return IntegerRows(
             self,
             item,
             Cache.open(k, self.operands),
@@ -177,7 +172,7 @@ def raise_top(k: Kernel, top: Array, number: Callable[[Dim], Scalar]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IntegerRows:
-    unit: IntegerUnit
+    integers: Integers
     item: Item
     cache: Cache
     softmax: OnlineSoftmax
@@ -190,13 +185,13 @@ class IntegerRows:
     value_scales: Array  # [PAGES, PAGE]: the scales of these values
 
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
-        parts = self.unit.size // PAGE
+        parts = self.integers.size // PAGE
         with k.scope():
             scaled, top = k.local("scaled", parts, PAGE), k.local("top", PAGE, dtype=I32)
             fill(k, top, None, 0)
             with k.serial("c", parts) as c:
                 with k.vector(PAGE) as lane:
-                    scaled[c, lane] = query(c * PAGE + lane) * self.unit.operands.node.scale
+                    scaled[c, lane] = query(c * PAGE + lane) * self.integers.operands.node.scale
                 raise_top(k, top, lambda lane: scaled[c, lane])
             self.queries.store(k, row, Span(Dim.of(0), Dim.of(parts)).pages(k, 1), lambda c, lane: scaled[c, lane], top)
 
@@ -224,25 +219,25 @@ class IntegerRows:
     def multiply_keys(self, k: Kernel, panel: Sequence[HeadPage], first: Dim, count: int) -> None:
         """Compute the scores of `count` rows for a panel of keys."""
         for v, page in enumerate(panel):
-            with k.serial("r", self.unit.size // FOUR) as r:
+            with k.serial("r", self.integers.size // FOUR) as r:
                 source = self.cache.element(page, KEYS, r * (FOUR * PAGE))
-                k.tile(self.unit.pack(PAGE), self.keys[r, v * FOUR * PAGE], source, dims=(PAGE, 0))
+                k.tile(self.integers.pack(PAGE), self.keys[r, v * FOUR * PAGE], source, dims=(PAGE, 0))
         later = [] if self.item.is_tile else [self.cache.element(page, VALUES) for page in panel]
-        for at, n in row_tiles(k, count, self.unit.tile_rows):
+        for at, n in row_tiles(k, count, self.integers.tile_rows):
             row = first + at
             with k.scope():
-                total = self.multiply(k, self.queries, row, n, Dim.of(0), self.keys[0, 0], (self.unit.size, self.unit.size), later)
+                total = self.multiply(k, self.queries, row, n, Dim.of(0), self.keys[0, 0], (self.integers.size, self.integers.size), later)
                 for v, page in enumerate(panel):
                     with k.unroll("m", n) as m, k.vector(PAGE) as lane:
                         score = self.total(total, m, v * PAGE + lane) * self.queries.factors[row + m] * self.cache.scale(page, KEYS, lane)
-                        self.scores[row + m, page.slot, lane] = capped(score, self.unit.operands.node.softcap)
+                        self.scores[row + m, page.slot, lane] = capped(score, self.integers.operands.node.softcap)
 
     def multiply(
         self, k: Kernel, rows: Rounded, row: Dim, n: int, begin: Dim, panel: Load, dims: tuple[Dim | int, int], later: Sequence[Load]
     ) -> Array:
         """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns]. `dims` are the length of the
         product and of the rows of the panel. Meanwhile prefetch what begins at `later`."""
-        planes, columns = self.unit.planes, self.unit.columns
+        planes, columns = self.integers.planes, self.integers.columns
         total = k.local("total", n, planes, columns, dtype=I32)
         with k.unroll("m", n) as m:
             for v in range(0, columns, PAGE):
@@ -251,12 +246,12 @@ class IntegerRows:
                 if planes == 2:
                     with k.vector(PAGE) as lane:
                         total[m, 0, v + lane] = 0
-        k.tile(self.unit.product(n, len(later)), total[0, 0, 0], rows.integers[row, 0, begin], panel, *later, dims=dims)
+        k.tile(self.integers.product(n, len(later)), total[0, 0, 0], rows.integers[row, 0, begin], panel, *later, dims=dims)
         return total
 
     def total(self, total: Array, m: Dim, column: Dim) -> Scalar:
         """Return the sum of all planes of a row."""
-        found = total[m, 0, column] if self.unit.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
+        found = total[m, 0, column] if self.integers.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
         return cast(found, F32)
 
     def update_softmax(self, k: Kernel, row: Dim, block: Block, seen: Seen) -> None:
@@ -285,7 +280,7 @@ class IntegerRows:
 
     def load_values(self, k: Kernel, panel: Sequence[HeadPage]) -> None:
         """Load the values of those keys that are in a panel, and their scales."""
-        at_once, columns, size = self.unit.at_once, self.unit.columns, self.unit.size
+        at_once, columns, size = self.integers.at_once, self.integers.columns, self.integers.size
         for page in panel:
             with k.vector(PAGE) as lane:
                 self.value_scales[page.slot, lane] = self.cache.scale(page, VALUES, lane)
@@ -293,15 +288,15 @@ class IntegerRows:
                 for p in range(0, size, at_once):
                     source = self.cache.element(page, VALUES, r * (FOUR * size) + p)
                     out = self.values[p // columns, page.slot * (PAGE // FOUR) + r, 0]
-                    k.tile(self.unit.pack(at_once), out, source, dims=(size, self.cut.keys * columns))
+                    k.tile(self.integers.pack(at_once), out, source, dims=(size, self.cut.keys * columns))
 
     def multiply_values(self, k: Kernel, block: Block, kv_head: Dim, first: Dim, count: int) -> None:
         """Add the weighted values of a block to `count` rows."""
-        columns, begin = self.unit.columns, block.span.first * self.unit.columns
+        columns, begin = self.integers.columns, block.span.first * self.integers.columns
         length = k.let("length", block.span.count * columns, self.cut.keys, multiple_of=columns)
-        with k.serial("p", self.unit.size // columns) as p:
+        with k.serial("p", self.integers.size // columns) as p:
             later = [] if self.item.is_tile else self.next_keys(k, block, kv_head, p)
-            for at, n in row_tiles(k, count, self.unit.tile_rows):
+            for at, n in row_tiles(k, count, self.integers.tile_rows):
                 row = first + at
                 with k.scope():
                     panel = self.values[p, begin // FOUR, 0]
@@ -315,10 +310,10 @@ class IntegerRows:
     def next_keys(self, k: Kernel, block: Block, kv_head: Dim, p: Dim) -> list[Load]:
         """Return the places of the next block's keys that the product of panel `p` of a head's values prefetches. All products prefetch
         equal parts."""
-        item, size, streams = self.item, self.unit.size, self.cut.panel_pages
+        item, size, streams = self.item, self.integers.size, self.cut.panel_pages
         found: list[Load] = []
         for i in range(streams):
-            at = (((kv_head - item.kv_first) * (size // self.unit.columns) + p) * streams + i) * (self.cut.keys // FOUR * LINE_BYTES)
+            at = (((kv_head - item.kv_first) * (size // self.integers.columns) + p) * streams + i) * (self.cut.keys // FOUR * LINE_BYTES)
             length = item.kv_count * (size * PAGE)
             page = block.page(k, PAGES + at // length)
             found.append(self.cache.stored[self.cache.layer, KEYS, page, item.kv_first, at % length])

@@ -101,9 +101,13 @@ class Item:
     @contextmanager
     def rows_that_see(self, k: Kernel, begin: Dim, end: Dim) -> Generator[Dim]:
         """Loop over the rows that see any of the positions `begin` to `end` - 1."""
-        with self.each_kv(k) as (_, first), self.tokens(k) as token, k.when(token.seen.overlaps(begin, end)):
-            with k.serial("g", self.group) as g:
-                yield first + token.row + g
+        with (
+            self.each_kv(k) as (_, first),
+            self.tokens(k) as token,
+            k.when(token.seen.overlaps(begin, end)),
+            k.serial("g", self.group) as g,
+        ):
+            yield first + token.row + g
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:

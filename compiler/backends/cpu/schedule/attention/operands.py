@@ -8,6 +8,7 @@ from compiler.backends.cpu.schedule.attention.seen import Seen
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Paged
+from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, fold
@@ -18,38 +19,22 @@ I64 = DType.I64
 
 @dataclass(frozen=True, slots=True)
 class PagedOperands:
-    kernel: Kernel
     node: Attention
     pages: Paged
+    queries: Array  # [tokens, heads, size]
+    sequences: Array  # [tokens]
     positions: Array  # [tokens]
+    cache: Array
+    tables: Array
+    scales: Array | None
+    sinks: Array | None
+    out: Array
 
-    @property
-    def queries(self) -> Array:
-        return self.kernel.array(self.node.queries)
-
-    @property
-    def sequences(self) -> Array:
-        return self.kernel.array(self.node.sequences)
-
-    @property
-    def cache(self) -> Array:
-        return self.kernel.array(self.pages.cache)
-
-    @property
-    def tables(self) -> Array:
-        return self.kernel.array(self.pages.tables)
-
-    @property
-    def scales(self) -> Array | None:
-        return None if self.pages.scales is None else self.kernel.array(self.pages.scales)
-
-    @property
-    def sinks(self) -> Array | None:
-        return None if self.node.sinks is None else self.kernel.array(self.node.sinks)
-
-    @property
-    def out(self) -> Array:
-        return self.kernel.array(self.node.out)
+    @staticmethod
+    def of(k: Kernel, node: Attention, pages: Paged, positions: Buffer) -> PagedOperands:
+        scales, sinks = (None if buffer is None else k.array(buffer) for buffer in (pages.scales, node.sinks))
+        queries, sequences, positions_, cache, tables = k.arrays(node.queries, node.sequences, positions, pages.cache, pages.tables)
+        return PagedOperands(node, pages, queries, sequences, positions_, cache, tables, scales, sinks, k.array(node.out))
 
     # --- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -124,7 +109,7 @@ class PagedOperands:
         return Seen(self.low(position), position, bool(self.node.window))
 
     def page(self, k: Kernel, sequence: Dim, index: Dim, seen: Seen) -> Dim:
-        """Return the number of a page of a sequence. If `index` is outside of the pages with keys in `seen`, return the nearest of these."""
+        """Return the number of a page of a sequence. If no key of page `index` is in `seen`, return the nearest page with such a key."""
         index = dim_min(index, seen.high // PAGE)
         index = dim_max(index, seen.low // PAGE) if seen.has_window else index
         return k.let("page", cast(self.tables[sequence, index], I64))

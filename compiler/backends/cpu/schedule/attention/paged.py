@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.attention.blocks import Block
-from compiler.backends.cpu.schedule.attention.integer import IntegerUnit
+from compiler.backends.cpu.schedule.attention.integer import Integers
 from compiler.backends.cpu.schedule.attention.items import Item
-from compiler.backends.cpu.schedule.attention.matrix import MatrixUnit
+from compiler.backends.cpu.schedule.attention.matrix import matrix_unit
 from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
 from compiler.backends.cpu.schedule.attention.pages import F32
 from compiler.backends.cpu.schedule.attention.softmax import PartialSoftmax, PartialSoftmaxes
 from compiler.backends.cpu.schedule.attention.unit import Rows, Unit
-from compiler.backends.cpu.schedule.attention.vector import VectorUnit
+from compiler.backends.cpu.schedule.attention.vector import Vectors
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.buffers import Buffer
@@ -48,18 +48,18 @@ def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFu
     if not (heads.is_const and size.is_const and node.out.shape[2].is_const and pages.cache.shape[3].is_const):
         return None
     k = Kernel()
-    operands = PagedOperands(k, node, pages, k.array(positions))
+    operands = PagedOperands.of(k, node, pages, positions)
     _PagedAttention(operands, _unit_for(operands, tiles, has_matrix_unit=unit)).write(k)
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "attention"})
 
 
 def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: bool) -> Unit:
     """Return the fastest unit for these pages: integers for bytes, a matrix unit or pairs for bf16, and vectors of f32 for all others."""
-    if (integers := IntegerUnit.find(operands, tiles)) is not None:
-        return integers
+    if (integers := Integers.find(operands, tiles)) is not None:
+        return integers.unit
     if has_matrix_unit and operands.fits_pairs:
-        return MatrixUnit(operands)
-    return VectorUnit.of(operands, tiles)
+        return matrix_unit(operands)
+    return Vectors.of(operands, tiles).unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +164,20 @@ class _PagedAttention:
         joined = self.softmaxes(k.local, "joined", item.most_rows)
         with item.rows(k) as (row, _, head):
             joined.store(k, (row,), self.initial(head))
-        with k.scope(), self.rows(k, item) as rows, self.splits(k, item) as split:
-            self.walk(k, item, rows, split)
-            with item.rows_that_see(k, split * split_keys, (split + 1) * split_keys) as row:
-                joined.merge(k, (row,), rows.softmax.partial(k, row))
+        with k.scope():
+            rows = self.rows(k, item)
+            with self.splits(k, item) as split:
+                self.walk(k, item, rows, split)
+                with item.rows_that_see(k, split * split_keys, (split + 1) * split_keys) as row:
+                    joined.merge(k, (row,), rows.softmax.partial(k, row))
         with item.rows(k) as (row, token, head):
             self.store_result(k, token, head, joined.at(row))
 
     def store_split(self, k: Kernel, item: Item, place: Dim, split: Dim, splits: PartialSoftmaxes) -> None:
         """Compute a split of a token, and write it to workspace at `place`."""
         split_keys = self.unit.split_pages * PAGE
-        with k.when(item.seen.overlaps(split * split_keys, (split + 1) * split_keys)), self.rows(k, item) as rows:
+        with k.when(item.seen.overlaps(split * split_keys, (split + 1) * split_keys)):
+            rows = self.rows(k, item)
             self.walk(k, item, rows, split)
             with item.rows(k) as (row, _, head):
                 splits.store(k, (place, head, split), rows.softmax.partial(k, row))
@@ -187,13 +190,12 @@ class _PagedAttention:
             joined.merge(k, (row,), splits.at(place, head, split))
         self.store_result(k, token, head, joined.at(row))
 
-    @contextmanager
-    def rows(self, k: Kernel, item: Item) -> Generator[Rows]:
+    def rows(self, k: Kernel, item: Item) -> Rows:
         """Allocate the rows of an item, and load their queries."""
-        with self.unit.rows(k, item) as rows:
-            with item.rows(k) as (row, token, head):
-                rows.load_query(k, row, lambda at, t=token, h=head: cast(self.operands.queries[t, h, at], F32))
-            yield rows
+        rows, queries = self.unit.rows(k, item), self.operands.queries
+        with item.rows(k) as (row, token, head):
+            rows.load_query(k, row, lambda at: cast(queries[token, head, at], F32))
+        return rows
 
     @contextmanager
     def splits(self, k: Kernel, item: Item) -> Generator[Dim]:
@@ -227,11 +229,12 @@ class _PagedAttention:
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
         out, width = self.operands.out, self.operands.width
         with k.scope():
-            factor = k.local("factor", 1)
-            factor[0] = const(1.0, F32) / softmax.total
+            inverse = k.local("inverse", 1)
+            if self.unit.slow_division:
+                inverse[0] = const(1.0, F32) / softmax.total
             with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
                 value = softmax.values(c, lane)
-                value = value * factor[0] if self.unit.slow_division else value / softmax.total
+                value = value * inverse[0] if self.unit.slow_division else value / softmax.total
                 out[token, head, c * width + lane] = cast(value, out.dtype)
 
 

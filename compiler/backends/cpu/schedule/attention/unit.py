@@ -1,4 +1,4 @@
-"""What computes attention on a machine: its unit, and the unit's state for the rows of an item.
+"""What computes attention on a machine: a unit, and the unit's state for the rows of an item.
 
 A new format of pages, or a new instruction, is a new unit; the phases of the kernel, items, blocks and softmax stay.
 """
@@ -6,7 +6,7 @@ A new format of pages, or a new instruction, is a new unit; the phases of the ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from compiler.backends.cpu.schedule.attention.blocks import Block, Cut
@@ -33,32 +33,11 @@ class Rows(Protocol):
         """Add a block of keys and values to the softmax of the rows that see it."""
 
 
-class Unit(Protocol):
-    @property
-    def split_pages(self) -> int:
-        """The number of pages of a split."""
-        ...
-
-    @property
-    def tile_tokens(self) -> int:
-        """The number of tokens of a tile, at least 2: a tile computes all splits on one thread, which is too slow for a single token."""
-        ...
-
-    @property
-    def most_tiles(self) -> int:
-        """The maximum number of adjacent tiles that an item joins."""
-        ...
-
-    @property
-    def heads_at_once(self) -> int:
-        """The number of kv heads whose scores a token computes at once."""
-        ...
-
-    @property
-    def slow_division(self) -> bool:
-        """Whether divisions would take a large share of the time, because products are fast."""
-        ...
-
-    def rows(self, k: Kernel, item: Item) -> AbstractContextManager[Rows]:
-        """Allocate the state of the rows of an item. It is valid for the code that the caller writes inside this context."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Unit:
+    split_pages: int  # number of pages of a split
+    tile_tokens: int  # number of tokens of a tile, at least 2: a tile computes all splits on one thread, which is slow for a single token
+    rows: Callable[[Kernel, Item], Rows]  # allocates the state of the rows of an item, in the current block of the kernel
+    most_tiles: int = 1  # maximum number of adjacent tiles that an item joins
+    heads_at_once: int = 1  # number of kv heads whose scores a token computes at once
+    slow_division: bool = False  # whether divisions would take a large share of the time, because products are fast

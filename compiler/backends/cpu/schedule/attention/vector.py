@@ -9,10 +9,8 @@ sequence are adjacent, these are two long streams. Arithmetic limits a tile: its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from compiler.backends.cpu.schedule.attention.blocks import Block, Cut
 from compiler.backends.cpu.schedule.attention.items import Item, row_tiles, tokens_of_tile
@@ -20,6 +18,7 @@ from compiler.backends.cpu.schedule.attention.operands import PagedOperands
 from compiler.backends.cpu.schedule.attention.pages import F32, Cache, HeadPage, NextHead
 from compiler.backends.cpu.schedule.attention.seen import Seen
 from compiler.backends.cpu.schedule.attention.softmax import OnlineSoftmax
+from compiler.backends.cpu.schedule.attention.unit import Unit
 from compiler.backends.cpu.schedule.attention.vector_products import F32Products, KeyStep, PairProducts
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
@@ -37,25 +36,23 @@ TILE_CUT = Cut(PAGES, 1, SPLIT // PAGES)
 
 
 @dataclass(frozen=True, slots=True)
-class VectorUnit:
+class Vectors:
+    """The instructions of a target."""
+
     operands: PagedOperands
     shape: TileShape
     steps: int  # maximum number of unrolled steps of a product
     in_pairs: bool  # whether products multiply pairs of bf16
 
     @staticmethod
-    def of(operands: PagedOperands, tiles: ProductTiles) -> VectorUnit:
-        """Return the unit. It multiplies pairs of bf16 where that is faster than f32."""
+    def of(operands: PagedOperands, tiles: ProductTiles) -> Vectors:
+        """Return the instructions. They multiply pairs of bf16 where that is faster than f32."""
         in_pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit and operands.fits_pairs
-        return VectorUnit(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
-
-    split_pages: ClassVar[int] = SPLIT
-    most_tiles: ClassVar[int] = 1
-    slow_division: ClassVar[bool] = False
+        return Vectors(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
 
     @property
-    def tile_tokens(self) -> int:
-        return tokens_of_tile(self.operands, self.shape.rows)
+    def unit(self) -> Unit:
+        return Unit(SPLIT, tokens_of_tile(self.operands, self.shape.rows), self.rows, heads_at_once=self.heads_at_once)
 
     @property
     def accumulators(self) -> int:
@@ -64,14 +61,13 @@ class VectorUnit:
 
     @property
     def heads_at_once(self) -> int:
-        """Several heads hide the latency of additions of floats."""
+        """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions of floats."""
         count, kv_heads, group = 1, self.operands.kv_heads, self.operands.group
         while kv_heads % (2 * count) == 0 and 2 * count * group <= self.accumulators // 2:
             count *= 2
         return count
 
-    @contextmanager
-    def rows(self, k: Kernel, item: Item) -> Generator[VectorRows]:
+    def rows(self, k: Kernel, item: Item) -> VectorRows:
         operands, count = self.operands, item.most_rows
         factors, cut = DType.BF16 if self.in_pairs else F32, TILE_CUT if item.is_tile else TOKEN_CUT
         cache = Cache.open(k, operands)
@@ -81,12 +77,12 @@ class VectorUnit:
             products = PairProducts(cache, queries, k.local("weights", count, cut.pages, PAGE, dtype=factors))
         else:
             products = F32Products(cache, queries, scores)
-        yield VectorRows(self, item, cache, softmax, cut, scores, products)
+        return VectorRows(self, item, cache, softmax, cut, scores, products)
 
 
 @dataclass(frozen=True, slots=True)
 class VectorRows:
-    unit: VectorUnit
+    vectors: Vectors
     item: Item
     cache: Cache
     softmax: OnlineSoftmax
@@ -95,10 +91,10 @@ class VectorRows:
     products: F32Products | PairProducts
 
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
-        width, queries = self.unit.operands.width, self.products.queries
+        width, queries = self.vectors.operands.width, self.products.queries
         with k.serial("c", self.cache.size // width) as c, k.vector(width) as lane:
             at = c * width + lane
-            queries[row, at] = cast(query(at) * self.unit.operands.node.scale, queries.dtype)
+            queries[row, at] = cast(query(at) * self.vectors.operands.node.scale, queries.dtype)
 
     def add(self, k: Kernel, block: Block) -> None:
         """Add a block. A value is multiplied only if the row sees its key, because the value of any other key may be NaN, and 0 * NaN is
@@ -115,12 +111,12 @@ class VectorRows:
     def attend(self, k: Kernel, block: Block, first: Dim, count: int, seen: Seen | None) -> None:
         """Add a block to `count` rows of each kv head, beginning with row `first` of the head. If `seen` is None, they see the whole block.
         A token reads one page with all its heads after the other; a tile reads the pages of one head together."""
-        unit, item = self.unit, self.item
-        at_once, heads = (min(PAGES, unit.shape.vectors), 1) if item.is_tile else (1, unit.heads_at_once)
+        vectors, item = self.vectors, self.item
+        at_once, heads = (min(PAGES, vectors.shape.vectors), 1) if item.is_tile else (1, vectors.heads_at_once)
         with k.serial("v", block.span.count * (PAGES // at_once)) as v:
             pages = self.read(k, block, KEYS, block.span.first * PAGES + v * at_once, at_once)
             with item.each_kv(k, heads) as (kv, row):
-                for at, n in row_tiles(k, count, unit.accumulators // (at_once * heads)):
+                for at, n in row_tiles(k, count, vectors.accumulators // (at_once * heads)):
                     places = [self.of_head(page, kv + h, row + first + h * item.group + at) for page in pages for h in range(heads)]
                     self.multiply_keys(k, places, n)
         with block.span.panels(k) as panel:
@@ -131,7 +127,7 @@ class VectorRows:
                 with item.each_kv(k) as (kv, row):
                     for page in some:
                         self.cache.turn(k, self.of_head(page, kv, row))
-                    for at, n in row_tiles(k, count, unit.shape.rows):
+                    for at, n in row_tiles(k, count, vectors.shape.rows):
                         self.multiply_values(k, [self.of_head(page, kv, row + first + at) for page in some], n, seen)
 
     # --- reading pages -------------------------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ class VectorRows:
     def next_head(self, kv_head: Dim) -> NextHead | None:
         """Return the head that is prefetched a second time. Pairs are multiplied faster than memory delivers pages, so more prefetches are
         pending than the CPU can track, and it drops some. Therefore every head is prefetched again, `count` / 2 heads before it is read."""
-        if not self.unit.in_pairs:
+        if not self.vectors.in_pairs:
             return None
         first, count = self.item.kv_first, self.item.kv_count
         later = kv_head + count // 2
@@ -160,7 +156,7 @@ class VectorRows:
     def multiply_keys(self, k: Kernel, pages: Sequence[HeadPage], n: int) -> None:
         """Compute the scores of `n` rows for each page."""
         products, step = self.products, self.products.step
-        unrolled = step * next(u for u in (self.unit.steps, 2, 1) if self.cache.size % (u * step) == 0)
+        unrolled = step * next(u for u in (self.vectors.steps, 2, 1) if self.cache.size % (u * step) == 0)
         with k.scope():
             score = k.local("score", len(pages), n, PAGE)
             for v in range(len(pages)):
@@ -178,7 +174,7 @@ class VectorRows:
     def finished(self, page: HeadPage, score: Scalar, lane: Dim) -> Scalar:
         if self.cache.scales is not None:
             score = score * self.cache.scale(page, KEYS, lane)
-        return capped(score, self.unit.operands.node.softcap)
+        return capped(score, self.vectors.operands.node.softcap)
 
     def update_softmax(self, k: Kernel, row: Dim, block: Block, panel: Dim, pages: Sequence[HeadPage], seen: Seen | None) -> None:
         """Turn the scores of a row for a panel into weights. With an 8-bit cache, also multiply each weight by the scale of its value."""
@@ -202,8 +198,8 @@ class VectorRows:
 
     def multiply_values(self, k: Kernel, pages: Sequence[HeadPage], n: int, seen: Seen | None) -> None:
         """Add the weighted values of pages that the same `n` rows read."""
-        parts = self.unit.operands.parts
-        at_once = min(parts, max(1, self.unit.accumulators // n))
+        parts = self.vectors.operands.parts
+        at_once = min(parts, max(1, self.vectors.accumulators // n))
         whole, left = divmod(parts, at_once)
         with k.serial("c", whole) as c:
             self.multiply_parts(k, pages, n, c * at_once, at_once, seen)
@@ -211,7 +207,7 @@ class VectorRows:
             self.multiply_parts(k, pages, n, Dim.of(whole * at_once), left, seen)
 
     def multiply_parts(self, k: Kernel, pages: Sequence[HeadPage], n: int, first: Dim, parts: int, seen: Seen | None) -> None:
-        values, width, row, size = self.softmax.values, self.unit.operands.width, pages[0].row, self.cache.size
+        values, width, row, size = self.softmax.values, self.vectors.operands.width, pages[0].row, self.cache.size
         with k.scope():
             total = k.local("total", n, parts, width)
             with k.unroll("m", n) as m:
@@ -232,7 +228,7 @@ class VectorRows:
         """Loop in steps over the seen keys of a page. The code that the caller's `for` emits becomes the body of the loop."""
         step = self.products.step
         if seen is None:
-            unrolled = step * self.unit.steps
+            unrolled = step * self.vectors.steps
             with k.serial("j", PAGE // unrolled) as j:
                 for u in range(0, unrolled, step):
                     yield KeyStep(j * unrolled + u, Dim.of(0), Dim.of(PAGE))
