@@ -110,14 +110,16 @@ class Block:
         return span.pages(k, self.cut.panel_pages)
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
-        """Return pages that prefetch what a token reads after them: after the last keys of the block its first values, and after the last
-        values the first keys of the next block. If pages have only keys, the token does not read values."""
-        count, first = len(pages), pages[0].slot
-        begin, end = (at * self.cut.panel_pages for at in (self.span.first, self.span.end))
-        last = dim_max(0, first + (count + 1) - end) if half != KEYS or self.item.operands.pages.has_values else Dim.of(0)
-        slot = first + count - last * (end - begin) if half == KEYS else first + count
-        half_after = last if half == KEYS else 1 - last
-        return [self.prefetching_page(k, half_after, page, slot + v) for v, page in enumerate(pages)]
+        """Return adjacent pages that prefetch what a token reads after them: after the last keys of the block its first values, and after
+        the last values the first keys of the next block. If pages have only keys, the token does not read values."""
+        after, begin, end = pages[0].slot + len(pages), self.span.first * self.cut.panel_pages, self.span.end * self.cut.panel_pages
+        is_last = dim_max(0, after + 1 - end)  # 1 after the last page, else 0
+        if half == KEYS:
+            is_last = is_last if self.item.operands.pages.has_values else Dim.of(0)
+            half_after, after = is_last, after - is_last * (end - begin)
+        else:
+            half_after = 1 - is_last
+        return [self.prefetching_page(k, half_after, page, after + v) for v, page in enumerate(pages)]
 
     def prefetching_page(self, k: Kernel, half: Dim, page: HeadPage, slot: Dim) -> HeadPage:
         """Return a page that prefetches half of the page at index `slot` of this block, or of the blocks after it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from compiler.backends.cpu.schedule.attention.operands import PagedOperands
@@ -34,22 +34,24 @@ class Item:
     num_tokens: Dim
     kv_first: Dim
     kv_count: Dim
-    first_position: Dim  # the smallest position of the tokens
-    last_position: Dim  # the largest position of the tokens
+    seen: Seen  # the positions that at least one token sees
+    seen_by_all: Seen
     most_rows: int  # maximum number of rows of an item of this kind
     is_tile: bool
 
     @staticmethod
     def token(k: Kernel, operands: PagedOperands, number: Dim, kv_first: Dim, kv_count: Dim) -> Item:
-        sequence, position = operands.sequence(k, number), operands.position(k, number)
-        return Item(operands, sequence, number, Dim.of(1), kv_first, kv_count, position, position, operands.heads, is_tile=False)
+        sequence, seen = operands.sequence(k, number), operands.seen(k, operands.position(k, number))
+        return Item(operands, sequence, number, Dim.of(1), kv_first, kv_count, seen, seen, operands.heads, is_tile=False)
 
     @staticmethod
     def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
-        extremes = [operands.extreme_position(first, num_tokens, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX)]
-        least, most = (k.let(name, at) for name, at in zip(("first_position", "last_position"), extremes, strict=True))
-        sequence, most_rows = operands.sequence(k, first), most_tokens * operands.group
-        return Item(operands, sequence, first, num_tokens, kv_head, Dim.of(1), least, most, most_rows, is_tile=True)
+        least, most = (
+            operands.seen(k, k.let("position", operands.extreme_position(first, num_tokens, fn))) for fn in (ReduceFn.MIN, ReduceFn.MAX)
+        )
+        seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
+        sequence, rows = operands.sequence(k, first), most_tokens * operands.group
+        return Item(operands, sequence, first, num_tokens, kv_head, Dim.of(1), seen, seen_by_all, rows, is_tile=True)
 
     @property
     def group(self) -> int:
@@ -58,15 +60,6 @@ class Item:
     @property
     def rows_per_kv(self) -> Dim:
         return self.num_tokens * self.group
-
-    @property
-    def seen(self) -> Seen:
-        """The positions that at least one token sees."""
-        return Seen(self.operands.low(self.first_position), self.last_position, bool(self.operands.node.window))
-
-    @property
-    def seen_by_all(self) -> Seen:
-        return Seen(self.operands.low(self.last_position), self.first_position, bool(self.operands.node.window))
 
     @contextmanager
     def each_kv(self, k: Kernel, step: int = 1) -> Generator[tuple[Dim, Dim]]:
@@ -90,7 +83,7 @@ class Item:
         if not self.is_tile:
             return self.seen
         token = self.operands.token_of(self.first, row // self.group)
-        return self.operands.seen(self.operands.position(k, token))
+        return self.operands.seen(k, self.operands.position(k, token))
 
     @contextmanager
     def rows(self, k: Kernel) -> Generator[tuple[Dim, Dim, Dim]]:

@@ -204,7 +204,7 @@ class TileRows(MatrixRows):
         """Make the first element of `found`, which is 0, NaN if a value of keys that only some rows see is infinite or NaN. Such a value
         would affect even rows that do not see its key. The code uses that x - x is 0 only for finite numbers."""
         item, (panels, _, length) = self.item, self.values.shape
-        ranges = [(item.first_position + 1, item.last_position)]
+        ranges = [(item.seen_by_all.high + 1, item.seen.high)]
         if item.seen.has_window:
             ranges.append((item.seen.low, item.seen_by_all.low - 1))
         for low, high in ranges:

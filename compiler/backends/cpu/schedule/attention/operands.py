@@ -101,12 +101,10 @@ class PagedOperands:
         """Return how many of `count` tokens from token `first` on exist."""
         return dim_min(count, self.num_tokens - first)
 
-    def low(self, position: Dim) -> Dim:
-        """Return the first position that the token at `position` sees."""
-        return dim_max(0, position - (self.node.window - 1)) if self.node.window else Dim.of(0)
-
-    def seen(self, position: Dim) -> Seen:
-        return Seen(self.low(position), position, bool(self.node.window))
+    def seen(self, k: Kernel, position: Dim) -> Seen:
+        """Return what the token at `position` sees."""
+        low = k.let("low", dim_max(0, position - (self.node.window - 1))) if self.node.window else Dim.of(0)
+        return Seen(low, position, bool(self.node.window))
 
     def page(self, k: Kernel, sequence: Dim, index: Dim, seen: Seen) -> Dim:
         """Return the number of a page of a sequence. If no key of page `index` is in `seen`, return the nearest page with such a key."""

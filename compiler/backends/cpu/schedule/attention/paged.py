@@ -19,6 +19,7 @@ from compiler.backends.cpu.schedule.attention.items import Item
 from compiler.backends.cpu.schedule.attention.matrix import matrix_unit
 from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
 from compiler.backends.cpu.schedule.attention.pages import F32
+from compiler.backends.cpu.schedule.attention.seen import Seen
 from compiler.backends.cpu.schedule.attention.softmax import PartialSoftmax, PartialSoftmaxes
 from compiler.backends.cpu.schedule.attention.unit import Rows, Unit
 from compiler.backends.cpu.schedule.attention.vector import Vectors
@@ -160,23 +161,21 @@ class _PagedAttention:
 
     def attend(self, k: Kernel, item: Item) -> None:
         """Compute an item, split after split."""
-        split_keys = self.unit.split_pages * PAGE
         joined = self.softmaxes(k.local, "joined", item.most_rows)
         with item.rows(k) as (row, _, head):
             joined.store(k, (row,), self.initial(head))
         with k.scope():
             rows = self.rows(k, item)
-            with self.splits(k, item) as split:
+            with self.splits(k, item.seen) as split:
                 self.walk(k, item, rows, split)
-                with item.rows_that_see(k, split * split_keys, (split + 1) * split_keys) as row:
+                with item.rows_that_see(k, *self.bounds(split)) as row:
                     joined.merge(k, (row,), rows.softmax.partial(k, row))
         with item.rows(k) as (row, token, head):
             self.store_result(k, token, head, joined.at(row))
 
     def store_split(self, k: Kernel, item: Item, place: Dim, split: Dim, splits: PartialSoftmaxes) -> None:
         """Compute a split of a token, and write it to workspace at `place`."""
-        split_keys = self.unit.split_pages * PAGE
-        with k.when(item.seen.overlaps(split * split_keys, (split + 1) * split_keys)):
+        with k.when(item.seen.overlaps(*self.bounds(split))):
             rows = self.rows(k, item)
             self.walk(k, item, rows, split)
             with item.rows(k) as (row, _, head):
@@ -186,8 +185,10 @@ class _PagedAttention:
         """Merge the splits of a row, which the first phase wrote to workspace at `place`."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
-        with k.scope(), self.splits(k, Item.token(k, self.operands, token, row, row)) as split:
-            joined.merge(k, (row,), splits.at(place, head, split))
+        with k.scope():
+            seen = self.operands.seen(k, self.operands.position(k, token))
+            with self.splits(k, seen) as split:
+                joined.merge(k, (row,), splits.at(place, head, split))
         self.store_result(k, token, head, joined.at(row))
 
     def rows(self, k: Kernel, item: Item) -> Rows:
@@ -198,11 +199,16 @@ class _PagedAttention:
         return rows
 
     @contextmanager
-    def splits(self, k: Kernel, item: Item) -> Generator[Dim]:
+    def splits(self, k: Kernel, seen: Seen) -> Generator[Dim]:
         """Loop, in order, over the splits with keys that rows see."""
-        first, last = (at // (self.unit.split_pages * PAGE) for at in (item.seen.low, item.seen.high))
+        first, last = (at // (self.unit.split_pages * PAGE) for at in (seen.low, seen.high))
         with k.serial("split", last + 1 - first) as split:
             yield first + split
+
+    def bounds(self, split: Dim) -> tuple[Dim, Dim]:
+        """Return the position of the first key of a split, and that of the first key after it."""
+        begin, end = (n * (self.unit.split_pages * PAGE) for n in (split, split + 1))
+        return begin, end
 
     def walk(self, k: Kernel, item: Item, rows: Rows, split: Dim) -> None:
         """Walk over the blocks of a split."""
