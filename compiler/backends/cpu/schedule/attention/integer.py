@@ -49,7 +49,7 @@ I8, I16, I32, U8 = DType.I8, DType.I16, DType.I32, DType.U8
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """The instructions of a target."""
+    """The unit: which instructions of the target multiply integers, and the sizes that follow."""
 
     operands: PagedOperands
     tile: ProductTile  # the tile in registers that multiplies integers by bytes

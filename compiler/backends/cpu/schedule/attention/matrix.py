@@ -1,7 +1,4 @@
-"""Compute a block of keys and values for some rows of paged attention, on a matrix unit.
-
-The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
-they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
+"""Attention on a matrix unit, over pages of bf16.
 
 The unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no branches, and
 its exponentials have base 2 and few instructions (SoftmaxRows): queries are multiplied by log2(e). Where many rows share a block, the

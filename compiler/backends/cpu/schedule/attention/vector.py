@@ -1,4 +1,4 @@
-"""Attention on vectors: pages of floats, or of any 8-bit format that is decoded to f32.
+"""Attention on vectors: pages of floats, and pages of bytes where integers do not fit.
 
 Register tiles of several rows share the keys and values that they load. Every score adds its products in the order of elements, and every
 sum adds values in the order of keys (vector_products.py). So a row has the same bits whatever other rows are in the tile.
@@ -30,14 +30,14 @@ from compiler.ops.attention.plain import capped
 
 PAGES = 2  # number of pages whose softmax is computed at once
 SPLIT = 16  # number of pages of a split
-STRETCH = 4  # number of panels whose keys a single token reads before their values
+STRETCH = 4  # number of panels whose keys a token reads before their values
 TOKEN_CUT = Cut(PAGES, STRETCH, SPLIT // (PAGES * STRETCH))
 TILE_CUT = Cut(PAGES, 1, SPLIT // PAGES)
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The instructions of a target."""
+    """The unit: which instructions of the target multiply."""
 
     operands: PagedOperands
     shape: TileShape
