@@ -112,13 +112,15 @@ class VectorRows:
         """Add a block to `count` rows of each kv head, beginning with row `first` of the head. If `seen` is None, they see the whole block.
         A token reads one page with all its heads after the other; a tile reads the pages of one head together."""
         vectors, item = self.vectors, self.item
-        at_once, heads = (min(PAGES, vectors.shape.vectors), 1) if item.is_tile else (1, vectors.heads_at_once)
+        at_once, heads = (PAGES, 1) if item.is_tile else (1, vectors.heads_at_once)
+        in_registers = min(at_once, vectors.shape.vectors)
         with k.serial("v", block.span.count * (PAGES // at_once)) as v:
             pages = self.read(k, block, KEYS, block.span.first * PAGES + v * at_once, at_once)
             with item.each_kv(k, heads) as (kv, row):
-                for at, n in row_tiles(k, count, vectors.accumulators // (at_once * heads)):
+                for at, n in row_tiles(k, count, vectors.accumulators // (in_registers * heads)):
                     places = [self.of_head(page, kv + h, row + first + h * item.group + at) for page in pages for h in range(heads)]
-                    self.multiply_keys(k, places, n)
+                    for i in range(0, len(places), in_registers * heads):
+                        self.multiply_keys(k, places[i : i + in_registers * heads], n)
         with block.span.panels(k) as panel:
             pages = self.read(k, block, VALUES, panel * PAGES, PAGES)
             with item.each_kv(k) as (kv, row), k.serial("m", count) as m:
