@@ -45,10 +45,10 @@ def generate(
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)
-        model_here = loaded(servable)
+        generator = loaded(servable)
     load_s = time.perf_counter() - began_s
     asked = Prompt(prompt, raw, max_tokens, temperature, seed)
-    answer = generate_text(servable.tokenizer, model_here, asked, (lambda _: None) if as_json else _write)
+    answer = generate_text(servable.tokenizer, generator, asked, (lambda _: None) if as_json else _write)
     if as_json:
         answers.print_json(json.dumps({"text": answer.text, **_figures(answer), "load_s": round(load_s, 3)}))
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compiler.backends.cuda.schedule.attention import schedule_attention
+from compiler.backends.cuda.schedule.attention.floats import schedule_attention
+from compiler.backends.cuda.schedule.attention.tensors import schedule_tensor_attention
 from compiler.backends.cuda.schedule.elements import schedule_elements
 from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rows import schedule_rows
-from compiler.backends.cuda.schedule.tensor_attention import schedule_tensor_attention
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.products import ProductTiles
 

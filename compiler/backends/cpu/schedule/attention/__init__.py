@@ -1,33 +1,36 @@
-"""Attention on a CPU: FlashAttention's online softmax, in blocks of keys.
+"""Attention on a CPU: one walk over blocks of keys, with units as data.
 
-A row is a query head of a token. A walk is a row's loop over blocks of keys. It computes the scores of a block, their maximum,
-exponentials and weighted values while the block is in the first-level cache. If the maximum rises, it rescales the sums so far.
-The matrix of scores is never stored.
+A row is a query head of a token. The walk of a row is its loop over blocks of keys (FlashAttention's online softmax). It computes the
+scores of a block, their maximum, exponentials and weighted values while the block is in a cache. If the maximum rises, it rescales the sums
+so far. The matrix of scores is never stored.
 
-Paged attention cuts a sequence at fixed positions into blocks of BLOCK keys, and into splits of SPLIT blocks; both are larger for 8-bit
-pages (integer.py) and on matrix units (matrix.py). It adds blocks of a split in order, and merges splits in order. The order depends only
-on the token's own position, so a row has the same bits in any batch, for any chunking of the prompt, with any number of threads. Two kinds
-of work items share one kernel:
+A sequence is cut at fixed positions into splits, blocks, panels and pages; a unit says how large they are (`Cut`). Blocks of a split are
+added in order, and splits are merged in order. The order depends only on the token's own position, so a row has the same bits in any batch,
+for any chunking of the prompt, with any number of threads. Threads claim items (`Item`), of two kinds:
 
-    decoding     an item is a token with all its splits. If there are few tokens, each split is an item of its own, so that one sequence
-                 keeps all threads busy (flash decoding), and a second phase merges the splits. Memory bandwidth is the limit, so an
-                 item reads the keys of several blocks and then their values, in whole pages, and prefetches the next page.
-    prefill      an item is a tile of tokens of one sequence, which share keys and values: their rows fill register tiles. Arithmetic
+    token        a token with several kv heads, and all its splits. If there are few tokens, each split is an item of its own, so that one
+                 sequence keeps all threads busy (flash decoding), and a second phase merges the splits. Memory bandwidth is the limit, so
+                 an item reads the keys of a block and then their values, in whole pages, and prefetches what it reads next.
+    tile         tokens of one sequence with one kv head (prefill). They share keys and values: their rows fill register tiles. Arithmetic
                  is the limit.
+
+A unit (`Unit`) computes blocks. It has a few sizes, and allocates the state of an item's rows (`Rows`), which can load a query and add a
+block. Units differ in what they multiply, in the order in which they read a block, in how they prefetch, and in how they keep infinite or
+NaN values away from rows that do not see them. What a model asks for is the same for all: windows and chunks (`Seen`), sinks and splits
+(paged.py), softcaps, latents, and 8-bit pages (`Cache`).
 
 In order of reading:
 
-    paged.py             the phases of the kernel and their work items
-    operands.py          the operands and parameters, and where blocks, splits and tiles of tokens begin
-    rows.py              the softmax state of rows, and the page that they read
-    partial_softmax.py   the sums of a split, and how splits are merged
-    vector_walk.py       the walks of a token and of a tile over the blocks of a split,
-    vector.py            and how they compute a block: scores, softmax, values
-    vector_products.py   the products that both compute, of f32 or of pairs of bf16
-    turned.py            the values, if pages have only keys
-    integer_walk.py      the same walks over 8-bit pages,
-    integer.py           and how they compute a block with products of integers
-    matrix_walk.py       the same walks on a matrix unit,
-    matrix.py            and how they compute a block
-    ragged.py            texts of an encoder: each token has a lane, because every token attends to its whole text
+    paged.py             the phases of the kernel, its items, and the walk
+    operands.py          what the operands say about tokens, positions and pages
+    items.py, seen.py    the rows of an item, and the keys that they see
+    blocks.py, pages.py  the keys and values of a block, and what is prefetched
+    softmax.py           the softmax of rows over the keys so far, and how splits are merged
+    unit.py              what a unit is. There are three:
+    vector.py            vectors of f32, or of pairs of bf16: the order of a block, and its softmax;
+    vector_products.py   their products
+    integer.py           exact products of integers, for 8-bit pages
+    matrix.py            a matrix unit, for pages of bf16: the orders of a block;
+    matrix_products.py   how it loads, multiplies and weighs a panel
+    ragged.py            apart from all these, texts of an encoder, whose keys are not in pages: each token has a lane
 """

@@ -13,23 +13,29 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, Span, VisibleRange, masked, row_tiles
+from compiler.backends.cpu.schedule.attention.blocks import Block, Cut, Span
+from compiler.backends.cpu.schedule.attention.items import Item, row_tiles, tokens_of_tile
+from compiler.backends.cpu.schedule.attention.operands import PagedOperands
+from compiler.backends.cpu.schedule.attention.pages import F32, Cache, HeadPage
+from compiler.backends.cpu.schedule.attention.seen import Seen
+from compiler.backends.cpu.schedule.attention.softmax import OnlineSoftmax, fill
+from compiler.backends.cpu.schedule.attention.unit import Unit
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
-from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, exp, fma, less, of_bits, select
+from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, fma, of_bits, select
 from compiler.machine.formats import FOUR
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.pack_bytes import PackBytes
-from compiler.machine.products import ProductTile
+from compiler.machine.products import ProductTile, ProductTiles
+from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-PAGES = 8  # maximum number of pages of a block
-BLOCK = PAGES * PAGE
+PAGES = 8  # number of pages of a block
 SPLIT = 4  # number of blocks of a split
 LEVELS = 127 * 256 + 127  # largest integer whose planes are two signed bytes
 LEAST = 1e-30  # rows of smaller numbers become zeros
@@ -42,21 +48,27 @@ I8, I16, I32, U8 = DType.I8, DType.I16, DType.I32, DType.U8
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerRows(Rows):
-    """The state of some rows. Queries are [rows, planes, size], weights [rows, planes, BLOCK], scores [rows, BLOCK]."""
+class Integers:
+    """The unit: which instructions of the target multiply integers, and the sizes that follow."""
 
-    query_factors: Array  # [rows]: the scale of the integers
-    query_shifts: Array  # [rows]: -128 times the sum of the integers
-    weight_factors: Array
-    weight_shifts: Array
+    operands: PagedOperands
+    tile: ProductTile  # the tile in registers that multiplies integers by bytes
+    attention_rows: int  # number of rows of a register tile of floats; tiles of tokens have a multiple of it
 
+    @staticmethod
+    def find(operands: PagedOperands, tiles: ProductTiles) -> Integers | None:
+        """Return the instructions, if the target has any for these pages. They need values that are stored beside their keys."""
+        tile = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
+        fits = operands.cache.dtype is I8 and operands.size % PAGE == 0 and operands.size <= LONGEST and operands.pages.has_values
+        return Integers(operands, tile, tiles.attention.shape.rows) if tile is not None and fits else None
 
-@dataclass(frozen=True, slots=True)
-class IntegerTiles:
-    """The tile that multiplies integers by bytes, and the parameters that follow from it."""
+    @property
+    def unit(self) -> Unit:
+        return Unit(SPLIT * PAGES, tokens_of_tile(self.operands, self.attention_rows), self.rows)
 
-    tile: ProductTile
-    size: int
+    @property
+    def size(self) -> int:
+        return self.operands.size
 
     @property
     def planes(self) -> int:
@@ -64,7 +76,7 @@ class IntegerTiles:
         return 2 if self.tile.rows is I8 else 1
 
     @property
-    def rows(self) -> int:
+    def tile_rows(self) -> int:
         return self.tile.shape_of(self.planes).rows
 
     @property
@@ -73,9 +85,8 @@ class IntegerTiles:
         return self.tile.op.columns if self.size % self.tile.op.columns == 0 else PAGE
 
     @property
-    def pages(self) -> int:
-        """The number of pages of a panel of keys."""
-        return self.columns // PAGE
+    def cut(self) -> Cut:
+        return Cut(self.columns // PAGE, PAGES * PAGE // self.columns, SPLIT)
 
     @property
     def at_once(self) -> int:
@@ -91,221 +102,219 @@ class IntegerTiles:
     def pack(self, columns: int) -> PackBytes:
         return PackBytes(columns, min(columns, self.columns), words=self.planes == 1)
 
-    def allocate_rows(self, k: Kernel, count: int) -> IntegerRows:
-        kind, planes = self.tile.rows, self.planes
+    def rows(self, k: Kernel, item: Item) -> IntegerRows:
+        size, columns, count, cut = self.size, self.columns, item.most_rows, self.cut
         return IntegerRows(
-            k.local("queries", count, planes, self.size, dtype=kind),
-            k.local("scores", count, BLOCK),
-            k.local("weights", count, planes, BLOCK, dtype=kind),
-            k.local("maximum", count, PAGE),
-            k.local("sums", count, PAGE),
-            k.local("values", count, self.size // PAGE, PAGE),
-            k.local("query_factors", count),
-            k.local("query_shifts", count, dtype=I32),
-            k.local("weight_factors", count),
-            k.local("weight_shifts", count, dtype=I32),
+            self,
+            item,
+            Cache.open(k, self.operands),
+            OnlineSoftmax.allocate(k, count, size // PAGE, PAGE),
+            cut,
+            k.local("scores", count, PAGES, PAGE),
+            Rounded.allocate(k, "query", count, self.planes, size, self.tile.rows),
+            Rounded.allocate(k, "weight", count, self.planes, cut.keys, self.tile.rows),
+            k.local("keys", size // FOUR, FOUR * columns, dtype=U8),
+            k.local("taken", size // columns, cut.keys // FOUR, FOUR * columns, dtype=U8),
+            k.local("value_scales", PAGES, PAGE),
         )
 
-    def round_query(self, k: Kernel, rows: IntegerRows, row: Dim, query: Array) -> None:
-        """Round the query of a row, [size / PAGE, PAGE]."""
-        parts = self.size // PAGE
-        with k.scope():
-            top, total = k.local("top", PAGE, dtype=I32), k.local("total", PAGE, dtype=I32)
-            with k.vector(PAGE) as lane:
-                top[lane] = 0
-            with k.vector(PAGE) as lane:
-                total[lane] = 0
-            with k.serial("c", parts) as c, k.vector(PAGE) as lane:
-                top[lane] = larger(top[lane], bits_of(query[c, lane]) & MAGNITUDE)
-            inverse = inverse_of(k, top)
-            with k.serial("c", parts) as c:
-                round_numbers(k, rows.queries, row, c * PAGE, query[c, 0], inverse, total)
-            store_rounding(k, row, top, total, rows.query_factors, rows.query_shifts)
 
-
-def inverse_of(k: Kernel, top: Array) -> Array:
-    """Put the largest of the magnitudes `top`, which are the bits of floats, into every lane. Return the factor that maps it to LEVELS, in
-    every lane."""
-    inverse = k.local("inverse", PAGE)
-    spread_largest(k, top)
-    with k.vector(PAGE) as lane:
-        inverse[lane] = const(float(LEVELS), F32) / larger(const(LEAST, F32), of_bits(top[lane]))
-    return inverse
-
-
-def round_numbers(k: Kernel, out: Array, row: Dim, first: Dim, numbers: Load, inverse: Array, total: Array) -> None:
-    """Store the integers of PAGE adjacent numbers, and add them to `total`."""
-    with k.scope():
-        rounded = k.local("rounded", PAGE, dtype=I32)
-        with k.vector(PAGE) as lane:
-            *before, last = numbers.indices
-            number = Load(numbers.buffer, (*before, last + lane))
-            rounded[lane] = bits_of(fma(number, inverse[lane], const(ROUNDER, F32))) - ROUNDER_BITS
-        with k.vector(PAGE) as lane:
-            total[lane] = total[lane] + rounded[lane]
-        if out.dtype is I16:
-            with k.vector(PAGE) as lane:
-                out[row, 0, first + lane] = cast(rounded[lane], I16)
-            return
-        with k.vector(PAGE) as lane:
-            out[row, 0, first + lane] = cast(rounded[lane] + 128 >> 8, I8)
-        with k.vector(PAGE) as lane:
-            out[row, 1, first + lane] = cast(rounded[lane], I8)
-
-
-def store_rounding(k: Kernel, row: Dim, top: Array, total: Array, factors: Array, shifts: Array) -> None:
-    fold_halves(k, total, operator.add)
-    factors[row] = of_bits(top[0]) / LEVELS
-    shifts[row] = total[0] * -128
+# --- rounding ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerUnit:
-    rows: IntegerRows
-    cache: Array
-    scales: Array
-    layer: Dim
-    size: int
-    softcap: float
-    tiles: IntegerTiles
-    keys: Array  # [size / FOUR, FOUR * columns]: a panel of keys
-    values: Array  # [panels, BLOCK / FOUR, FOUR * columns]: the values of a block
-    value_scales: Array  # [BLOCK]: the scales of these values
+class Rounded:
+    """Rows that are rounded to integers of 16 bits, with one scale per row."""
+
+    integers: Array  # [rows, planes, length]
+    factors: Array  # [rows]: the scale of the integers
+    shifts: Array  # [rows]: -128 times the sum of the integers
 
     @staticmethod
-    def allocate(k: Kernel, rows: IntegerRows, cache: Array, scales: Array, layer: Dim, softcap: float, tiles: IntegerTiles) -> IntegerUnit:
-        size, columns = tiles.size, tiles.columns
-        keys = k.local("keys", size // FOUR, FOUR * columns, dtype=U8)
-        values = k.local("taken", size // columns, BLOCK // FOUR, FOUR * columns, dtype=U8)
-        return IntegerUnit(rows, cache, scales, layer, size, softcap, tiles, keys, values, k.local("value_scales", BLOCK))
+    def allocate(k: Kernel, name: str, count: int, planes: int, length: int, dtype: DType) -> Rounded:
+        integers = k.local(f"{name}_integers", count, planes, length, dtype=dtype)
+        return Rounded(integers, k.local(f"{name}_factors", count), k.local(f"{name}_shifts", count, dtype=I32))
 
-    # --- scores --------------------------------------------------------------------------------------------------------
+    def store(self, k: Kernel, row: Dim, slots: Iterator[Dim], number: Callable[[Dim, Dim], Scalar], top: Array) -> None:
+        """Round a row of vectors of PAGE numbers. `number` returns a number, given its vector and lane. `top` has, in each lane, the bits
+        of the largest magnitude in that lane."""
+        total, inverse, rounded = k.local("total", PAGE, dtype=I32), k.local("inverse", PAGE), k.local("rounded", PAGE, dtype=I32)
+        fill(k, total, None, 0)
+        spread_largest(k, top)
+        with k.vector(PAGE) as lane:
+            inverse[lane] = const(float(LEVELS), F32) / larger(const(LEAST, F32), of_bits(top[lane]))
+        for slot in slots:
+            with k.vector(PAGE) as lane:
+                rounded[lane] = bits_of(fma(number(slot, lane), inverse[lane], const(ROUNDER, F32))) - ROUNDER_BITS
+            with k.vector(PAGE) as lane:
+                total[lane] = total[lane] + rounded[lane]
+            if self.integers.dtype is I16:
+                with k.vector(PAGE) as lane:
+                    self.integers[row, 0, slot * PAGE + lane] = cast(rounded[lane], I16)
+            else:
+                with k.vector(PAGE) as lane:
+                    self.integers[row, 0, slot * PAGE + lane] = cast(rounded[lane] + 128 >> 8, I8)
+                with k.vector(PAGE) as lane:
+                    self.integers[row, 1, slot * PAGE + lane] = cast(rounded[lane], I8)
+        fold_halves(k, total, operator.add)
+        self.factors[row] = of_bits(top[0]) / LEVELS
+        self.shifts[row] = total[0] * -128
 
-    def scores(self, k: Kernel, panel: Sequence[HeadPage], number: Dim, first: Dim, count: int, later: Sequence[Load] = ()) -> None:
-        """Compute the scores of `count` rows, beginning with row `first`, for panel `number` of a block."""
+
+def raise_top(k: Kernel, top: Array, number: Callable[[Dim], Scalar]) -> None:
+    """Add PAGE numbers to those whose largest magnitudes `top` has."""
+    with k.vector(PAGE) as lane:
+        top[lane] = larger(top[lane], bits_of(number(lane)) & MAGNITUDE)
+
+
+# --- rows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRows:
+    integers: Integers
+    item: Item
+    cache: Cache
+    softmax: OnlineSoftmax
+    cut: Cut
+    scores: Array  # [rows, PAGES, PAGE]
+    queries: Rounded
+    weights: Rounded
+    keys: Array  # [size / FOUR, FOUR * columns]: a panel of keys
+    values: Array  # [panels, keys of a block / FOUR, FOUR * columns]: the values of a block
+    value_scales: Array  # [PAGES, PAGE]: the scales of these values
+
+    def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
+        parts = self.integers.size // PAGE
+        with k.scope():
+            scaled, top = k.local("scaled", parts, PAGE), k.local("top", PAGE, dtype=I32)
+            fill(k, top, None, 0)
+            with k.serial("c", parts) as c:
+                with k.vector(PAGE) as lane:
+                    scaled[c, lane] = query(c * PAGE + lane) * self.integers.operands.node.scale
+                raise_top(k, top, lambda lane: scaled[c, lane])
+            self.queries.store(k, row, Span(Dim.of(0), Dim.of(parts)).pages(k, 1), lambda c, lane: scaled[c, lane], top)
+
+    def add(self, k: Kernel, block: Block) -> None:
+        """Add a block. It is read in panels: first all panels of keys, and then those of values, head by head. For a single token, products
+        of keys prefetch the values of the block, and products of values prefetch the keys of the next block, one cache line after another:
+        the CPU drops prefetches that come in bursts. A tile computes a block for all its rows, and gives rows that see none of its keys
+        weights of 0."""
+        item, span, count = self.item, block.span, self.item.rows_per_kv.const
+        with span.panels(k) as panel, item.each_kv(k) as (kv, row):
+            pages = [replace(page, kv_head=kv) for page in block.panel(k, panel)]
+            self.multiply_keys(k, pages, row, count)
+        with item.each_kv(k) as (kv, row):
+            with span.panels(k) as panel:
+                self.load_values(k, [replace(page, kv_head=kv) for page in block.panel(k, panel)])
+            with item.tokens(k) as token:
+                with k.when(token.seen.overlaps(block.start, block.end)), k.serial("m", item.group) as m:
+                    self.update_softmax(k, row + token.row + m, block, token.seen)
+                with k.orelse(), k.serial("m", item.group) as m:
+                    self.weights.factors[row + token.row + m] = 0.0
+            self.multiply_values(k, block, kv, row, count)
+
+    # --- scores and weights --------------------------------------------------------------------------------------------
+
+    def multiply_keys(self, k: Kernel, panel: Sequence[HeadPage], first: Dim, count: int) -> None:
+        """Compute the scores of `count` rows for a panel of keys."""
         for v, page in enumerate(panel):
-            with k.serial("r", self.size // FOUR) as r:
-                source = self.element(page, KEYS, r * (FOUR * PAGE))
-                k.tile(self.tiles.pack(PAGE), self.keys[r, v * FOUR * PAGE], source, dims=(PAGE, 0))
-        rows, columns = self.rows, self.tiles.columns
-        for row, n in row_tiles(k, count, self.tiles.rows):
-            row = first + row
+            with k.serial("r", self.integers.size // FOUR) as r:
+                source = self.cache.element(page, KEYS, r * (FOUR * PAGE))
+                k.tile(self.integers.pack(PAGE), self.keys[r, v * FOUR * PAGE], source, dims=(PAGE, 0))
+        later = [] if self.item.is_tile else [self.cache.element(page, VALUES) for page in panel]
+        for at, n in row_tiles(k, count, self.integers.tile_rows):
+            row = first + at
             with k.scope():
-                total = self.totals(k, row, n, rows.query_shifts)
-                operands = rows.queries[row, 0, 0], self.keys[0, 0], *later
-                k.tile(self.tiles.product(n, len(later)), total[0, 0, 0], *operands, dims=(self.size, self.size))
+                total = self.multiply(k, self.queries, row, n, Dim.of(0), self.keys[0, 0], (self.integers.size, self.integers.size), later)
                 for v, page in enumerate(panel):
                     with k.unroll("m", n) as m, k.vector(PAGE) as lane:
-                        score = self.total(total, m, v * PAGE + lane) * rows.query_factors[row + m]
-                        score = capped(score * cast(self.scales[self.layer, KEYS, page.page, page.kv_head, lane], F32), self.softcap)
-                        rows.scores[row + m, number * columns + v * PAGE + lane] = score
+                        score = self.total(total, m, v * PAGE + lane) * self.queries.factors[row + m] * self.cache.scale(page, KEYS, lane)
+                        self.scores[row + m, page.slot, lane] = capped(score, self.integers.operands.node.softcap)
 
-    def totals(self, k: Kernel, row: Dim, n: int, shifts: Array) -> Array:
-        """Allocate the sums of a register tile, [n, planes, columns], and store their initial values."""
-        planes, columns = self.tiles.planes, self.tiles.columns
+    def multiply(
+        self, k: Kernel, rows: Rounded, row: Dim, n: int, begin: Dim, panel: Load, dims: tuple[Dim | int, int], later: Sequence[Load]
+    ) -> Array:
+        """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns]. `dims` are the length of the
+        product and of the rows of the panel. Meanwhile prefetch what begins at `later`."""
+        planes, columns = self.integers.planes, self.integers.columns
         total = k.local("total", n, planes, columns, dtype=I32)
         with k.unroll("m", n) as m:
             for v in range(0, columns, PAGE):
                 with k.vector(PAGE) as lane:
-                    total[m, planes - 1, v + lane] = shifts[row + m]
+                    total[m, planes - 1, v + lane] = rows.shifts[row + m]
                 if planes == 2:
                     with k.vector(PAGE) as lane:
                         total[m, 0, v + lane] = 0
+        k.tile(self.integers.product(n, len(later)), total[0, 0, 0], rows.integers[row, 0, begin], panel, *later, dims=dims)
         return total
 
     def total(self, total: Array, m: Dim, column: Dim) -> Scalar:
         """Return the sum of all planes of a row."""
-        found = total[m, 0, column] if self.tiles.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
+        found = total[m, 0, column] if self.integers.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
         return cast(found, F32)
 
-    # --- weights -------------------------------------------------------------------------------------------------------
-
-    def update_softmax(self, k: Kernel, row: Dim, start: Dim, span: Span, visible: VisibleRange) -> None:
-        """Turn the scores of a row into integers. `start` is the position of the block's first key."""
-        rows, scores = self.rows, self.rows.scores
-        begin, end = start + span.first * self.tiles.columns, start + span.end * self.tiles.columns
-        hidden = less(visible.high + 1, end)
-        if visible.clipped_low:
-            hidden = hidden | less(begin, visible.low)
-        with k.when(hidden):
-            for at in self.vectors(k, span):
+    def update_softmax(self, k: Kernel, row: Dim, block: Block, seen: Seen) -> None:
+        """Turn the scores of a row into integers."""
+        scores, span = self.scores, block.span
+        begin, end = (block.start + at * self.cut.panel for at in (span.first, span.end))
+        with k.when(seen.lacks(begin, end)):
+            for slot in block.slots(k, span):
                 with k.vector(PAGE) as lane:
-                    scores[row, at + lane] = masked(visible, start + at + lane, scores[row, at + lane])
+                    scores[row, slot, lane] = seen.hide(block.start + slot * PAGE + lane, scores[row, slot, lane])
         with k.scope():
-            highest, added, top = k.local("highest", PAGE), k.local("added", PAGE), k.local("top", PAGE, dtype=I32)
-            total = k.local("total", PAGE, dtype=I32)
-            with k.vector(PAGE) as lane:
-                highest[lane] = float("-inf")
-            for at in self.vectors(k, span):
+            top = k.local("top", PAGE, dtype=I32)
+            fill(k, top, None, 0)
+
+            def scale(slot: Dim) -> None:
                 with k.vector(PAGE) as lane:
-                    highest[lane] = larger(highest[lane], scores[row, at + lane])
-            spread_largest(k, highest)
-            with k.when(rows.maximum[row, 0] < highest[0]):
-                rows.raise_maximum(k, row, highest)
-            for zero in (added, top, total):
-                with k.vector(PAGE) as lane:
-                    zero[lane] = 0
-            for at in self.vectors(k, span):
-                with k.vector(PAGE) as lane:
-                    scores[row, at + lane] = exp(scores[row, at + lane] - rows.maximum[row, lane])
-                with k.vector(PAGE) as lane:
-                    added[lane] += scores[row, at + lane]
-                with k.vector(PAGE) as lane:
-                    weight = scores[row, at + lane]
+                    weight = scores[row, slot, lane]
                     # The scale of a value that the row does not see may be NaN.
-                    scores[row, at + lane] = select(const(0.0, F32) < weight, weight * self.value_scales[at + lane], 0.0)
-                with k.vector(PAGE) as lane:
-                    top[lane] = larger(top[lane], bits_of(scores[row, at + lane]) & MAGNITUDE)
-            with k.vector(PAGE) as lane:
-                rows.sums[row, lane] += added[lane]
-            inverse = inverse_of(k, top)
-            for at in self.vectors(k, span):
-                round_numbers(k, rows.weights, row, at, scores[row, at], inverse, total)
-            store_rounding(k, row, top, total, rows.weight_factors, rows.weight_shifts)
+                    scores[row, slot, lane] = select(const(0.0, F32) < weight, weight * self.value_scales[slot, lane], 0.0)
+                raise_top(k, top, lambda lane: scores[row, slot, lane])
 
-    def skip_block(self, row: Dim) -> None:
-        """Give all weights of a row the factor 0."""
-        self.rows.weight_factors[row] = 0.0
-
-    def vectors(self, k: Kernel, span: Span) -> Iterator[Dim]:
-        """Yield the index of the first key of each vector. The code that the caller's `for` emits becomes the body of a loop."""
-        with span.panels(k) as panel:
-            for v in range(self.tiles.pages):
-                yield panel * self.tiles.columns + v * PAGE
+            self.softmax.update(k, row, scores, lambda: block.slots(k, span), lambda slot: scores, scale)
+            self.weights.store(k, row, block.slots(k, span), lambda slot, lane: scores[row, slot, lane], top)
 
     # --- values --------------------------------------------------------------------------------------------------------
 
-    def load_values(self, k: Kernel, panel: Sequence[HeadPage], number: Dim) -> None:
-        """Load the values of those keys that are in panel `number` of a block, and their scales."""
-        at_once, columns = self.tiles.at_once, self.tiles.columns
-        for v, page in enumerate(panel):
-            first = number * columns + v * PAGE
+    def load_values(self, k: Kernel, panel: Sequence[HeadPage]) -> None:
+        """Load the values of those keys that are in a panel, and their scales."""
+        at_once, columns, size = self.integers.at_once, self.integers.columns, self.integers.size
+        for page in panel:
             with k.vector(PAGE) as lane:
-                self.value_scales[first + lane] = cast(self.scales[self.layer, VALUES, page.page, page.kv_head, lane], F32)
+                self.value_scales[page.slot, lane] = self.cache.scale(page, VALUES, lane)
             with k.serial("r", PAGE // FOUR) as r:
-                for p in range(0, self.size, at_once):
-                    source = self.element(page, VALUES, r * (FOUR * self.size) + p)
-                    out = self.values[p // columns, first // FOUR + r, 0]
-                    k.tile(self.tiles.pack(at_once), out, source, dims=(self.size, BLOCK * columns))
+                for p in range(0, size, at_once):
+                    source = self.cache.element(page, VALUES, r * (FOUR * size) + p)
+                    out = self.values[p // columns, page.slot * (PAGE // FOUR) + r, 0]
+                    k.tile(self.integers.pack(at_once), out, source, dims=(size, self.cut.keys * columns))
 
-    def add_values(self, k: Kernel, span: Span, first: Dim, count: int, later: Callable[[Dim], list[Load]]) -> None:
-        """Add the weighted values of a block to `count` rows, beginning with row `first`."""
-        rows, columns, begin = self.rows, self.tiles.columns, span.first * self.tiles.columns
-        length = k.let("length", span.count * columns, BLOCK, multiple_of=columns)
-        with k.serial("p", self.size // columns) as p:
-            for row, n in row_tiles(k, count, self.tiles.rows):
-                row = first + row
+    def multiply_values(self, k: Kernel, block: Block, kv_head: Dim, first: Dim, count: int) -> None:
+        """Add the weighted values of a block to `count` rows."""
+        columns, begin = self.integers.columns, block.span.first * self.integers.columns
+        length = k.let("length", block.span.count * columns, self.cut.keys, multiple_of=columns)
+        with k.serial("p", self.integers.size // columns) as p:
+            later = [] if self.item.is_tile else self.next_keys(k, block, kv_head, p)
+            for at, n in row_tiles(k, count, self.integers.tile_rows):
+                row = first + at
                 with k.scope():
-                    total = self.totals(k, row, n, rows.weight_shifts)
-                    operands = rows.weights[row, 0, begin], self.values[p, span.first * (columns // FOUR), 0], *later(p)
-                    k.tile(self.tiles.product(n, len(operands) - 2), total[0, 0, 0], *operands, dims=(length, BLOCK))
-                    for v in range(self.tiles.pages):
+                    panel = self.values[p, begin // FOUR, 0]
+                    total = self.multiply(k, self.weights, row, n, begin, panel, (length, self.cut.keys), later)
+                    for v in range(columns // PAGE):
                         with k.unroll("m", n) as m, k.vector(PAGE) as lane:
-                            place = row + m, p * self.tiles.pages + v, lane
+                            place = row + m, p * (columns // PAGE) + v, lane
                             product = self.total(total, m, v * PAGE + lane)
-                            rows.values[place] = fma(product, rows.weight_factors[row + m], rows.values[place])
+                            self.softmax.values[place] = fma(product, self.weights.factors[row + m], self.softmax.values[place])
 
-    # --- reading the cache ---------------------------------------------------------------------------------------------
-
-    def element(self, page: HeadPage, half: int, index: Dim) -> Load:
-        return self.cache[self.layer, half, page.page, page.kv_head, index]
+    def next_keys(self, k: Kernel, block: Block, kv_head: Dim, p: Dim) -> list[Load]:
+        """Return the places of the next block's keys that the product of panel `p` of a head's values prefetches. All products prefetch
+        equal parts."""
+        item, size, streams = self.item, self.integers.size, self.cut.panel_pages
+        found: list[Load] = []
+        for i in range(streams):
+            at = (((kv_head - item.kv_first) * (size // self.integers.columns) + p) * streams + i) * (self.cut.keys // FOUR * LINE_BYTES)
+            length = item.kv_count * (size * PAGE)
+            page = block.page(k, PAGES + at // length)
+            found.append(self.cache.stored[self.cache.layer, KEYS, page, item.kv_first, at % length])
+        return found

@@ -2,33 +2,34 @@
 
 The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full, a work
 item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several splits, each of the last
-FEW_TOKENS tokens has one item per split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each
-token before them is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head
-follow each other, because their keys and values then stay in a cache. On a matrix unit, one work item computes several adjacent tiles of a
-sequence together.
+FEW_TOKENS tokens has one item per split: it writes the split's softmax to workspace, and a second phase merges the splits. Each token
+before them is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head follow
+each other, because their keys and values then stay in a cache. Some units compute several adjacent tiles of a sequence in one item.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.attention import matrix
-from compiler.backends.cpu.schedule.attention.integer_walk import IntegerTileWalk, IntegerTokenWalk
-from compiler.backends.cpu.schedule.attention.matrix_walk import MatrixTileWalk, MatrixTokenWalk
-from compiler.backends.cpu.schedule.attention.operands import I64, Heads, PagedOperands, TokenTile
-from compiler.backends.cpu.schedule.attention.partial_softmax import PartialSoftmax, PartialSoftmaxes
-from compiler.backends.cpu.schedule.attention.rows import F32, Rows
-from compiler.backends.cpu.schedule.attention.vector_walk import STRETCH, TileWalk, TokenWalk
-from compiler.backends.cpu.schedule.folds import fold_halves
+from compiler.backends.cpu.schedule.attention.blocks import Block
+from compiler.backends.cpu.schedule.attention.integer import Integers
+from compiler.backends.cpu.schedule.attention.items import Item
+from compiler.backends.cpu.schedule.attention.matrix import matrix_unit
+from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
+from compiler.backends.cpu.schedule.attention.pages import F32
+from compiler.backends.cpu.schedule.attention.seen import Seen
+from compiler.backends.cpu.schedule.attention.softmax import PartialSoftmax, PartialSoftmaxes
+from compiler.backends.cpu.schedule.attention.unit import Rows, Unit
+from compiler.backends.cpu.schedule.attention.vector import Vectors
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.write import Array, Kernel, cast, const, equal, index, less
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fold, index, less_equal
 from compiler.machine.products import ProductTiles
 from compiler.ops.attention.kv_cache import PAGE
 
@@ -48,185 +49,184 @@ def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFu
     if not (heads.is_const and size.is_const and node.out.shape[2].is_const and pages.cache.shape[3].is_const):
         return None
     k = Kernel()
-    # Vectors multiply pairs of bf16 where that is faster than f32.
-    pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit
-    integers = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
-    tile = tiles.attention
-    operands = PagedOperands(k, node, pages, k.array(positions), tile.shape, tile.steps, unit, pairs, integers)
-    _PagedAttention(operands).write(k)
+    operands = PagedOperands.of(k, node, pages, positions)
+    _PagedAttention(operands, _unit_for(operands, tiles, has_matrix_unit=unit)).write(k)
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "attention"})
+
+
+def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: bool) -> Unit:
+    """Return the fastest unit for these pages: integers for bytes, a matrix unit or pairs for bf16, and vectors of f32 for all others."""
+    if (integers := Integers.find(operands, tiles)) is not None:
+        return integers.unit
+    if has_matrix_unit and operands.fits_pairs:
+        return matrix_unit(operands)
+    return Vectors.of(operands, tiles).unit
 
 
 @dataclass(frozen=True, slots=True)
 class _PagedAttention:
     operands: PagedOperands
+    unit: Unit
 
     def write(self, k: Kernel) -> None:
         """Write the phases. A phase without work items costs almost nothing, so a step of single tokens with one split each costs one
         phase."""
         operands, num_tokens = self.operands, self.operands.num_tokens
-        num_splits = ceil_div(operands.tables.shape[1], operands.split_pages)
+        num_splits = ceil_div(operands.tables.shape[1], self.unit.split_pages)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
-        heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), ceil_div(num_tokens, operands.tile_tokens)
         split_tokens = few * several  # number of tokens whose splits are work items; the engine places single tokens last
         others = num_tokens - split_tokens
-        splits = self.softmaxes(k.workspace, "split", few, heads, num_splits)
+        splits = self.softmaxes(k.workspace, "split", few, Dim.of(operands.heads), num_splits)
 
         parts = self.parts(few * num_splits)
         with phase(k, i=split_tokens, split=num_splits, part=parts) as (i, split, part):
             token = k.let("token", others + i)
             with self.when_not_in_tile(k, token):
-                self.store_split(k, token, i, split, operands.part_of_heads(k, part, parts), splits)
-        with phase(k, i=split_tokens, head=heads) as (i, head):
+                self.store_split(k, self.token(k, token, part, parts), i, split, splits)
+        with phase(k, i=split_tokens, head=Dim.of(operands.heads)) as (i, head):
             token = k.let("token", others + i)
             with self.when_not_in_tile(k, token):
                 self.merge_splits(k, token, i, head, splits)
         parts = self.parts(num_tokens)
         with phase(k, token=others, part=parts) as (token, part), self.when_not_in_tile(k, token):
-            self.attend_token(k, token, operands.part_of_heads(k, part, parts))
-        if operands.most_tiles == 1:
-            with phase(k, kv=kv_heads, tile=tiles) as (kv, tile), k.when(operands.shares_sequence(tile)):
-                self.attend_tiles(k, tile, Dim.of(1), kv)
-            return
-        at_once = dim_max(1, dim_min(operands.most_tiles, tiles * kv_heads // BUSY_TILES))
+            self.attend(k, self.token(k, token, part, parts))
+        self.write_tiles(k)
+
+    def write_tiles(self, k: Kernel) -> None:
+        """Write the phase that computes tiles."""
+        most, tiles, kv_heads = self.unit.most_tiles, ceil_div(self.operands.num_tokens, self.unit.tile_tokens), self.operands.kv_heads
+        at_once = dim_max(1, dim_min(most, tiles * kv_heads // BUSY_TILES)) if most > 1 else Dim.of(1)
         items = ceil_div(tiles, at_once)
-        with phase(k, kv=kv_heads, item=items) as (kv, item):
+        with phase(k, kv=Dim.of(kv_heads), item=items) as (kv, item):
+            if most == 1:
+                with k.when(self.shares_sequence(item)):
+                    self.attend(k, self.tile(k, item, Dim.of(1), kv))
+                return
             first = (items - 1 - item) * at_once  # the last tokens of a prompt see most keys
             with self.runs(k, first, dim_min(first + at_once, tiles)) as (tile, count):
-                self.attend_tiles(k, tile, count, kv)
+                self.attend(k, self.tile(k, tile, count, kv))
 
-    @contextmanager
-    def runs(self, k: Kernel, first: Dim, end: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the runs of tiles of one sequence. Yield the first tile of each run, and the number of its tiles."""
-        operands, extent = self.operands, end - first
-        with k.serial("i", extent) as i:
-            tile = k.let("tile", first + i)
-            begins = equal(index(i), 0) | ~operands.continues(tile)
-            with k.when(operands.shares_sequence(tile) & begins):
-                count = k.local("count", 1, dtype=I64)
-                count[0] = index(1)
-                with k.serial("j", extent - i - 1) as j, k.when(equal(count[0], index(j + 1)) & operands.continues(tile + j + 1)):
-                    count[0] = index(j + 2)
-                yield tile, k.let("num_tiles", count[0], operands.most_tiles, lower=1)
+    # --- work items ----------------------------------------------------------------------------------------------------
+
+    def token(self, k: Kernel, number: Dim, part: Dim, parts: Dim) -> Item:
+        """Return the item of a token with one of the equal parts of its kv heads."""
+        at_once = self.unit.heads_at_once
+        runs = self.operands.kv_heads // at_once
+        begin, end = (n * runs // parts * at_once for n in (part, part + 1))
+        first = k.let("kv_first", begin)
+        return Item.token(k, self.operands, number, first, k.let("kv_count", end - first))
 
     def parts(self, items: Dim) -> Dim:
         """Return the number of work items into which the heads of a token are divided. It is the smallest number that keeps the threads
         busy, because reading whole pages is faster."""
-        return dim_min(self.operands.kv_heads // self.operands.kv_heads_at_once, ceil_div(BUSY, dim_max(1, items)))
+        return dim_min(self.operands.kv_heads // self.unit.heads_at_once, ceil_div(BUSY, dim_max(1, items)))
 
-    def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
-        return k.when(~self.operands.shares_sequence(token // self.operands.tile_tokens))
-
-    # --- single tokens -------------------------------------------------------------------------------------------------
+    def tile(self, k: Kernel, number: Dim, count: Dim, kv_head: Dim) -> Item:
+        """Return the item of `count` adjacent tiles."""
+        tokens = self.unit.tile_tokens
+        return Item.tile(k, self.operands, number * tokens, count * tokens, kv_head, self.unit.most_tiles * tokens)
 
     @contextmanager
-    def walked_heads(self, k: Kernel, number: Dim, split: Dim, heads: Heads, rows: Rows) -> Generator[Dim]:
-        """Compute a split for some heads of a token. If the token attends to keys of the split, yield each query head."""
-        operands = self.operands
-        layer = operands.layer(k)
-        token = operands.token(k, number, split)
-        with k.when(less(token.begin, token.end)):
-            with heads.each(k) as head:
-                rows.clear(k, head)
-            if operands.integers is not None:
-                IntegerTokenWalk(operands, operands.integer_unit(k, rows, layer), token, heads).write(k)
-            elif operands.on_matrix_unit:
-                with operands.matrix_unit(k, rows, layer, operands.group, 1) as unit:
-                    MatrixTokenWalk(operands, unit, token, heads).write(k)
-            else:
-                TokenWalk(operands, operands.vector_unit(k, rows, layer), token, heads).write(k)
-            with heads.each(k) as head:
-                yield head
+    def runs(self, k: Kernel, first: Dim, end: Dim) -> Generator[tuple[Dim, Dim]]:
+        """Loop over the runs of tiles of one sequence. Yield the first tile of each run, and the number of its tiles."""
+        extent = end - first
+        with k.serial("i", extent) as i:
+            tile = k.let("tile", first + i)
+            begins = equal(index(i), 0) | ~self.continues(tile)
+            with k.when(self.shares_sequence(tile) & begins):
+                count = k.local("count", 1, dtype=I64)
+                count[0] = index(1)
+                with k.serial("j", extent - i - 1) as j, k.when(equal(count[0], index(j + 1)) & self.continues(tile + j + 1)):
+                    count[0] = index(j + 2)
+                yield tile, k.let("num_tiles", count[0], self.unit.most_tiles, lower=1)
 
-    def store_split(self, k: Kernel, token: Dim, place: Dim, split: Dim, heads: Heads, splits: PartialSoftmaxes) -> None:
-        rows = self.rows_of_token(k)
-        self.load_queries(k, token, heads, rows)
-        with self.walked_heads(k, token, split, heads, rows) as head:
-            splits.store(k, (place, head, split), self.of_row(k, rows, head))
+    def shares_sequence(self, tile: Dim) -> Scalar:
+        """Return whether the tile has enough tokens, and all of them belong to one sequence."""
+        tokens, sequences = self.unit.tile_tokens, self.operands.sequences
+        first, count = tile * tokens, self.operands.tokens_from(tile * tokens, Dim.of(tokens))
+        alike = fold(ReduceFn.ALL, (count,), lambda i: equal(sequences[first + i], sequences[first]))
+        return alike & less_equal(max(2, tokens // 2), count)
 
-    def attend_token(self, k: Kernel, token: Dim, heads: Heads) -> None:
-        operands, rows = self.operands, self.rows_of_token(k)
-        joined = self.softmaxes(k.local, "joined", operands.heads)
-        self.load_queries(k, token, heads, rows)
-        with heads.each(k) as head:
-            joined.store(k, (head,), self.initial(head))
+    def continues(self, tile: Dim) -> Scalar:
+        """Return whether the tile and the one before it have tokens of the same sequence only."""
+        before = dim_max(0, tile - 1)  # the first tile has none before it, and the result does not matter
+        first, sequences = (self.unit.tile_tokens * n for n in (tile, before)), self.operands.sequences
+        own, other = (sequences[at] for at in first)
+        return equal(own, other) & self.shares_sequence(tile) & self.shares_sequence(before)
+
+    def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
+        return k.when(~self.shares_sequence(token // self.unit.tile_tokens))
+
+    # --- attention of an item ------------------------------------------------------------------------------------------
+
+    def attend(self, k: Kernel, item: Item) -> None:
+        """Compute an item, split after split."""
+        joined = self.softmaxes(k.local, "joined", item.most_rows)
+        with item.rows(k) as (row, _, head):
+            joined.store(k, (row,), self.initial(head))
         with k.scope():
-            position = operands.position(k, token)
-            with operands.splits(k, position, position) as split, self.walked_heads(k, token, split, heads, rows) as head:
-                joined.merge(k, (head,), self.of_row(k, rows, head))
-        with heads.each(k) as head:
-            self.store_result(k, token, head, joined.at(head))
+            rows = self.rows(k, item)
+            with self.splits(k, item.seen) as split:
+                self.walk(k, item, rows, split)
+                with item.rows_that_see(k, *self.bounds(split)) as row:
+                    joined.merge(k, (row,), rows.softmax.partial(k, row))
+        with item.rows(k) as (row, token, head):
+            self.store_result(k, token, head, joined.at(row))
 
-    def load_queries(self, k: Kernel, token: Dim, heads: Heads, rows: Rows) -> None:
-        first = heads.first * self.operands.group
-        self.operands.load_queries(k, rows, first, token, first, heads.count * self.operands.group)
-
-    def rows_of_token(self, k: Kernel) -> Rows:
-        return self.operands.allocate_rows(k, self.operands.heads, STRETCH, in_tile=False)
+    def store_split(self, k: Kernel, item: Item, place: Dim, split: Dim, splits: PartialSoftmaxes) -> None:
+        """Compute a split of a token, and write it to workspace at `place`."""
+        with k.when(item.seen.overlaps(*self.bounds(split))):
+            rows = self.rows(k, item)
+            self.walk(k, item, rows, split)
+            with item.rows(k) as (row, _, head):
+                splits.store(k, (place, head, split), rows.softmax.partial(k, row))
 
     def merge_splits(self, k: Kernel, token: Dim, place: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
         """Merge the splits of a row, which the first phase wrote to workspace at `place`."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
-            position = self.operands.position(k, token)
-            with self.operands.splits(k, position, position) as split:
+            seen = self.operands.seen(k, self.operands.position(k, token))
+            with self.splits(k, seen) as split:
                 joined.merge(k, (row,), splits.at(place, head, split))
         self.store_result(k, token, head, joined.at(row))
 
-    # --- tiles of tokens -----------------------------------------------------------------------------------------------
+    def rows(self, k: Kernel, item: Item) -> Rows:
+        """Allocate the rows of an item, and load their queries."""
+        rows, queries = self.unit.rows(k, item), self.operands.queries
+        with item.rows(k) as (row, token, head):
+            rows.load_query(k, row, lambda at: cast(queries[token, head, at], F32))
+        return rows
 
-    def attend_tiles(self, k: Kernel, tile: Dim, count: Dim, kv_head: Dim) -> None:
-        """Compute adjacent tiles of one sequence together: `count` tiles, of which `tile` is the first."""
-        operands, group, first = self.operands, self.operands.group, tile * self.operands.tile_tokens
-        num_tokens, num_rows = count * operands.tile_tokens, operands.most_tiles * operands.tile_tokens * group
-        rows, joined = operands.allocate_rows(k, num_rows, 1, in_tile=True), self.softmaxes(k.local, "joined", num_rows)
-        with k.serial("i", num_tokens) as i:
-            operands.load_queries(k, rows, i * group, operands.token_of(first, i), kv_head * group, group)
-        with k.serial("i", num_tokens) as i, k.serial("g", group) as g:
-            joined.store(k, (i * group + g,), self.initial(kv_head * group + g))
-        with k.scope():
-            layer = operands.layer(k)
-            first_position = k.let("first_position", operands.extreme_position(first, num_tokens, ReduceFn.MIN))
-            last_position = k.let("last_position", operands.extreme_position(first, num_tokens, ReduceFn.MAX))
-            with operands.splits(k, first_position, last_position) as split:
-                self.walk_tile(
-                    k, TokenTile(operands, kv_head, first, num_tokens, first_position, last_position, split), rows, layer, joined
-                )
-        with k.serial("i", operands.tokens_from(first, num_tokens)) as i, k.serial("g", group) as g:
-            self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
+    @contextmanager
+    def splits(self, k: Kernel, seen: Seen) -> Generator[Dim]:
+        """Loop, in order, over the splits with keys that rows see."""
+        first, last = (at // (self.unit.split_pages * PAGE) for at in (seen.low, seen.high))
+        with k.serial("split", last + 1 - first) as split:
+            yield first + split
 
-    def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
-        """Compute a split for a tile, and merge the result into those rows that attend to keys of the split."""
-        operands, num_rows = self.operands, tile.num_tokens * self.operands.group
-        with k.serial("m", num_rows) as m:
-            rows.clear(k, m)
-        if operands.integers is not None:
-            IntegerTileWalk(operands, operands.integer_unit(k, rows, layer), tile).write(k)
-        elif operands.on_matrix_unit:
-            with operands.matrix_unit(k, rows, layer, operands.tile_tokens * operands.group, matrix.PANELS) as unit:
-                MatrixTileWalk.make(k, operands, unit, tile).write(k)
-        else:
-            TileWalk(operands, operands.vector_unit(k, rows, layer), tile).write(k)
-        with tile.tokens(k) as (token, first), k.when(less(token.begin, token.end)), tile.rows(k, first) as row:
-            joined.merge(k, (row,), self.of_row(k, rows, row))
+    def bounds(self, split: Dim) -> tuple[Dim, Dim]:
+        """Return the position of the first key of a split, and that of the first key after it."""
+        begin, end = (n * (self.unit.split_pages * PAGE) for n in (split, split + 1))
+        return begin, end
 
-    # --- softmax states -------------------------------------------------------------------------------------------------
+    def walk(self, k: Kernel, item: Item, rows: Rows, split: Dim) -> None:
+        """Walk over the blocks of a split."""
+        cut, seen = rows.cut, item.seen
+        with item.rows(k) as (row, _, _):
+            rows.softmax.clear(k, row)
+        begin = k.let("begin", dim_max(seen.low // cut.keys, split * cut.blocks))
+        end = dim_min(seen.high // cut.keys + 1, split * cut.blocks + cut.blocks)
+        with k.serial("b", end - begin) as b:
+            rows.add(k, Block.make(k, item, cut, begin + b))
+
+    # --- softmaxes -----------------------------------------------------------------------------------------------------
 
     def softmaxes(self, allocate: Callable[..., Array], name: str, *shape: Dim | int) -> PartialSoftmaxes:
         return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
 
-    def of_row(self, k: Kernel, rows: Rows, row: Dim) -> PartialSoftmax:
-        """Return the softmax state of a row after all blocks of a split: its maximum, sum and weighted values."""
-        total = k.local("fold", PAGE)
-        with k.vector(PAGE) as lane:
-            total[lane] = rows.sums[row, lane]
-        fold_halves(k, total, operator.add)
-        return PartialSoftmax(rows.largest(row), total[0], lambda c, lane: rows.values[row, c, lane])
-
     def initial(self, head: Dim) -> PartialSoftmax:
-        """Return the softmax state before the first split. It contains no key, or only the head's sink: the score of a key without a
-        value."""
+        """Return the softmax before the first split. It contains no key, or only the head's sink: the score of a key without a value."""
         sinks, zero = self.operands.sinks, const(0.0, F32)
         if sinks is None:
             return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)
@@ -234,15 +234,14 @@ class _PagedAttention:
 
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
         out, width = self.operands.out, self.operands.width
-        if self.operands.on_matrix_unit:  # where products are fast, divisions take a large share of the time
-            with k.scope():
-                factor = k.local("factor", 1)
-                factor[0] = const(1.0, F32) / softmax.total
-                with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
-                    out[token, head, c * width + lane] = cast(softmax.values(c, lane) * factor[0], out.dtype)
-            return
-        with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
-            out[token, head, c * width + lane] = cast(softmax.values(c, lane) / softmax.total, out.dtype)
+        with k.scope():
+            inverse = k.local("inverse", 1)
+            if self.unit.slow_division:
+                inverse[0] = const(1.0, F32) / softmax.total
+            with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
+                value = softmax.values(c, lane)
+                value = value * inverse[0] if self.unit.slow_division else value / softmax.total
+                out[token, head, c * width + lane] = cast(value, out.dtype)
 
 
 @contextmanager

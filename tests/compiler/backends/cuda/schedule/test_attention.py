@@ -100,6 +100,31 @@ def test_near_the_meaning_and_the_same_bits_alone(case: Case) -> None:
         np.testing.assert_array_equal(run(module, slice(row, row + 1))[0], found[row])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_concatenated_texts_are_near_the_meaning(bias: bool) -> None:
+    """Texts and pages share one walk, for more than FEW tokens and for few."""
+    given, taken = (", b: f32[2, 9]", ", b") if bias else ("", "")
+    program = f"""
+func main(q: f32[t, 2, 3], k: f32[t, 2, 3], v: f32[t, 2, 3], ids: i32[t], starts: i32[s]{given}) -> f32[t, 2, 3]
+    where t in 0..64, s in 1..8 {{
+  dataflow {{
+    out = ragged_attention(q, k, v, ids, starts{taken}, scale=0.3)
+  }}
+  return out
+}}
+"""
+    module = pipeline(get("sm_80")).until("schedule_kernels")(parse(program))
+    verify(module)
+    rng = np.random.default_rng(2)
+    for lengths in ((3, 7), (4, 2), (1,)):
+        count = sum(lengths)
+        args = [rng.standard_normal((count, 2, 3), np.float32) for _ in range(3)]
+        args += [np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), np.cumsum([0, *lengths]).astype(np.int32)]
+        args += [rng.standard_normal((2, 9), np.float32)] * bias
+        found, expected = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (module, parse(program)))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_heads_that_tensor_cores_do_not_take_are_computed_in_f32() -> None:
     prim = attention_in(pipeline(get("sm_80")).until("schedule_kernels")(parse(Case(kind="bf16", size=24).program)))
     assert prim.attrs["schedule"] == "attention"

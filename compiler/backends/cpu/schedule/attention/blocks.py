@@ -1,0 +1,126 @@
+"""Blocks of keys. A split of a sequence consists of blocks, a block of panels, and a panel of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.schedule.attention.items import Item
+from compiler.backends.cpu.schedule.attention.pages import HeadPage, NextPage
+from compiler.backends.cpu.schedule.attention.seen import Seen
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.loops.write import Kernel
+from compiler.ops.attention.kv_cache import KEYS, PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The sizes of panels, blocks and splits. They determine in which order a row adds keys, so they do not depend on other rows."""
+
+    panel_pages: int
+    panels: int  # number of panels of a block
+    blocks: int  # number of blocks of a split
+
+    @property
+    def pages(self) -> int:
+        """The number of pages of a block."""
+        return self.panels * self.panel_pages
+
+    @property
+    def panel(self) -> int:
+        """The number of keys of a panel."""
+        return self.panel_pages * PAGE
+
+    @property
+    def keys(self) -> int:
+        """The number of keys of a block."""
+        return self.pages * PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a block of keys that some row sees: panels `first` to `end` - 1."""
+
+    first: Dim
+    end: Dim
+
+    @staticmethod
+    def of(k: Kernel, start: Dim, seen: Seen, cut: Cut) -> Span:
+        """Return the span of the block that begins at position `start`. Without a window, rows see the beginning of every block."""
+        if cut.panels == 1:
+            return Span(Dim.of(0), Dim.of(1))
+        first = k.let("first", dim_max(0, seen.low - start) // cut.panel) if seen.has_window else Dim.of(0)
+        return Span(first, k.let("end", dim_min(cut.panels, ceil_div(seen.high + 1 - start, cut.panel)), cut.panels))
+
+    @property
+    def count(self) -> Dim:
+        return self.end - self.first
+
+    @contextmanager
+    def panels(self, k: Kernel) -> Generator[Dim]:
+        with k.serial("c", self.count) as c:
+            yield self.first + c
+
+    def pages(self, k: Kernel, panel_pages: int) -> Iterator[Dim]:
+        """Yield the index of each page. The code that the caller's `for` emits becomes the body of a loop."""
+        with self.panels(k) as panel:
+            for v in range(panel_pages):
+                yield panel * panel_pages + v
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block that some rows of an item see."""
+
+    item: Item
+    cut: Cut
+    number: Dim
+    span: Span
+
+    @staticmethod
+    def make(k: Kernel, item: Item, cut: Cut, number: Dim) -> Block:
+        return Block(item, cut, number, Span.of(k, number * cut.keys, item.seen, cut))
+
+    @property
+    def start(self) -> Dim:
+        """The position of the first key."""
+        return self.number * self.cut.keys
+
+    @property
+    def end(self) -> Dim:
+        return self.start + self.cut.keys
+
+    def pages(self, k: Kernel, first: Dim, count: int) -> list[HeadPage]:
+        """Return `count` pages, beginning with the page at index `first` of the block."""
+        found: list[HeadPage] = []
+        for slot in (first + v for v in range(count)):
+            start = (self.number * self.cut.pages + slot) * PAGE
+            found.append(HeadPage(self.page(k, slot), slot, start, self.item.kv_first, Dim.of(0)))
+        return found
+
+    def panel(self, k: Kernel, number: Dim) -> list[HeadPage]:
+        """Return the pages of a panel."""
+        return self.pages(k, number * self.cut.panel_pages, self.cut.panel_pages)
+
+    def page(self, k: Kernel, slot: Dim) -> Dim:
+        return self.item.operands.page(k, self.item.sequence, self.number * self.cut.pages + slot, self.item.seen)
+
+    def slots(self, k: Kernel, span: Span) -> Iterator[Dim]:
+        return span.pages(k, self.cut.panel_pages)
+
+    def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
+        """Return adjacent pages that prefetch what a token reads after them: after the last keys of the block its first values, and after
+        the last values the first keys of the next block. If pages have only keys, the token does not read values."""
+        after, begin, end = pages[0].slot + len(pages), self.span.first * self.cut.panel_pages, self.span.end * self.cut.panel_pages
+        is_last = dim_max(0, after + 1 - end)  # 1 after the last page, else 0
+        if half == KEYS:
+            is_last = is_last if self.item.operands.pages.has_values else Dim.of(0)
+            half_after, after = is_last, after - is_last * (end - begin)
+        else:
+            half_after = 1 - is_last
+        return [self.prefetching_page(k, half_after, page, after + v) for v, page in enumerate(pages)]
+
+    def prefetching_page(self, k: Kernel, half: Dim, page: HeadPage, slot: Dim) -> HeadPage:
+        """Return a page that prefetches half of the page at index `slot` of this block, or of the blocks after it."""
+        return replace(page, next_page=NextPage(half, self.page(k, slot)))

@@ -1,0 +1,125 @@
+"""The work items of paged attention."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import lcm
+
+from compiler.backends.cpu.schedule.attention.operands import PagedOperands
+from compiler.backends.cpu.schedule.attention.seen import Seen
+from compiler.ir.dims import Dim
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.write import Kernel
+
+TILE_ROWS = 32  # number of rows of a tile, approximately
+
+
+@dataclass(frozen=True, slots=True)
+class ItemToken:
+    row: Dim  # its first row, counted from the first row of its kv head
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Rows that a thread computes together: query heads of adjacent tokens of a sequence. Heads that share a kv head are adjacent. An item
+    is either one token with several kv heads, or a tile: several tokens with one kv head. A tile at the end of the batch may not be full:
+    rows of missing tokens compute the last token again."""
+
+    operands: PagedOperands
+    sequence: Dim
+    first: Dim  # index of the first token in the batch
+    num_tokens: Dim
+    kv_first: Dim
+    kv_count: Dim
+    seen: Seen  # the positions that at least one token sees
+    seen_by_all: Seen
+    most_rows: int  # maximum number of rows of an item of this kind
+    is_tile: bool
+
+    @staticmethod
+    def token(k: Kernel, operands: PagedOperands, number: Dim, kv_first: Dim, kv_count: Dim) -> Item:
+        sequence, seen = operands.sequence(k, number), operands.seen(k, operands.position(k, number))
+        return Item(operands, sequence, number, Dim.of(1), kv_first, kv_count, seen, seen, operands.heads, is_tile=False)
+
+    @staticmethod
+    def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
+        least, most = (
+            operands.seen(k, k.let("position", operands.extreme_position(first, num_tokens, fn))) for fn in (ReduceFn.MIN, ReduceFn.MAX)
+        )
+        seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
+        sequence, rows = operands.sequence(k, first), most_tokens * operands.group
+        return Item(operands, sequence, first, num_tokens, kv_head, Dim.of(1), seen, seen_by_all, rows, is_tile=True)
+
+    @property
+    def group(self) -> int:
+        return self.operands.group
+
+    @property
+    def rows_per_kv(self) -> Dim:
+        return self.num_tokens * self.group
+
+    @contextmanager
+    def each_kv(self, k: Kernel, step: int = 1) -> Generator[tuple[Dim, Dim]]:
+        """Loop over the kv heads, or over each `step`-th of them. Yield each with its first row."""
+        if self.is_tile:
+            yield self.kv_first, Dim.of(0)
+            return
+        with k.serial("kv", self.kv_count // step) as kv:
+            yield self.kv_first + kv * step, kv * (step * self.group)
+
+    @contextmanager
+    def tokens(self, k: Kernel) -> Generator[ItemToken]:
+        if not self.is_tile:
+            yield ItemToken(Dim.of(0), self.seen)
+            return
+        with k.serial("i", self.num_tokens) as i:
+            yield ItemToken(i * self.group, self.seen_by_row(k, i * self.group))
+
+    def seen_by_row(self, k: Kernel, row: Dim) -> Seen:
+        """Return what a row sees, counted from the first row of its kv head."""
+        if not self.is_tile:
+            return self.seen
+        token = self.operands.token_of(self.first, row // self.group)
+        return self.operands.seen(k, self.operands.position(k, token))
+
+    @contextmanager
+    def rows(self, k: Kernel) -> Generator[tuple[Dim, Dim, Dim]]:
+        """Loop over the rows. Yield each with its token and its query head."""
+        with self.each_kv(k) as (kv_head, first), k.serial("i", self.num_tokens) as i, k.serial("g", self.group) as g:
+            yield first + i * self.group + g, self.operands.token_of(self.first, i), kv_head * self.group + g
+
+    @contextmanager
+    def rows_that_see(self, k: Kernel, begin: Dim, end: Dim) -> Generator[Dim]:
+        """Loop over the rows that see any of the positions `begin` to `end` - 1."""
+        with (
+            self.each_kv(k) as (_, first),
+            self.tokens(k) as token,
+            k.when(token.seen.overlaps(begin, end)),
+            k.serial("g", self.group) as g,
+        ):
+            yield first + token.row + g
+
+
+def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
+    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then smaller tiles for the rest.
+    A loop in the kernel covers all tiles of `most` rows, so the caller's `for` emits their code once. It emits the code of each smaller
+    tile separately."""
+    whole = count // most
+    if whole:
+        with k.serial("io", whole) as io:
+            yield io * most, most
+    at, size = whole * most, most
+    while at < count:
+        while size > count - at:
+            size //= 2
+        yield Dim.of(at), size
+        at += size
+
+
+def tokens_of_tile(operands: PagedOperands, register_rows: int) -> int:
+    """Return the number of tokens of a tile, so that their rows fill register tiles and their sums stay in the first-level cache."""
+    rows = lcm(operands.group, register_rows)
+    return rows * max(1, min(TILE_ROWS, 4096 // operands.size) // rows) // operands.group

@@ -1,0 +1,115 @@
+"""Pages of the cache, as units read them.
+
+A page of keys is [size, PAGE], with the keys innermost, but products with weights read values one after another. If pages have only keys,
+and values are their beginnings, a unit turns the values of a page into the layout [PAGE, value size] before the first product, once for all
+rows that share the page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.write import Array, Kernel, cast
+from compiler.machine.intrinsics.prefetch import Prefetch
+from compiler.machine.intrinsics.transpose import SIDE, Transpose
+from compiler.machine.target import LINE_BYTES
+from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
+
+assert SIDE == PAGE
+
+F32 = DType.F32
+TURNED = 2  # number of pages whose values are turned at once
+
+
+@dataclass(frozen=True, slots=True)
+class NextPage:
+    """The page to prefetch while another page is read. `half` says which half of it to prefetch: KEYS or VALUES. If `part` is 0 or 1, only
+    the first or second part of a head's keys or values is prefetched, evenly."""
+
+    half: Dim
+    page: Dim
+    part: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NextHead:
+    """A kv head that is read soon: in the next page if `wraps` is 1, in the current page if it is 0."""
+
+    kv_head: Dim
+    wraps: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPage:
+    """A page of one kv head. The rows from `row` on read the page."""
+
+    page: Dim  # its number in the cache
+    slot: Dim  # its index in its block
+    start: Dim  # the position of its first key
+    kv_head: Dim
+    row: Dim
+    next_page: NextPage | None = None
+    next_head: NextHead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The pages of a layer."""
+
+    stored: Array
+    scales: Array | None  # scales of an 8-bit cache
+    layer: Dim
+    size: int
+    value_size: int
+    turned: Array | None  # [TURNED, PAGE, value size]: the values of some pages, if pages have only keys
+
+    @staticmethod
+    def open(k: Kernel, operands: PagedOperands) -> Cache:
+        stored, (size, value_size) = operands.cache, (operands.size, operands.value_size)
+        turned = None if operands.pages.has_values else k.local("turned", TURNED, PAGE, value_size, dtype=stored.dtype)
+        return Cache(stored, operands.scales, k.let("layer", cast(operands.pages.layer, I64)), size, value_size, turned)
+
+    def element(self, page: HeadPage, half: int, index: Dim | int = 0) -> Load:
+        return self.stored[self.layer, half, page.page, page.kv_head, index]
+
+    def value(self, page: HeadPage, key: Dim | int, element: Dim) -> Load:
+        if self.turned is not None:
+            return self.turned[page.slot % TURNED, key, element]
+        return self.element(page, VALUES, key * self.size + element)
+
+    def scale(self, page: HeadPage, half: int, lane: Dim) -> Scalar:
+        """Return the scale of a key or value of an 8-bit cache."""
+        assert self.scales is not None, self.stored
+        return cast(self.scales[self.layer, KEYS if self.turned is not None else half, page.page, page.kv_head, lane], F32)
+
+    def turn(self, k: Kernel, page: HeadPage) -> None:
+        """Prepare the values of a page."""
+        if self.turned is None:
+            return
+        place, (squares, left) = page.slot % TURNED, divmod(self.value_size, PAGE)
+        with k.serial("r", squares) as r:
+            source = self.element(page, KEYS, r * (PAGE * PAGE))
+            k.tile(Transpose(self.stored.dtype.num_bytes), self.turned[place, 0, r * PAGE], source, dims=(self.value_size,))
+        if left:
+            with k.nest((left, PAGE)) as (r, key):
+                element = squares * PAGE + r
+                self.turned[place, key, element] = self.element(page, KEYS, element * PAGE + key)
+
+    def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int) -> None:
+        """Prefetch a part of the page that is read next: `length` elements from element `first`. A unit calls this when it reads the same
+        part of the current page."""
+        after, head = page.next_page, page.next_head
+        if after is None:
+            return
+        if after.part is not None:
+            first, length = (first + after.part * self.stored.shape[4]) // 2, length // 2
+        heads = [(after.half, after.page, page.kv_head)]
+        if head is not None:
+            heads.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))
+        for place in heads:
+            for offset in range(0, length, LINE_BYTES // self.stored.dtype.num_bytes):
+                k.tile(Prefetch(far=True), self.stored[self.layer, *place, first + offset])

@@ -1,0 +1,161 @@
+"""The softmax of rows over some of their keys: the largest score, the sum of the weights, and the weighted values.
+
+Two partial softmaxes over different keys combine to the softmax over the keys of both: each is rescaled from its own maximum to the larger
+one. So keys can be added in any grouping (online softmax), and different threads can compute the splits of a sequence (flash decoding).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from compiler.backends.cpu.schedule.attention.pages import F32
+from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
+from compiler.ir.dims import Dim
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, equal, exp, fma
+from compiler.ops.attention.kv_cache import PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSoftmax:
+    maximum: Scalar
+    total: Scalar  # sum of the weights, relative to the maximum
+    values: Callable[[Dim, Dim], Scalar]  # weighted values, by part and lane
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSoftmaxes:
+    """An array of partial softmaxes: those of splits are in workspace, and those of rows are in the thread's own memory."""
+
+    maximum: Array
+    total: Array
+    values: Array  # weighted values, with two axes more than `maximum`: parts and lanes
+
+    @staticmethod
+    def allocate(allocate: Callable[..., Array], name: str, *shape: Dim | int, parts: int, width: int) -> PartialSoftmaxes:
+        """Allocate the arrays. `allocate` is the kernel's `local` or `workspace`."""
+        return PartialSoftmaxes(
+            allocate(f"{name}_maximum", *shape), allocate(f"{name}_total", *shape), allocate(f"{name}_values", *shape, parts, width)
+        )
+
+    def at(self, *index: Dim) -> PartialSoftmax:
+        return PartialSoftmax(self.maximum[index], self.total[index], lambda c, lane: self.values[*index, c, lane])
+
+    def store(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
+        self.maximum[index] = softmax.maximum
+        self.total[index] = softmax.total
+        with lanes(k, self.values) as (c, lane):
+            self.values[*index, c, lane] = softmax.values(c, lane)
+
+    def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
+        """Merge a softmax over other keys into the softmax at `index`. If that contains no key so far, replace it: the exponential of its
+        maximum, -inf, would be an underflow, which takes hundreds of cycles."""
+        maximum, total, values = self.maximum, self.total, self.values
+        with k.when(equal(maximum[index], float("-inf"))):
+            self.store(k, index, softmax)
+        with k.orelse():
+            old, new = k.local("old", 1), k.local("new", 1)
+            old[0] = maximum[index]
+            maximum[index] = larger(maximum[index], softmax.maximum)
+            old[0] = exp(old[0] - maximum[index])
+            new[0] = exp(softmax.maximum - maximum[index])
+            total[index] = fma(softmax.total, new[0], total[index] * old[0])
+            with lanes(k, values) as (c, lane):
+                values[*index, c, lane] = fma(softmax.values(c, lane), new[0], values[*index, c, lane] * old[0])
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineSoftmax:
+    """The softmax of rows over the keys so far, in the thread's own memory."""
+
+    maximum: Array  # [rows, PAGE]: the largest score, in every lane
+    sums: Array  # [rows, PAGE]: sums of the weights, with a lane per key of a page
+    values: Array  # [rows, parts, width]: the weighted values
+
+    @staticmethod
+    def allocate(k: Kernel, count: int, parts: int, width: int) -> OnlineSoftmax:
+        return OnlineSoftmax(k.local("maximum", count, PAGE), k.local("sums", count, PAGE), k.local("values", count, parts, width))
+
+    def clear(self, k: Kernel, row: Dim) -> None:
+        fill(k, self.maximum, row, float("-inf"))
+        self.clear_sums(k, row)
+
+    def clear_sums(self, k: Kernel, row: Dim) -> None:
+        fill(k, self.sums, row, 0.0)
+        with lanes(k, self.values) as (c, lane):
+            self.values[row, c, lane] = 0.0
+
+    def update(
+        self,
+        k: Kernel,
+        row: Dim,
+        scores: Array,
+        slots: Callable[[], Iterator[Dim]],
+        weigh: Callable[[Dim], Array],
+        finish: Callable[[Dim], None],
+    ) -> None:
+        """Turn the scores of a row for some pages, [rows, pages, PAGE], into weights, and add the weights to `sums`. `slots` loops over the
+        pages. After the exponentials of a page, `weigh` returns the array of its weights, and after they were added, `finish` changes the
+        weights by which values are multiplied."""
+        with k.scope():
+            highest, added = k.local("highest", PAGE), k.local("added", PAGE)
+            fill(k, highest, None, float("-inf"))
+            for slot in slots():
+                with k.vector(PAGE) as lane:
+                    highest[lane] = larger(highest[lane], scores[row, slot, lane])
+            spread_largest(k, highest)
+            with k.when(self.maximum[row, 0] < highest[0]):
+                self._raise_maximum(k, row, highest)
+            fill(k, added, None, 0.0)
+            for slot in slots():
+                with k.vector(PAGE) as lane:
+                    scores[row, slot, lane] = exp(scores[row, slot, lane] - self.maximum[row, lane])
+                weights = weigh(slot)
+                with k.vector(PAGE) as lane:
+                    added[lane] += cast(weights[row, slot, lane], F32)
+                finish(slot)
+            with k.vector(PAGE) as lane:
+                self.sums[row, lane] += added[lane]
+
+    def _raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
+        """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
+        rescale = k.local("rescale", PAGE)
+        with k.vector(PAGE) as lane:
+            rescale[lane] = exp(self.maximum[row, lane] - highest[lane])
+        with k.vector(PAGE) as lane:
+            self.maximum[row, lane] = highest[lane]
+        with k.vector(PAGE) as lane:
+            self.sums[row, lane] = self.sums[row, lane] * rescale[lane]
+        with lanes(k, self.values) as (c, lane):
+            self.values[row, c, lane] = self.values[row, c, lane] * rescale[lane]
+
+    def partial(self, k: Kernel, row: Dim) -> PartialSoftmax:
+        """Return the softmax of a row over the keys so far."""
+        total = k.local("fold", PAGE)
+        with k.vector(PAGE) as lane:
+            total[lane] = self.sums[row, lane]
+        fold_halves(k, total, operator.add)
+        return PartialSoftmax(self.largest(row), total[0], lambda c, lane: self.values[row, c, lane])
+
+    def largest(self, row: Dim) -> Scalar:
+        return self.maximum[row, 0]
+
+
+# --- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def fill(k: Kernel, array: Array, row: Dim | None, value: float) -> None:
+    """Fill the lanes of a vector, or those of a row of vectors."""
+    with k.vector(PAGE) as lane:
+        array[(lane,) if row is None else (row, lane)] = value
+
+
+@contextmanager
+def lanes(k: Kernel, values: Array) -> Generator[tuple[Dim, Dim]]:
+    """Loop over the parts of a value and their lanes."""
+    parts, width = (d.const for d in values.shape[-2:])
+    with k.serial("c", parts) as c, k.vector(width) as lane:
+        yield c, lane

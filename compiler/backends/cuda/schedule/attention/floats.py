@@ -1,0 +1,117 @@
+"""Attention on a GPU in f32. A run is one token. A block computes a split in steps:
+
+score   each thread multiplies one key by the queries of all the block's heads
+weigh   find top, the largest score, and replace each score by exp(score - top), its weight; add up the weights
+mix     each thread computes one element of the weighted sum of values, for all heads
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.backends.cuda.schedule.attention.walk import I64, LANES, LOWEST, SPLIT, Partial, Run, Walk
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.attention import Attention, Ragged
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import cast, const, fma, less, less_equal
+from compiler.ops.attention.kv_cache import PAGE, bound_layer
+from compiler.ops.attention.plain import CachedKey, RaggedKey, text_bounds
+
+
+def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
+    if not isinstance(prim.body, Attention):
+        return None
+    return replace(prim, body=FloatWalk(prim.body).body(), attrs={**prim.attrs, "schedule": "attention"})
+
+
+class FloatWalk(Walk):
+    def __init__(self, node: Attention) -> None:
+        super().__init__(node)
+        self.row_counts = (self.block_heads,)
+
+    def begins_run(self, t: Dim) -> Scalar:
+        return const(1, DType.BOOL)
+
+    def allocate(self) -> None:
+        k, rows = self.k, self.block_heads
+        self.rows, self.scores, self.lanes = (
+            k.shared("queries", rows, self.size),
+            k.shared("scores", rows, SPLIT),
+            k.shared("lanes", rows, LANES),
+        )
+        self.factors = k.shared("factors", 2, rows)
+        self.joined, self.found = (
+            Partial(k.shared(f"{name}_top", rows), k.shared(f"{name}_weights", rows), k.shared(f"{name}_means", rows, self.value_size))
+            for name in ("joined", "found")
+        )
+
+    def find_run(self, t: Dim, group: Dim) -> Run:
+        k, node, source = self.k, self.node, self.node.keys
+        sequence = k.let("s", cast(k.array(node.sequences)[t], I64))
+        start = end = layer = Dim.of(0)
+        if isinstance(source, Ragged):
+            start, end = text_bounds(k, k.array(source.starts), sequence, self.tokens)
+        else:
+            layer = bound_layer(k, source.layer, source.cache)
+        own = t - start if node.positions is None else k.let("position", cast(k.array(node.positions)[t], I64))
+        end = end - start if node.positions is None else own + 1
+        low = dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0)
+        return Run(t, group, Dim.of(1), sequence, low, end, start, layer)
+
+    def add_split(self, run: Run, rows: int, split: Dim) -> None:
+        k, scores, found = self.k, self.scores, self.found
+        low = k.let("low", dim_max(run.low - split * SPLIT, 0), SPLIT - 1)
+        high = k.let("high", dim_min(run.high - split * SPLIT, SPLIT), SPLIT)
+        with k.threads("i", SPLIT) as i:
+            with k.when(less_equal(low, i) & less(i, high)):
+                self._score(run, split * SPLIT + i, i)
+            with k.orelse(), k.unroll("g", rows) as g:
+                scores[g, i] = LOWEST
+        self.weigh(rows)
+        with k.threads("i", SPLIT) as i, self.own_elements(i) as j:
+            means = k.local("means", rows)
+            with k.unroll("g", rows) as g:
+                means[g] = 0.0
+            with k.serial("p", ceil_div(high, PAGE) - low // PAGE) as p:
+                first = k.let("first", dim_max((low // PAGE + p) * PAGE, low), SPLIT - 1)
+                end = dim_min((low // PAGE + p + 1) * PAGE, high)
+                page = self._page(run, split * SPLIT + first)
+                with k.serial("n", end - first) as n:
+                    value = k.local("value", 1)
+                    value[0] = self._key(run, split * SPLIT + first + n, page).value(run.group * rows, j)
+                    with k.unroll("g", rows) as g:
+                        means[g] = fma(scores[g, first + n], value[0], means[g])
+            with k.unroll("g", rows) as g:
+                found.means[g, j] = means[g]
+        self.join(rows)
+
+    def _score(self, run: Run, position: Dim, i: Dim) -> None:
+        k, heads = self.k, self.block_heads
+        key = self._key(run, position, self._page(run, position))
+        dots, element = k.local("dots", heads), k.local("element", 1)
+        with k.unroll("g", heads) as g:
+            dots[g] = 0.0
+        with k.serial("r", self.size) as r:
+            element[0] = key.element(run.group * heads, r)
+            with k.unroll("g", heads) as g:
+                dots[g] = fma(self.rows[g, r], element[0], dots[g])
+        own = run.token - run.start if self.node.positions is None else run.high - 1
+        with k.unroll("g", heads) as g:
+            self.scores[g, i] = self.finished(dots[g], self.head(run, g), position - own)
+
+    # --- reading keys and values ---------------------------------------------------------------------------------------
+
+    def _page(self, run: Run, position: Dim) -> Dim | None:
+        source = self.node.keys
+        if isinstance(source, Ragged):
+            return None
+        return self.k.let("page", cast(self.k.array(source.tables)[run.sequence, position // PAGE], I64))
+
+    def _key(self, run: Run, position: Dim, page: Dim | None) -> CachedKey | RaggedKey:
+        k, source = self.k, self.node.keys
+        if isinstance(source, Ragged):
+            return RaggedKey(k, source, Dim.of(self.heads), run.start + position)
+        assert page is not None
+        return CachedKey(k, source, Dim.of(self.heads), Dim.of(self.size), run.layer, page, position % PAGE)

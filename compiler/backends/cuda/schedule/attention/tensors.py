@@ -1,0 +1,183 @@
+"""Attention on tensor cores, over pages of bf16. In one array in shared memory, `scratch`, a block computes
+
+    queries * keys -> scores -> weights of bf16 -> weights * values
+
+A run is as many adjacent tokens of one sequence as fit. A run that fits the lowest tile, such as the token of a decode step, uses that
+tile. A row joins only splits in which it sees a key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.backends.cuda.schedule.attention.walk import F32, FEW, I32, I64, LANES, LOWEST, SPLIT, Partial, Run, Walk
+from compiler.backends.cuda.schedule.rows import fold_threads
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.attention import Attention, Paged
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, cast, const, equal, index, less, less_equal, maximum, minimum, not_equal, select
+from compiler.machine.intrinsics.block_code import EIGHT
+from compiler.machine.intrinsics.mma_pages import PageScores, PageValues, query_pitch, rows_for, scratch_pitch
+from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
+
+BF16 = DType.BF16
+PAGES = SPLIT // PAGE  # number of pages of a split
+
+
+def schedule_tensor_attention(prim: PrimFunc) -> PrimFunc | None:
+    match prim.body:
+        case Attention(keys=Paged(scales=None) as source) as node if node.positions is not None:
+            pass
+        case _:
+            return None
+    if source.cache.dtype is not BF16 or not rows_for(node.queries.shape[2].const, node.out.shape[2].const):
+        return None
+    return replace(prim, body=TensorWalk(node, source).body(), attrs={**prim.attrs, "schedule": "tensor attention"})
+
+
+class TensorWalk(Walk):
+    pages: Array  # the pages of the split
+    same: Array  # [tokens + 1]: whether the token can be in a run with the first token
+    first: Array  # [tokens + 1]: the first position that a token sees
+    end: Array  # [tokens + 1]: one past the last position that a token sees; the last element is for rows without a token
+    bounds: Array  # five values of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
+    flags: Array  # for each thread, whether it found a mean that is not finite; in the end flags[0] says whether any thread did
+
+    def __init__(self, node: Attention, source: Paged) -> None:
+        super().__init__(node)
+        self.source, self.most_rows = source, rows_for(self.size, self.value_size)
+        self.row_counts = tuple(sorted({EIGHT, self.most_rows}))
+
+    @property
+    def most_tokens(self) -> int:
+        """The maximum number of tokens of a run."""
+        return self.most_rows // self.block_heads
+
+    def allocate(self) -> None:
+        k, rows, tokens = self.k, self.most_rows, self.most_tokens + 1
+        self.rows = k.shared("queries", rows, query_pitch(self.size), dtype=BF16)
+        self.scores = k.shared("scratch", rows, scratch_pitch(self.size))
+        self.lanes, self.factors = k.shared("lanes", rows, LANES), k.shared("factors", 2, rows)
+        self.joined = Partial(k.shared("top", rows), k.shared("weights", rows), k.shared("means", rows, self.value_size))
+        self.found = Partial(k.shared("found_top", rows), k.shared("found_weights", rows), self.scores)
+        self.same, self.first, self.end = (k.shared(name, tokens, dtype=I32) for name in ("same", "first", "end"))
+        sizes = {"pages": PAGES, "bounds": 5, "flags": SPLIT}
+        self.pages, self.bounds, self.flags = (k.shared(name, size, dtype=I32) for name, size in sizes.items())
+
+    # --- the run of a block --------------------------------------------------------------------------------------------
+
+    def begins_run(self, t: Dim) -> Scalar:
+        ids = self.k.array(self.node.sequences)
+        return equal(index(t % self.most_tokens), 0) | not_equal(ids[t], ids[dim_max(t - 1, 0)])
+
+    def find_run(self, t: Dim, group: Dim) -> Run:
+        """Find the run that begins at token `t`, and write the positions that its tokens see. With at most FEW tokens, every token is a run
+        of its own."""
+        k, node, most = self.k, self.node, self.most_tokens
+        assert node.positions is not None
+        ids, positions = k.array(node.sequences), k.array(node.positions)
+        with k.threads("i", most + 1) as i:
+            near = dim_min(t + i, self.tokens - 1)
+            own = k.let("own", cast(positions[near], I64))
+            is_next = less(t % most + i, most) & less(t + i, self.tokens) & less(FEW, self.tokens) & equal(ids[near], ids[t])
+            self.same[i] = select(is_next | less(i, 1), const(1, I32), 0)
+            self.first[i] = cast(index(dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0)), I32)
+            self.end[i] = select(is_next | less(i, 1), cast(index(own + 1), I32), 0)
+        with k.threads("i", 1):
+            bounds = self.bounds
+            bounds[0] = 0
+            bounds[1] = self.first[0]
+            bounds[2] = 0
+            bounds[3] = self.first[0]
+            bounds[4] = self.end[0]
+            last = k.let("last", select(self.is_few, const(1, I64), index(most + 1)), most + 1)
+            with k.serial("u", last) as u:
+                with k.when(equal(bounds[0], cast(index(u), I32)) & not_equal(self.same[u], 0)):
+                    bounds[0] = bounds[0] + 1
+                    bounds[1] = minimum(bounds[1], self.first[u])
+                    bounds[2] = maximum(bounds[2], self.end[u])
+                    bounds[3] = maximum(bounds[3], self.first[u])
+                    bounds[4] = minimum(bounds[4], self.end[u])
+                with k.orelse():
+                    self.end[u] = 0
+        sequence, most_keys = k.let("s", cast(ids[t], I64)), self.source.tables.shape[1] * PAGE
+        count = k.let("count", cast(self.bounds[0], I64), self.most_tokens)
+        low, high = (k.let(name, cast(self.bounds[i], I64), most_keys) for i, name in ((1, "low"), (2, "high")))
+        return Run(t, group, count, sequence, low, high, Dim.of(0), bound_layer(k, self.source.layer, self.source.cache))
+
+    # --- attention to a split ------------------------------------------------------------------------------------------
+
+    def add_split(self, run: Run, rows: int, split: Dim) -> None:
+        """Join a split with the splits before it. If tokens see different keys of the split, and a mean is not finite, a value may have
+        reached a row that does not see its key, because 0 * NaN is NaN. Then each token is computed alone, without the keys that the token
+        does not see."""
+        k, bounds = self.k, self.bounds
+        if rows < 2 * self.block_heads:  # one token
+            self._sum(run, rows, split, (index(run.low), index(run.high)), None)
+            self.join(rows)
+            return
+        with k.serial("pass", self.most_tokens + 1) as number:
+            together = less(number, 1)
+            with k.when(together | not_equal(self.flags[0], 0)):
+                own = dim_max(number - 1, 0)
+                seen = [
+                    select(together, index(of_run), cast(of_token[own], I64))
+                    for of_run, of_token in ((run.low, self.first), (run.high, self.end))
+                ]
+                self._sum(run, rows, split, (seen[0], seen[1]), number)
+                with k.when(together):
+                    starts, ends = (cast(bounds[i], I64) for i in (3, 4))
+                    differ = (index(split * SPLIT) < starts) | (ends < minimum(index(run.high), index((split + 1) * SPLIT)))
+                    self._flag_not_finite(rows, differ)
+                with k.when(~together | equal(self.flags[0], 0)):
+                    self.join(rows)
+
+    def _flag_not_finite(self, rows: int, differ: Scalar) -> None:
+        """Set flags[0] if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite numbers."""
+        k, found, flags = self.k, self.found, self.flags
+        with k.threads("i", SPLIT) as i:
+            flags[i] = 0
+            with k.when(differ), k.serial("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)), self.own_elements(i) as j:
+                flags[i] = select(equal(found.means[r, j] - found.means[r, j], 0.0), flags[i], 1)
+        fold_threads(k, flags, SPLIT, maximum)
+
+    def _sum(self, run: Run, rows: int, split: Dim, seen: tuple[Scalar, Scalar], number: Dim | None) -> None:
+        """Compute the softmax of a split: its top, its sum of weights and its means. If `number` is above 0, compute only token `number` -
+        1 of the run."""
+        k, source, scratch = self.k, self.source, self.scores
+        bounds = (k.let(name, x, source.tables.shape[1] * PAGE) for name, x in zip(("seen_from", "seen_to"), seen, strict=True))
+        low, high = (dim_min(dim_max(x - split * SPLIT, 0), SPLIT) for x in bounds)
+        first, end = low // PAGE, ceil_div(high, PAGE)
+        with k.threads("i", PAGES) as i, k.when(less_equal(first, i) & less(i, end)):
+            self.pages[i] = cast(k.array(source.tables)[run.sequence, split * PAGES + i], I32)
+        stride = source.cache.shape[3] * source.cache.shape[4]
+        kv_head = run.group // (self.shared_heads // self.block_heads)
+        keys, values = (k.array(source.cache)[run.layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
+        pages = self.pages[0]
+        k.tile(PageScores(rows, self.size), scratch[0, 0], self.rows[0, 0], keys, pages, dims=(stride, first, end))
+        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
+            self._mask(run, split * SPLIT + i, r, i, number)
+        self.weigh(rows, lambda weight: cast(cast(weight, BF16), F32))
+        k.tile(
+            PageValues(rows, self.value_size, 0 if source.has_values else self.size),
+            scratch[0, 0],
+            scratch[0, 0],
+            values,
+            pages,
+            dims=(stride, low, high),
+        )
+
+    def _mask(self, run: Run, position: Dim, r: Dim, i: Dim, number: Dim | None) -> None:
+        """Finish the score of a key. If the row sees the key, scale, cap and bias the score; otherwise set it to LOWEST."""
+        k, slot, scratch = self.k, self.slot(r), self.scores
+        at = index(position)
+        sees = (cast(self.first[slot], I64) <= at) & (at < cast(self.end[slot], I64))
+        if number is not None:
+            sees = sees & (less(number, 1) | equal(index(slot + 1), index(number)))
+        with k.when(sees):
+            own = Dim.of(0) if self.node.bias is None else k.let("own", cast(self.end[slot], I64)) - 1
+            scratch[r, i] = self.finished(scratch[r, i], self.head(run, r), position - own)
+        with k.orelse():
+            scratch[r, i] = LOWEST

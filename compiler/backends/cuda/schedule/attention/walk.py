@@ -1,0 +1,283 @@
+"""The walk of a block over the splits of the keys that its rows see."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.attention import Attention, Ragged
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Stmt
+from compiler.ir.loops.write import (
+    Array,
+    Kernel,
+    cast,
+    const,
+    equal,
+    exp,
+    fma,
+    halvings,
+    index,
+    less,
+    less_equal,
+    maximum,
+    not_equal,
+    select,
+)
+from compiler.machine.intrinsics.arrive import Arrive
+from compiler.ops.attention.kv_cache import PAGE
+from compiler.ops.attention.plain import capped, relative
+
+F32, I32, I64 = DType.F32, DType.I32, DType.I64
+LOWEST = float("-inf")
+ZERO = const(0.0, F32)
+SPLIT = Arrive.threads  # number of keys of a split, and of threads of a block
+FEW = 8  # maximum number of tokens whose splits run in parallel
+MOST_HEADS = 8  # maximum number of heads of a block
+LANES = 16  # number of threads that reduce the scores of a row
+
+State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """An array of online softmaxes. Each is over some of a row's keys."""
+
+    top: Array
+    weights: Array  # the sum of exp(score - top)
+    means: Array  # the sum of weighted values, by row and element
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Adjacent tokens of one sequence, with a group of heads."""
+
+    token: Dim  # index of the first token
+    group: Dim  # index of the group of heads
+    count: Dim  # number of tokens
+    sequence: Dim
+    low: Dim  # the first position that a token of the run sees
+    high: Dim  # one past the last position that a token of the run sees
+    start: Dim  # the index of the sequence's first key in concatenated texts
+    layer: Dim  # the layer of the cache
+
+    @property
+    def first_split(self) -> Dim:
+        return self.low // SPLIT
+
+    @property
+    def num_splits(self) -> Dim:
+        return ceil_div(self.high, SPLIT) - self.first_split
+
+
+class Walk(ABC):
+    """Writes the kernel of an attention node. Subclasses are units: they allocate shared memory for the rows of a block, find runs, and
+    compute splits."""
+
+    row_counts: tuple[int, ...]  # the numbers of rows of a block for which there is code; a run uses the first that suffices
+    rows: Array  # [rows, pitch]: the queries
+    scores: Array  # [rows, pitch]: the scores of a split, then its weights
+    lanes: Array  # [rows, LANES]
+    joined: Partial  # the softmax over all splits so far
+    found: Partial  # the softmax over the current split
+    factors: Array  # [2, rows]: the factors of `joined` and of `found` when they are joined
+
+    def __init__(self, node: Attention) -> None:
+        self.node, self.k = node, Kernel()
+        self.out, self.queries = self.k.arrays(node.out, node.queries)
+        self.tokens, heads, size = self.queries.shape
+        self.heads, self.size, self.value_size = heads.const, size.const, self.out.shape[2].const
+        kv_heads = (node.keys.keys.shape[1] if isinstance(node.keys, Ragged) else node.keys.cache.shape[3]).const
+        self.shared_heads = self.heads // kv_heads  # number of query heads that share a kv head
+        self.block_heads = next(n for n in range(min(MOST_HEADS, self.shared_heads), 0, -1) if self.shared_heads % n == 0)
+        self.groups, self.is_few = self.heads // self.block_heads, less(self.tokens, FEW + 1)
+
+    # --- what a unit computes ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begins_run(self, t: Dim) -> Scalar:
+        """Return whether a run begins at token `t`, if there are more than FEW tokens. Otherwise every token is a run."""
+
+    @abstractmethod
+    def allocate(self) -> None:
+        """Allocate shared memory."""
+
+    @abstractmethod
+    def find_run(self, t: Dim, group: Dim) -> Run: ...
+
+    @abstractmethod
+    def add_split(self, run: Run, rows: int, split: Dim) -> None:
+        """Compute the softmax of a split, and join it with the splits before it."""
+
+    # --- blocks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def most_splits(self) -> Dim:
+        source = self.node.keys
+        return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
+
+    def body(self) -> Stmt:
+        k, few, splits, groups = self.k, dim_min(self.tokens, FEW), self.most_splits, self.groups
+        shape = few, self.heads, splits
+        stored = Partial(k.workspace("tops", *shape), k.workspace("sums", *shape), k.workspace("means", *shape, self.value_size))
+        arrived = k.counters("arrived", FEW, groups)
+        num_blocks = dim_max(few * groups * splits, self.tokens * groups)
+        with k.grid("b", num_blocks) as b:
+            split, t, group = k.unravel(b, [("split", num_blocks), ("t", self.tokens), ("group", Dim.of(groups))])
+            with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t))):
+                self.allocate()
+                run = self.find_run(t, group)
+                first = k.let("begin", select(self.is_few, index(split), index(run.first_split)), splits)
+                count = k.let("num", select(self.is_few, const(1, I64), index(run.num_splits)), splits)
+                with k.when(less(first, ceil_div(run.high, SPLIT)) & less_equal(run.first_split, first)):
+                    least, *more = self.row_counts
+                    with k.when(less_equal(run.count * self.block_heads, least)) if more else nullcontext():
+                        self._attend(run, least, (first, count), stored, arrived)
+                    for rows in more:
+                        with k.orelse():
+                            self._attend(run, rows, (first, count), stored, arrived)
+        return k.body()
+
+    def _attend(self, run: Run, rows: int, splits: tuple[Dim, Dim], stored: Partial, arrived: Array) -> None:
+        """Compute some splits of a run: a first split and a number of splits."""
+        k, joined, (first, count) = self.k, self.joined, splits
+        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
+            with self.own_elements(i, self.size) as j:
+                token = dim_min(run.token + self.slot(r), self.tokens - 1)
+                self.rows[r, j] = cast(self.queries[token, self.head(run, r), j], self.rows.dtype)
+            with self.own_elements(i) as j:
+                joined.means[r, j] = 0.0
+        with k.threads("r", rows) as r:
+            top, weights = self._begin(self.head(run, r))
+            # With few tokens, the sink is added later, when the last block of a token joins the splits.
+            joined.top[r] = select(self.is_few, const(LOWEST, F32), top)
+            joined.weights[r] = select(self.is_few, ZERO, weights)
+        with k.serial("n", count) as n:
+            self.add_split(run, rows, first + n)
+        with k.when(self.is_few):
+            self._store_split(run, first, stored, arrived)
+        with (
+            k.orelse(),
+            k.threads("i", SPLIT) as i,
+            k.serial("r", rows) as r,
+            k.when(less(self.slot(r), run.count)),
+            self.own_elements(i) as j,
+        ):
+            self.out[run.token + self.slot(r), self.head(run, r), j] = cast(joined.means[r, j] / joined.weights[r], self.out.dtype)
+
+    def _store_split(self, run: Run, split: Dim, stored: Partial, arrived: Array) -> None:
+        """Write the softmax of one split to memory. The last block of the token then joins all splits."""
+        k, t, joined = self.k, run.token, self.joined
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
+            h = self.head(run, g)
+            with k.when(less(i, 1)):
+                stored.top[t, h, split] = joined.top[g]
+                stored.weights[t, h, split] = joined.weights[g]
+            with self.own_elements(i) as j:
+                stored.means[t, h, split, j] = joined.means[g, j]
+        is_last = k.shared("is_last", 1, dtype=I32)
+        k.tile(Arrive(), is_last[0], arrived[t, run.group], dims=(run.num_splits,))
+        with k.when(equal(is_last[0], 1)), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
+            self._join_stored(run, self.head(run, g), j, stored)
+
+    def _join_stored(self, run: Run, h: Dim, j: Dim, stored: Partial) -> None:
+        """Join all splits of a token, and write element `j` of the mean."""
+        k, t = self.k, run.token
+        own, after = k.local("own", 3), k.local("after", 3)
+        own[0], own[1] = self._begin(h)
+        own[2] = 0.0
+        with k.serial("n", run.num_splits) as n:
+            split = run.first_split + n
+            found = stored.top[t, h, split], stored.weights[t, h, split], stored.means[t, h, split, j]
+            after[0], after[1], after[2] = _join((own[0], own[1], own[2]), found)
+            for i in range(3):
+                own[i] = after[i]
+        self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
+
+    def _begin(self, h: Dim) -> tuple[Scalar, Scalar]:
+        """Return the largest score and the sum of weights before the first key. If the head has a sink, these are the sink's score and 1,
+        because a sink is a key without a value."""
+        if self.node.sinks is None:
+            return const(LOWEST, F32), ZERO
+        return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
+
+    # --- what units share ----------------------------------------------------------------------------------------------
+
+    def slot(self, r: Dim) -> Dim:
+        """Return the index of a row's token within the run."""
+        return r // self.block_heads
+
+    def head(self, run: Run, r: Dim) -> Dim:
+        return run.group * self.block_heads + r % self.block_heads
+
+    def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
+        """Scale, cap and bias a score. `distance` is that of the key from the query."""
+        score = capped(dot * self.node.scale, self.node.softcap)
+        if self.node.bias is None:
+            return score
+        return score + cast(self.k.array(self.node.bias)[head, relative(self.node.bias, distance)], F32)
+
+    def weigh(self, rows: int, round: Callable[[Scalar], Scalar] = lambda weight: weight) -> None:
+        """Turn the scores of a split into weights, and find their top and their sum."""
+        k, scores, found = self.k, self.scores, self.found
+        self._fold(scores, self.lanes, found.top, rows, maximum)
+        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
+            scores[r, i] = round(exp(scores[r, i] - found.top[r]))
+        self._fold(scores, self.lanes, found.weights, rows, lambda a, b: a + b)
+
+    def join(self, rows: int) -> None:
+        """Join the current split with the splits before it, in rows that see a key of the split. In other rows, the weights are NaN."""
+        k, joined, found, factors = self.k, self.joined, self.found, self.factors
+        with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
+            top = k.local("new_top", 1)
+            top[0] = maximum(joined.top[r], found.top[r])
+            factors[0, r] = exp(joined.top[r] - top[0])
+            factors[1, r] = exp(found.top[r] - top[0])
+            joined.weights[r] = fma(found.weights[r], factors[1, r], joined.weights[r] * factors[0, r])
+            joined.top[r] = top[0]
+        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)), self.own_elements(i) as j:
+            joined.means[r, j] = fma(found.means[r, j], factors[1, r], joined.means[r, j] * factors[0, r])
+
+    @contextmanager
+    def own_elements(self, i: Dim, size: int | None = None) -> Generator[Dim]:
+        """Loop over the elements of a value that a thread computes, or over its share of `size` elements."""
+        size = self.value_size if size is None else size
+        with self.k.serial("u", -(-size // SPLIT)) as u:
+            j = i + u * SPLIT
+            with self.k.when(less(j, size)):
+                yield j
+
+    def _fold(self, scores: Array, lanes: Array, result: Array, rows: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        """Reduce the scores of each row. First each lane combines the scores that are LANES apart; then halves of the lanes are
+        combined."""
+        k = self.k
+        with self._lanes_of(rows, LANES) as (g, lane):
+            total: Scalar = scores[g, lane]
+            for distance in range(LANES, SPLIT, LANES):
+                total = combine(total, scores[g, lane + distance])
+            lanes[g, lane] = total
+        for half in halvings(LANES):
+            with self._lanes_of(rows, half) as (g, lane):
+                lanes[g, lane] = combine(lanes[g, lane], lanes[g, lane + half])
+        with k.threads("g", rows) as g:
+            result[g] = lanes[g, 0]
+
+    @contextmanager
+    def _lanes_of(self, rows: int, count: int) -> Generator[tuple[Dim, Dim]]:
+        """Distribute `count` lanes of each row among threads."""
+        k, at_once = self.k, SPLIT // count
+        with k.threads("i", min(rows, at_once) * count) as i, k.serial("m", -(-rows // at_once)) as m:
+            g = m * at_once + i // count
+            with k.when(less(g, rows)) if rows > at_once and rows % at_once else nullcontext():
+                yield g, i % count
+
+
+def _join(earlier: State, later: State) -> State:
+    """Join two online softmaxes over different keys into the softmax over all these keys."""
+    top = maximum(earlier[0], later[0])
+    a, b = exp(earlier[0] - top), exp(later[0] - top)
+    return top, fma(later[1], b, earlier[1] * a), fma(later[2], b, earlier[2] * a)
