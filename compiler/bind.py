@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from math import prod
@@ -54,6 +54,28 @@ def bind_weights(
     session.bind(entry, bound)
     progress(1.0)
     return bound
+
+
+class Rebinding:
+    """Binds the weights of an entry point several times. Only what depends on the tensors that changed is prepared again."""
+
+    def __init__(self, session: Session, executable: Executable, entry: str) -> None:
+        self._session, self._executable, self._entry = session, executable, entry
+        self._plain: dict[str, Array] = {}
+        self._prepared: dict[str, Sequence[Array]] = {}  # results by preparation
+
+    def bind(self, source: WeightSource, changed: Container[str] | None = None) -> None:
+        """Bind the tensors of a source. `changed` names those that differ from the source of the last call; None: all."""
+        step, preparations = self._executable.meta.functions[self._entry], self._executable.preparations(self._entry)
+        num_plain = len(step.weights) - step.num_prepared
+        plain, computed = ([p.name for p in params] for params in (step.weights[:num_plain], step.weights[num_plain:]))
+        self._plain |= {name: _row_major(source.read(name)) for name in plain if changed is None or name in changed}
+        with _preparing(self._session, self._executable) as host:
+            for prepare in preparations:
+                if changed is None or any(p.name in changed for p in prepare.params):
+                    self._prepared[prepare.name] = host.call(prepare.name, *(_row_major(source.read(p.name)) for p in prepare.params))
+        made = (value for prepare in preparations for value in self._prepared[prepare.name])
+        self._session.bind(self._entry, self._plain | dict(zip(computed, made, strict=True)))
 
 
 def bind_values(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use the weights (deploy/use.py)
 
+    quantised/KEY.rsq                   matrices of one checkpoint, quantised for one budget by one text (deploy/quantizing/kept.py)
+
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
@@ -43,12 +45,13 @@ from server.interfaces import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
+QUANTISED_SUFFIX = ".rsq"
 MODELS_SUFFIX = ".models"
 MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
-_OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin|code)(\..+)?")
+_OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|costs|models|cubin|code)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
@@ -61,7 +64,11 @@ class Part(StrEnum):
     ASSEMBLED = "code assembled for GPUs"
     EXPORT = "exports for browsers"
     KERNEL = "machine code of kernels"
+    QUANTISED = "quantised weights"
     LEFTOVER = "leftovers of interrupted loads"
+
+
+INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED)  # what is of use without a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +89,20 @@ class Kept:
         self._weights = folder / "weights"
         self._kernels = folder / "kernels"
         self._exports = folder / "exports"
+        self._quantised = folder / "quantised"
 
     def require_private(self) -> None:
         """Raise UnsafeCache if another user can write to one of the folders."""
-        for folder in (self.folder, self.executables.folder, self._weights, self._kernels, self._exports):
+        for folder in (self.folder, self.executables.folder, self._weights, self._kernels, self._exports, self._quantised):
             require_private(folder)
 
     def weights_of(self, key: str, digest: str) -> Path:
         """Return the path of the packed weights of one program and one checkpoint."""
         return self._weights / f"{key}-{digest[:32]}{WEIGHTS_SUFFIX}"
+
+    def quantised_of(self, digest: str) -> Path:
+        """Return the path of the quantised matrices of one checkpoint, for one budget and one text."""
+        return self._quantised / f"{digest}{QUANTISED_SUFFIX}"
 
     def costs_of(self, key: str, num_threads: int) -> Path:
         """Return the path of the measured step times of a program."""
@@ -139,7 +151,7 @@ class Kept:
             used = (w.used_s for w in weights if w.key == program.key)
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
         assembled = list(self._assembled())
-        found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported()]
+        found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported(), *self._kept_matrices()]
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
@@ -148,9 +160,7 @@ class Kept:
         removed items."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
-        going = [
-            item for item in items if item.part not in (Part.EXPORT, Part.KERNEL) and (item.part is Part.LEFTOVER or item.key not in keys)
-        ]
+        going = [item for item in items if item.part not in INDEPENDENT and (item.part is Part.LEFTOVER or item.key not in keys)]
         if keep_bytes is not None:
             staying = sorted((item for item in items if item not in going), key=lambda item: (item.used_s, item.part is Part.PROGRAM))
             total, now = sum(item.num_bytes for item in staying), time.time()
@@ -168,6 +178,9 @@ class Kept:
         for path in self.executables.paths():
             yield path, _fault(lambda path=path: self.executables.verify(path))
         for item in self._packed():
+            path = item.paths[0]
+            yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
+        for item in self._kept_matrices():
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
         for item in (*self._assembled(), *self._kept_kernels()):
@@ -221,6 +234,13 @@ class Kept:
                     status = path.stat()
                     yield Item(Part.KERNEL, (path,), path.stem, status.st_size, status.st_mtime)
 
+    def _kept_matrices(self) -> Iterator[Item]:
+        for path in sorted(self._quantised.glob(f"*{QUANTISED_SUFFIX}")):
+            if _OURS.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield Item(Part.QUANTISED, (path,), path.stem, status.st_size, status.st_mtime)
+
     def _exported(self) -> Iterator[Item]:
         for path in sorted(self._exports.glob("*")):
             if _KEY.fullmatch(path.name):
@@ -229,7 +249,13 @@ class Kept:
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         now = time.time()
-        for path in (*self.executables.folder.glob("*"), *self._weights.glob("*"), *self._kernels.glob("*"), *self._exports.glob(".*")):
+        for path in (
+            *self.executables.folder.glob("*"),
+            *self._weights.glob("*"),
+            *self._kernels.glob("*"),
+            *self._quantised.glob("*"),
+            *self._exports.glob(".*"),
+        ):
             if path not in of_items and _OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):
                     status = path.stat()

@@ -25,7 +25,7 @@ from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.plan import WORKER_BYTES
 from runtime.cache_groups import PAGE_SIZE
 
-FORMS = ("auto", "bf16", "int8", "int4", "f32")
+FORMS = ("auto", "bf16", "int8", "4bit", "f32")
 HEADS = ("lm_head.weight", "output.weight")
 SAMPLES = 3  # number of matrices on which the error is measured
 SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the error is measured
@@ -71,7 +71,7 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
 
 def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
     """Estimate the bytes of the weights, without the padding of the last panels."""
-    tensors = files.source(format).tensors
+    tensors = (files.weights if format.budget else files.source(format)).tensors
     integers = {f"{name}.{part}" for name, form in forms_of(tensors).items() for part in form.parts}
     total = sum(info.num_bytes if name in integers else _bytes(name, info, format) for name, info in _used(files, tensors))
     if not files.config.tie_word_embeddings:
@@ -90,11 +90,18 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
     count = prod(info.shape)
     if len(info.shape) < 2:
         return 4 * count
+    if format.budget and is_held(name):
+        return round(count * (_head_bits() if name.endswith(HEADS) else format.budget) / 8)
     if not is_held(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
         return count * info.dtype.itemsize
     if format.bits == 16:
         return 2 * count
     return quantised_bytes(info, WeightFormat(8) if name.endswith(HEADS) and format.bits < 8 else format)
+
+
+def _head_bits() -> float:
+    """Return the bits per weight of a head beside matrices with a budget. Many machines store numbers of 6 bits in bytes."""
+    return (6 if any(tile.format.bits == 6 for tile in product_tiles(host()).integers) else 8) + 0.4
 
 
 def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
@@ -112,12 +119,14 @@ def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
 
 def _divides(files: ModelFiles, format: WeightFormat) -> bool:
     """Return whether the group size divides the rows of all matrices."""
+    if format.budget:
+        return True
     matrices = (info for name, info in files.weights.tensors.items() if is_held(name) and len(info.shape) > 1)
     return not format.group or all(info.shape[-1] % format.group == 0 for info in matrices)
 
 
 def _loss(files: ModelFiles, format: WeightFormat) -> float:
-    if format.as_stored:
+    if format.as_stored and not format.budget:
         return 0.0
     power, error = 0.0, 0.0
     for w in _samples(files.weights):
@@ -130,6 +139,9 @@ def _loss(files: ModelFiles, format: WeightFormat) -> float:
 def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
     """Return the values of a matrix after rounding to this format."""
     wide = w.astype(np.float32)
+    if format.budget:  # plain rounding of the narrowest common form; the search leaves larger errors where nothing depends on them
+        parts = INTERPRET["quantize"](wide, bits=4, group=32, symmetric=False, dtype="f32")
+        return INTERPRET["dequantize"](*parts, bits=4, group=32, shifted=False, dtype="f32", kind="int")
     if format.bits == 32 or (format.bits == 16 and w.dtype.itemsize == 2):
         return wide
     if format.bits == 16:

@@ -124,7 +124,7 @@ def remedies(known: Opened, found: Inspection) -> Iterator[str]:
         num_tokens = room // found.plan.page_bytes * PAGE_SIZE
         yield f"--kv-cache-bytes {room >> 20}M: {num_tokens} tokens of context for all sequences together"
         return
-    for quantize in ("int8", "int4"):
+    for quantize in ("int8", "4bit"):
         if quantize == found.quantize:
             continue
         smaller_load = msgspec.structs.replace(known.load, quantize=quantize)

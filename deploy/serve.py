@@ -71,6 +71,7 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
         reserved_bytes=spec.reserved_bytes,
         kv_share=spec.kv_share,
         embeddings=spec.embeddings,
+        calibrate=spec.calibrate,
     )
 
 

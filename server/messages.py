@@ -133,6 +133,7 @@ class Load(Message, frozen=True, tag=True):
     device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
     hub_token: str | None = None  # token for downloads; None: use a token from a file or an environment variable of this machine
     verify: bool = False  # verify all cached files before use, because the last worker found damaged ones
+    calibrate: str = ""  # path of the text by which a format such as 4bit is quantised; "": the built-in text
     reserved_bytes: int = 0  # free bytes that the KV cache must leave for models that are not loaded yet
     kv_share: float = 1.0  # share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
     restart: bool = False  # this server has served the model before, so verify cached files while serving

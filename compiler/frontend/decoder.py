@@ -4,6 +4,7 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
+    observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
 A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group. Models with states
 have further arguments, listed in `runtime/step_arguments.py`.
@@ -31,7 +32,7 @@ from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.embedding import EMBEDDING
 from runtime.cache_groups import KVGroup, StateGroup
 
-ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
+ENTRY, HIDDEN, BOTH, OBSERVED = "step", "hidden", "both", "observed"
 PREFIX = "model."
 UNUSED = (
     # Tables that the program recomputes, and heads of models with tied embeddings.
@@ -65,7 +66,19 @@ def build_step(
     entry: str = ENTRY,
     forms: Mapping[str, Form] = NO_FORMS,
 ) -> IRModule:
-    net = Net(dtypes, format, forms=forms)
+    return _module(Net(dtypes, format, forms=forms), config, bounds, cache_dtype, entry)
+
+
+def build_observed(
+    config: ModelConfig, dtypes: Mapping[str, DType], bounds: StepBounds, cache_dtype: DType, format: WeightFormat
+) -> tuple[IRModule, tuple[tuple[str, ...], ...]]:
+    """Build the program `observed`. Also return, for each of its `squares`, the names of the matrices that read this input."""
+    squares: dict[tuple[str, ...], Var] = {}
+    module = _module(Net(dtypes, format, squares=squares), config, bounds, cache_dtype, OBSERVED)
+    return module, tuple(squares)
+
+
+def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DType, entry: str) -> IRModule:
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     r, h = DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     m, i32 = DimVar("m", 0, min(bounds.max_tokens, bounds.max_tokens // PAGE + bounds.max_seqs)), DType.I32
@@ -81,7 +94,7 @@ def build_step(
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
-    family, prefix = decoder_family(config.family), _prefix(dtypes)
+    family, prefix = decoder_family(config.family), _prefix(net.dtypes)
     step = Step(net, config, batch, prefix, f"{prefix}{family.embedding}", t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
         net.builder.returns(_result(step, family, entry))
@@ -128,6 +141,8 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
         hidden = _hidden(step, family, x, batch.logit_rows)
         return hidden if step.config.classes is None else classified(step, hidden, step.config.classes)
     found = logits(step, _hidden(step, family, x, batch.logit_rows))
+    if step.net.squares is not None:
+        return step.net.builder.emit(MakeTuple((found, *step.net.squares.values())))
     if batch.hidden_rows is None:
         return found
     return step.net.builder.emit(MakeTuple((found, _hidden(step, family, x, batch.hidden_rows))))

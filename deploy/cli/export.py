@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import EMBEDDINGS, KvDtype, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, MaxContext, Quantize, Source, load_of
 from runtime.units import in_units
 
 
@@ -23,6 +23,7 @@ def export(
     ] = None,
     shared: Annotated[bool, typer.Option("--shared", help="Write libMODEL.so, a shared library, beside libMODEL.a.")] = False,
     quantize: Quantize = "auto",
+    calibrate: Calibrate = "",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
     embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
@@ -33,7 +34,7 @@ def export(
 
       relaxserve export demo --target web
 
-      relaxserve export ~/models/Qwen2.5-0.5B-Instruct --quantize int4 -o site/qwen
+      relaxserve export ~/models/Qwen2.5-0.5B-Instruct --quantize 4bit -o site/qwen
 
       relaxserve export demo --target riscv64-linux --shared
     """
@@ -52,7 +53,7 @@ def export(
         raise typer.BadParameter(
             "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
         )
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host")
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host", calibrate=calibrate)
     load = msgspec.structs.replace(load, embeddings=embeddings)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:

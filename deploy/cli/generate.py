@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import Device, KvDtype, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvDtype, MaxContext, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
     from deploy.generate import Answer
@@ -23,6 +23,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = 0,
     quantize: Quantize = "auto",
+    calibrate: Calibrate = "",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
     target: Target = "host",
@@ -40,7 +41,7 @@ def generate(
     from deploy.generate import Prompt, generate_text, require_generator
     from deploy.model_loading.load import loaded
 
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device, calibrate)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)

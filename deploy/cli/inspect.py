@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 from runtime.units import in_units
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Source,
     quantize: Quantize = "auto",
+    calibrate: Calibrate = "",
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,
@@ -46,7 +47,7 @@ def inspect(
     from deploy.inspection import compiled, inspection_of, remedies
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate)
     with stages(load.name) as report:
         known = compiled(begin(load, report))
         found = inspection_of(known)

@@ -19,6 +19,7 @@ from deploy import demo
 from deploy.cli.output import Bars, errors
 from deploy.cli.sources import (
     ALIAS,
+    CALIBRATE,
     DEVICE,
     EMBEDDINGS,
     KV_CACHE_BYTES,
@@ -227,6 +228,7 @@ OPTIONS = {"aliases": "--alias"}  # options whose name is not that of the field
 # Options that apply to every model named on the command line. The key is the field of a load that the option sets.
 FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
+    "calibrate": _of_models(str, CALIBRATE, "FILE"),
     "max_context": _of_models(int, MAX_CONTEXT, "N", parser=_within(LEAST_CONTEXT, 2**31 - 1)),
     "max_batch": _of_models(int, MAX_BATCH, "N", parser=_within(1, MOST_SEQUENCES)),
     "max_gap_ms": _of_models(int, MAX_GAP_MS, "N", parser=_within(1, LONGEST_GAP_MS)),

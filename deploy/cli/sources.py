@@ -15,9 +15,10 @@ from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = (
-    "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, int8-fast (also rounds activations to 8 bits), int4. "
-    "A suffix sets the inputs per scale, as in int8-128 or int4-64."
+    "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, int8-fast (also rounds activations to 8 bits), 6bit, "
+    "5bit, 4bit, or a number of bits per weight such as 4.6, quantised once by a text. int8-128 or int4-32 name the inputs per scale."
 )
+CALIBRATE = "Text file by which --quantize 4bit and other numbers of bits decide what matters; by default a built-in text."
 MAX_CONTEXT = "Maximum length of a sequence, in tokens."
 MAX_BATCH = "Maximum number of sequences per step."
 MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
@@ -34,6 +35,7 @@ REASONING = "Whether the model writes think blocks; by default, if its vocabular
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, 'demo', or a name in `ls --available`.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]
+Calibrate = Annotated[str, typer.Option(help=CALIBRATE, metavar="FILE", show_default=False)]
 MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=MAX_CONTEXT)]
 MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH)]
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
@@ -51,6 +53,7 @@ def load_of(
     kv_dtype: str,
     target: str = "host",
     device: str = CPU,
+    calibrate: str = "",
 ) -> Load:
     try:
         size = None if kv_cache_bytes is None else num_bytes_or_share(kv_cache_bytes)
@@ -61,5 +64,5 @@ def load_of(
     spec = model_spec(source)
     if not re.fullmatch(DEVICE_NAME, device):
         raise typer.BadParameter(f"device is {device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
-    form = {"kv_cache_bytes": size, "kv_dtype": kv_dtype, "target": target, "device": device}
+    form = {"kv_cache_bytes": size, "kv_dtype": kv_dtype, "target": target, "device": device, "calibrate": calibrate}
     return msgspec.structs.replace(Load(spec.name, spec.source, quantize, max_context, max_batch), **form)

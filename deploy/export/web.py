@@ -120,7 +120,7 @@ def _require_room(flat: FlatProgram, mode: Mode) -> None:
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
             f"the model takes {in_units(needed)}; WebAssembly can address {in_units(ADDRESSED)}: "
-            "use --quantize int4 or a lower --max-context",
+            "use --quantize 4bit or a lower --max-context",
             needed,
             ADDRESSED,
         )

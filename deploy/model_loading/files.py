@@ -58,6 +58,11 @@ class Opened(Asked):
         return self.tokenizer_source.build()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Formed(Opened):
+    """`files` have the format of weights that the load names."""
+
+
 def open_source(known: Asked) -> Opened:
     """Find the source on this machine, or download it, and open its files."""
     known.progress(FETCH, 0.0)

@@ -3,6 +3,7 @@ class before and adds what the stage found out. So the class of a parameter says
 
 Asked       the front's message, and the target that it names         known.py
 Opened      the opened files                                          files.py
+Formed      the files, in the format of weights that the load names   files.py, deploy/quantizing/kept.py
 Servable    the mode, the program, what the model serves              servable.py
 Compiled    the executable                                            compiled.py
 Planned     the open device, the memory plan                          plan.py

@@ -77,7 +77,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     return digest.hexdigest()
 
 
-BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bit": 5, "int4": 4}
 
 
 def weigh(spec: ModelSpec) -> int:

@@ -107,7 +107,7 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
         return f"kv_cache_bytes={room * page_bytes} fits, with {num_tokens} tokens of context"
     if num_tokens >= LEAST_CONTEXT:
         return f"max_context={num_tokens} fits"
-    narrower = [form for form in ("int8", "int4") if BITS[form] < BITS.get(load.quantize.partition("-")[0], 0)]
+    narrower = [form for form in ("int8", "4bit") if BITS[form] < BITS.get(load.quantize.partition("-")[0], 0)]
     other = f"choose {' or '.join(narrower)} weights, " if narrower else ""
     return f"Its weights leave no room: {other}unload another model, or raise memory_limit_bytes"
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from compiler.cache import Cache, Key
 from compiler.ir.module import IRModule
-from compiler.machine.target import Target
+from compiler.machine.target import Target, host
 from compiler.report import say
 from compiler.signature import key_of
-from deploy.cache import NOT_CACHED, Kept
+from deploy.cache import NOT_CACHED, Kept, kept
 from deploy.model_loading.known import Progress, silent
 from runtime.executable import Executable
 from runtime.session import Session
@@ -48,6 +48,12 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
             log.warning(NOT_CACHED, "the compiled program", cache.folder, error.strerror or error)
     progress("compile", 1.0)
     return Program(executable, key.digest, found is not None, elapsed)
+
+
+def compile_here(module: IRModule) -> Executable:
+    """Compile a program for this machine's CPU, or find it in the cache."""
+    cache = kept()
+    return compile_model(module, None if cache is None else cache.executables, host()).executable
 
 
 def _found(cache: Cache | None, key: Key) -> Executable | None:

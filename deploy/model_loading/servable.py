@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compiler.frontend.accounting import require_weights
 from compiler.frontend.errors import WeightMismatch
 from compiler.ir.module import IRModule
-from deploy.model_loading.files import ModelFiles, Opened
+from deploy.model_loading.files import Formed, ModelFiles
 from deploy.model_loading.known import carried, refusals
 from deploy.model_loading.modes import Encoder, Mode, mode_of
 from server.interfaces import LoadError
@@ -16,7 +16,7 @@ from server.messages import ErrorCode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Servable(Opened):
+class Servable(Formed):
     mode: Mode
     module: IRModule  # the program of the mode
     embeds: bool  # whether the model serves embeddings
@@ -45,7 +45,7 @@ class Servable(Opened):
 
 
 @refusals()
-def choose_program(known: Opened) -> Servable:
+def choose_program(known: Formed) -> Servable:
     """Choose the mode and build its program. Raise LoadError if the weights are not exactly those of the program."""
     files, mode = known.files, mode_of(known.files, known.load)
     module = mode.module()
@@ -56,7 +56,7 @@ def choose_program(known: Opened) -> Servable:
     # A decoder that generates text also has hidden states, but they are no embeddings unless the model was trained for that. It serves
     # embeddings only if the load asks for them.
     embeds = files.config.classes is None and (known.load.embeddings or not mode.generates)
-    return Servable(**carried(known, Opened), mode=mode, module=module, embeds=embeds)
+    return Servable(**carried(known, Formed), mode=mode, module=module, embeds=embeds)
 
 
 def _task(files: ModelFiles) -> str:

@@ -65,9 +65,9 @@ def serve(known: Bound) -> Served:
 def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Model:
     match mode:
         case Generator():
-            return CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages))
+            return CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():
-            return EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages))
+            return EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Encoder():
             bounds, config = mode.bounds, mode.files.config
             limits = EmbedLimits(_vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts)
@@ -87,7 +87,7 @@ def _is_finite(model: Model) -> bool:
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
 
-def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
+def limits_of(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
     """Return the limits of a step. `num_pages` has one entry per cache group."""
     config, bounds = mode.files.config, mode.bounds
     counted = zip(mode.groups, num_pages, strict=True)

@@ -14,17 +14,19 @@ from typing import Any, TypeVar
 
 from deploy.model_loading.compiled import Compiled, compile_program
 from deploy.model_loading.costs import Timed, measure_steps
-from deploy.model_loading.files import Opened, open_source
+from deploy.model_loading.files import Formed, Opened, open_source
 from deploy.model_loading.known import Asked, refusals
 from deploy.model_loading.plan import Planned, plan_memory
 from deploy.model_loading.servable import Servable, choose_program
 from deploy.model_loading.serving import Served, serve
 from deploy.model_loading.weights import Bound, bind
+from deploy.quantizing.kept import form_weights
 
 T = TypeVar("T", bound=Asked)
 
 STAGES: Mapping[type[Asked], Callable[[Any], Asked]] = {
     Opened: open_source,
+    Formed: form_weights,
     Servable: choose_program,
     Compiled: compile_program,
     Planned: plan_memory,

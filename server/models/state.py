@@ -39,6 +39,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     target: str = "host"
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     embeddings: bool = False
+    calibrate: str = ""
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls

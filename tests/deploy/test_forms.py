@@ -45,26 +45,26 @@ def by_name(forms: list[ServedForm]) -> dict[str, ServedForm]:
 def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
     forms = by_name(compare_forms(open_files(demo.MODEL), found))
     assert forms["bf16"].weights_bytes == pytest.approx(found.plan.weights_bytes, rel=0.01)
-    int4 = inspect_model(msgspec.structs.replace(LOAD, quantize="int4"))
-    assert forms["int4"].weights_bytes == pytest.approx(int4.plan.weights_bytes, rel=0.01)
+    int4 = inspect_model(msgspec.structs.replace(LOAD, quantize="4bit"))
+    assert forms["4bit"].weights_bytes == pytest.approx(int4.plan.weights_bytes, rel=0.01)
 
 
 def test_experts_take_a_multiplier_per_group_and_a_scale_per_channel_on_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.forms.host", lambda: get("amx"))
     for shape in ((64, 256), (8, 64, 256)):
         info = TensorInfo(shape, np.dtype(np.float32), 4 * math.prod(shape))
-        assert quantised_bytes(info, WeightFormat.parse("int4")) == math.prod(shape[:-1]) * (256 // 2 + 256 // 32 + 4)
+        assert quantised_bytes(info, WeightFormat.parse("int4-32")) == math.prod(shape[:-1]) * (256 // 2 + 256 // 32 + 4)
 
 
 def test_the_form_that_loses_least_of_those_that_fit_is_recommended(found: Inspection) -> None:
     files = open_files(demo.MODEL)
     forms = compare_forms(files, found)
     # the demo's checkpoint is not quantised, so the format of the checkpoint is not offered
-    assert set(by_name(forms)) == {"bf16", "f32", "int8", "int4"}
-    assert by_name(forms)["bf16"].loss == 0 < by_name(forms)["int8"].loss < 0.02 < by_name(forms)["int4"].loss < 0.2
+    assert set(by_name(forms)) == {"bf16", "f32", "int8", "4bit"}
+    assert by_name(forms)["bf16"].loss == 0 < by_name(forms)["int8"].loss < 0.02 < by_name(forms)["4bit"].loss < 0.2
     assert recommended(forms) is forms[0] and forms[0].quantize == "bf16"
     least = found.plan.page_bytes * (1 + found.max_context // 16) + found.plan.arena_bytes + WORKER_BYTES
-    for name, expected in (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4")):
+    for name, expected in (("bf16", "bf16"), ("int8", "int8"), ("4bit", "4bit")):
         tight = replace(found, available_bytes=least + by_name(forms)[name].weights_bytes)
         best = recommended(compare_forms(files, tight))
         assert best is not None and best.quantize == expected and best.num_tokens == found.max_context
@@ -74,7 +74,7 @@ def test_the_form_that_loses_least_of_those_that_fit_is_recommended(found: Inspe
 def test_a_quantised_file_loses_nothing_as_it_is(found: Inspection, tmp_path: Path) -> None:
     files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType.Q4_0))
     forms = by_name(compare_forms(files, found))
-    assert forms["auto"].loss == 0 < forms["bf16"].loss < forms["int4"].loss
+    assert forms["auto"].loss == 0 < forms["bf16"].loss < forms["4bit"].loss
     assert forms["auto"].weights_bytes < forms["int8"].weights_bytes < forms["bf16"].weights_bytes
     best = recommended(list(forms.values()))
     assert best is not None and best.quantize == "auto"

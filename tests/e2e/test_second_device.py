@@ -75,7 +75,7 @@ def answers(loaded: LoadedModel) -> tuple[dict[tuple[str, int], list[TokenEvent]
     return events, vectors
 
 
-@pytest.mark.parametrize(("quantize", "cached"), [("bf16", True), ("int4", False)])
+@pytest.mark.parametrize(("quantize", "cached"), [("bf16", True), ("int4-32", False)])
 def test_the_demo_model_answers_with_the_same_bits(quantize: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On both devices the demo model gives the same tokens, log-probabilities and embeddings. The weights are in a mapped file in one case,
     in device memory in the other."""

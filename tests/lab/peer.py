@@ -24,7 +24,7 @@ from server.settings import SettingsError
 
 FOLDER = "tests.lab.peers"
 # format of the weights, or the name of a mixture -> its name in GGUF files
-GGUF_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0", Q4_K_M.lower(): Q4_K_M}
+GGUF_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4-32": "Q4_0", Q4_K_M.lower(): Q4_K_M}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Package:
 PEERS = {
     "torch": Package("torch", "torch", "torch", {"bf16": "bfloat16"}),
     "llama-cpp-python": Package("llama_cpp", "llama_cpp", "llama-cpp-python", GGUF_FORMATS),
-    "openvino": Package("openvino", "openvino", "openvino", {"bf16": "f16", "int8": "i8", "int4": "i4"}),
+    "openvino": Package("openvino", "openvino", "openvino", {"bf16": "f16", "int8": "i8", "int4-32": "i4"}),
 }
 
 

@@ -31,9 +31,12 @@ from compiler.ops.normalize import LAYER_NORM, RMS_NORM
 from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
+from compiler.ops.reduce import SUM
 
 F32 = DType.F32
 GROUPS = (32, 64, 128)  # supported numbers of inputs that share a scale
+BUDGETS = {"4bit": 4.75, "5bit": 5.5, "6bit": 6.5}  # bits per weight, with the scales
+LEAST_BUDGET, MOST_BUDGET = 4.4, 6.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class WeightFormat:
     group: int = 0
     fast: bool = False  # inputs of products may be rounded to 8 bits as well
     as_stored: bool = False  # integers of a quantised checkpoint are not converted
+    budget: float = 0.0  # if not 0, `deploy/quantizing` first quantises the matrices to this number of bits per weight on average
 
     @property
     def scale_dtype(self) -> str:
@@ -59,19 +63,36 @@ class WeightFormat:
 
     @staticmethod
     def parse(text: str) -> WeightFormat:
-        """Parse `auto`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `int4` (groups of 32), `int4-64` or `int4-128`."""
+        """Parse `auto`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit`, a number of bits per weight such as `4.6`, or `int4-32`."""
         if text == "auto":
             return AS_STORED
+        if (budget := _budget_of(text)) is not None:
+            return WeightFormat(16, as_stored=True, budget=budget)
         if text == "int8-fast":
             return WeightFormat(8, fast=True)
         kind, _, group = text.partition("-")
         bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}.get(kind)
+        if text == "int4":
+            raise ConfigError(
+                f"quantize is {text!r}, which rounds without measuring what it costs; choose 4bit, or int4-32 for plain rounding"
+            )
         if bits is None or (group and (bits > 8 or group not in map(str, GROUPS))):
             raise ConfigError(
-                f"quantize is {text!r}; expected auto, f32, bf16, int8, int8-fast, int4, or int8-GROUP, int4-GROUP with a group of "
-                + ", ".join(map(str, GROUPS))
+                f"quantize is {text!r}; expected auto, f32, bf16, int8, int8-fast, {', '.join(BUDGETS)}, a number of bits per weight from "
+                f"{LEAST_BUDGET} to {MOST_BUDGET}, or int8-GROUP, int4-GROUP with a group of {', '.join(map(str, GROUPS))}"
             )
-        return WeightFormat(bits, int(group) if group else (32 if bits == 4 else 0))
+        return WeightFormat(bits, int(group) if group else 0)
+
+
+def _budget_of(text: str) -> float | None:
+    """Return the bits per weight that a name or a number stands for. Return None for other formats."""
+    try:
+        budget = BUDGETS.get(text) or float(text)
+    except ValueError:
+        return None
+    if not LEAST_BUDGET <= budget <= MOST_BUDGET:  # also if it is not a number
+        raise ConfigError(f"quantize is {text!r}; expected at least {LEAST_BUDGET} and at most {MOST_BUDGET} bits per weight")
+    return budget
 
 
 DEFAULT_FORMAT = WeightFormat(16)
@@ -90,6 +111,8 @@ class Net:
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
     prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
+    # If given, it collects the sum over all rows of the squares of each input, by the names of the matrices that read the input.
+    squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
     _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> the input of each column
 
@@ -188,6 +211,8 @@ class Net:
         same `Form` are multiplied in one product."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
+        if format is None:
+            self._observe(x, names)
         pairs = list(zip(names, sizes, strict=True))
         forms = {self.forms.get(f"{n}.weight") for n in names}
         are_sorted = any(form is not None and form.ordered for form in forms)
@@ -213,6 +238,7 @@ class Net:
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
         """Multiply each row by the matrix of its expert. `name` is the name of the tensor that joins the matrices of all experts."""
+        self._observe(x, (name,))
         own, shape = f"{name}.weight", (count, size, in_size)
         w = self.held([own], [shape]) if own in self.forms else self.weight(own, *shape)
         if w in self._orders:
@@ -248,6 +274,11 @@ class Net:
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
         return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 or self.format.fast else None)
+
+    def _observe(self, x: Atom, names: Sequence[str]) -> None:
+        if self.squares is not None:
+            wide = self.as_f32(x) if isinstance(x, Var) else x
+            self.squares[tuple(f"{name}.weight" for name in names)] = self.call(SUM, self.call(MULTIPLY, wide, wide), axes=0)
 
     def _is_decoded(self, w: Var) -> bool:
         return w in self._decoded

@@ -85,6 +85,14 @@ class Form:
 
 
 NO_FORMS: Mapping[str, Form] = {}
+MOST_PER_UNIT = 32  # groups that share a unit, in forms that we choose
+
+
+def two_level_form(bits: int, group: int, length: int) -> Form:
+    """Return the form in which we quantise a matrix whose rows have this length. Numbers of 4 bits have shifts."""
+    groups = length // group
+    per_unit = next(count for count in range(min(groups, MOST_PER_UNIT), 0, -1) if groups % count == 0)
+    return Form(bits, group, DType.F32, Offset.SHIFT if bits == 4 else Offset.NONE, per_unit=per_unit)
 
 
 def _info(shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorInfo:

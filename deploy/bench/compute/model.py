@@ -329,7 +329,7 @@ def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
 def multiplied(options: argparse.Namespace) -> str:
     """Return the format of weights whose products have the same peak."""
     held: str = options.quantize
-    return {Q4_K_M.lower(): "int4", FP8: "bf16"}.get(held, held)
+    return {Q4_K_M.lower(): "int4-32", FP8: "bf16"}.get(held, held)
 
 
 def measured(model: Model, gauge: Gauge) -> Measured:

@@ -2,9 +2,10 @@
 weights.
 
 The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
-and how often the most probable token is the same. The text is sampled from the float model itself, so that no corpus is needed. `rounded`
-is the float program with weights that NumPy rounds to nearest in the same format. The difference between `rounded` and the scheme is caused
-by our kernels.
+how often the most probable token is the same, and the perplexity. The text is a file (`--text`), cut into sequences that begin without
+context, or else it is sampled from the float model itself, so that no corpus is needed. `rounded` is the float program with weights that
+NumPy rounds to nearest in the same format; formats with a budget of bits have none. The difference between `rounded` and the scheme is
+caused by our kernels.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from deploy.model_loading.serving import CompiledModel, serve
 from deploy.model_loading.stages import advance
 from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.model_loading.weights import Bound
+from deploy.quality.text import tokens_of
 from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-SCHEMES = ("bf16", "int8", "int8-fast", "int8-128", "int4", "int4-64", "int4-128")
+SCHEMES = ("bf16", "int8", "int8-fast", "int8-128", "4bit", "int4-32", "int4-64", "int4-128")
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 Floats = NDArray[np.float32]
@@ -53,8 +55,10 @@ class Row:
     scheme: str
     kl_divergence: float  # nats per token
     top1_agreement: float
-    rounded_kl_divergence: float
-    rounded_top1_agreement: float
+    perplexity: float
+    exact_perplexity: float  # of the reference
+    rounded_kl_divergence: float | None = None
+    rounded_top1_agreement: float | None = None
 
 
 # --- rounded weights ----------------------------------------------------------------------------------------------------
@@ -172,6 +176,12 @@ def compare(expected: list[Floats], found: list[Floats]) -> tuple[float, float]:
     return float(np.mean(divergences)), float(np.mean(agreements))
 
 
+def perplexity(tokens: NDArray[np.int32], logits: list[Floats]) -> float:
+    """Return the perplexity of tokens [length, sequences] after the first, given the logits after each token."""
+    predicted = [np.take_along_axis(_log_softmax(row), after[:, None], -1) for row, after in zip(logits, tokens[1:], strict=False)]
+    return float(np.exp(-np.mean(predicted)))
+
+
 def _log_softmax(logits: Floats) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return shifted - np.log(np.sum(np.exp(shifted), -1, keepdims=True))
@@ -180,24 +190,42 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 # --- models -------------------------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
+def measure(folder: Path, schemes: list[str], texts: Texts, text: Path | None = None) -> list[Row]:
     files = open_files(locate(str(folder)))
     if not files.config.is_causal:
         raise LoadError(
             ErrorCode.NOT_A_GENERATIVE_MODEL, f"{folder} computes embeddings; quality can only be measured of models that generate text"
         )
     floats = WeightFormat.parse("f32")
-    tokens, expected = _with_model(rounded_files(files, floats), "f32", texts, texts.draw)
+    exact = rounded_files(files, floats)
+    if text is None:
+        tokens, expected = _with_model(exact, "f32", texts, texts.draw)
+    else:
+        tokens = _sequences(tokens_of(files, text), texts)
+        expected = _with_model(exact, "f32", texts, lambda model: texts.logits(model, lambda position, _: tokens[position]))
     rows: list[Row] = []
     for scheme in schemes:
 
         def read(model: CompiledModel) -> list[Floats]:
             return texts.logits(model, lambda position, _: tokens[position])
 
-        ours = compare(expected, _with_model(files, scheme, texts, read))
-        rounded = compare(expected, _with_model(rounded_files(files, WeightFormat.parse(scheme)), "f32", texts, read))
-        rows.append(Row(scheme, *ours, *rounded))
+        found = _with_model(files, scheme, texts, read)
+        measures = *compare(expected, found), perplexity(tokens, found), perplexity(tokens, expected)
+        format = WeightFormat.parse(scheme)
+        is_plain = not format.as_stored
+        rounded = compare(expected, _with_model(rounded_files(files, format), "f32", texts, read)) if is_plain else ()
+        rows.append(Row(scheme, *measures, *rounded))
     return rows
+
+
+def _sequences(tokens: list[int], texts: Texts) -> NDArray[np.int32]:
+    """Cut a text into sequences: tokens [length, sequences]."""
+    needed = texts.num_seqs * texts.length
+    if len(tokens) < needed:
+        raise LoadError(
+            ErrorCode.INVALID_VALUE, f"the text has {len(tokens)} tokens; {texts.num_seqs} sequences of {texts.length} need {needed}"
+        )
+    return np.ascontiguousarray(np.array(tokens[:needed], np.int32).reshape(texts.num_seqs, texts.length).T)
 
 
 def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
@@ -223,20 +251,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--schemes", default=",".join(SCHEMES), help="as int8,int4-64")
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--length", type=int, default=64, help="number of tokens of each sequence")
+    parser.add_argument("--text", type=Path, help="file whose beginning is the text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     schemes: list[str] = options.schemes.split(",")
     with model_folder(options.model) as folder:
-        rows = measure(folder, schemes, Texts(options.sequences, options.length, options.seed))
+        rows = measure(folder, schemes, Texts(options.sequences, options.length, options.seed), options.text)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     title = f"{options.model}: against f32, over {options.sequences * options.length} tokens"
-    table = Table("scheme", "KL, nats", "rounded", "top-1", "rounded", title=title)
+    table = Table("scheme", "KL, nats", "rounded", "top-1", "rounded", "perplexity", "exact", title=title)
     for row in rows:
-        divergences = (f"{row.kl_divergence:.2e}", f"{row.rounded_kl_divergence:.2e}")
-        table.add_row(row.scheme, *divergences, f"{row.top1_agreement:.2%}", f"{row.rounded_top1_agreement:.2%}")
+        divergences = (f"{row.kl_divergence:.2e}", "" if row.rounded_kl_divergence is None else f"{row.rounded_kl_divergence:.2e}")
+        agreements = (f"{row.top1_agreement:.2%}", "" if row.rounded_top1_agreement is None else f"{row.rounded_top1_agreement:.2%}")
+        table.add_row(row.scheme, *divergences, *agreements, f"{row.perplexity:.4g}", f"{row.exact_perplexity:.4g}")
     Console().print(table)
 
 

@@ -42,7 +42,7 @@ NUM_ARRIVING, NUM_LATE, NUM_DECODING = 2000, 8, 16  # tokens of the late prompt;
 HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
 JUDGED_CLIENTS = 32
 NAME = "bench"
-JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4")  # the goals apply to this model in these formats
+JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4-32")  # the goals apply to this model in these formats
 
 
 @dataclass(frozen=True, slots=True)

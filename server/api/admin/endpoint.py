@@ -47,7 +47,22 @@ Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-WeightForm = Literal["auto", "f32", "bf16", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
+WeightForm = Literal[
+    "auto",
+    "f32",
+    "bf16",
+    "int8",
+    "int8-fast",
+    "int8-32",
+    "int8-64",
+    "int8-128",
+    "6bit",
+    "5bit",
+    "4bit",
+    "int4-32",
+    "int4-64",
+    "int4-128",
+]
 
 
 class LoadBody(Options):

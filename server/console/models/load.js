@@ -4,7 +4,7 @@ import {ask} from "../core/api.js";
 import {h} from "../core/dom.js";
 import {bytes} from "../core/format.js";
 
-const FORMS = ["auto", "bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"];
+const FORMS = ["auto", "bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "6bit", "5bit", "4bit", "int4-32", "int4-64", "int4-128"];
 const CACHES = ["auto", "bf16", "f32", "f16", "int8"];
 
 export class LoadForm {

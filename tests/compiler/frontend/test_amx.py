@@ -14,7 +14,7 @@ from compiler.ir.dtypes import DType
 from compiler.machine.target import Target
 
 
-@pytest.mark.parametrize(("case", "format", "error"), [("llama", "bf16", 2e-2), ("llama", "int8", 6e-2), ("qwen3", "int4", 0.4)])
+@pytest.mark.parametrize(("case", "format", "error"), [("llama", "bf16", 2e-2), ("llama", "int8", 6e-2), ("qwen3", "int4-32", 0.4)])
 def test_a_row_has_the_same_bits_however_it_is_computed(
     causal: Callable[..., Any], amx: Target, matrix_unit: Any, case: str, format: str, error: float
 ) -> None:

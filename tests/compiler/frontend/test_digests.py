@@ -21,20 +21,20 @@ from compiler.machine.target import Target, get
 
 DIGESTS = Path(__file__).parents[2] / "golden" / "digests.json"
 TARGETS = ("x86-64-v3", "avx512", "avx512-vnni-bf16")
-QUICK = (("wide", "bf16", DType.BF16), ("wide", "int8", DType.BF16), ("wide", "int4", DType.BF16))
+QUICK = (("wide", "bf16", DType.BF16), ("wide", "int8", DType.BF16), ("wide", "int4-32", DType.BF16))
 # (model, weight format, type of keys and values). The products of `wide` have several panels, several blocks of k, and gated pairs. The
 # other models cover details of a family.
 CASES = [
     *(
         ("wide", format, dtype)
-        for format in ("f32", "bf16", "int8", "int8-fast", "int4", "int8-128", "int4-128")
+        for format in ("f32", "bf16", "int8", "int8-fast", "int4-32", "int8-128", "int4-128")
         for dtype in (DType.F32, DType.BF16)
     ),
     ("wide", "int8", DType.I8),
     ("gemma2", "int8", DType.F32),
     ("gemma3", "bf16", DType.BF16),
     ("phi3-longrope", "f32", DType.F32),
-    ("qwen2-window-yarn", "int4", DType.I8),
+    ("qwen2-window-yarn", "int4-32", DType.I8),
 ]
 
 
@@ -87,7 +87,7 @@ def test_logits_keep_their_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4-32"])
 def test_logits_of_matrix_units_keep_their_bytes(
     causal: Callable[..., Any], request: pytest.FixtureRequest, amx: Target, format: str
 ) -> None:

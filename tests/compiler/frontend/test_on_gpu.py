@@ -50,12 +50,12 @@ def test_logits_in_f32_are_those_of_the_cpu(case: str, causal: Callable[..., Any
     assert largest_error(gpu, cpu) < 2e-5
 
 
-@pytest.mark.parametrize("format", ["bf16", pytest.param("int8", marks=pytest.mark.slow), pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("format", ["bf16", pytest.param("int8", marks=pytest.mark.slow), pytest.param("int4-32", marks=pytest.mark.slow)])
 def test_a_row_has_the_same_bits_alone_in_chunks_and_in_a_batch(case: str, format: str, causal: Callable[..., Any]) -> None:
     try:
         model = on_gpu(causal, case, format)
     except ConfigError as error:
-        assert format == "int4" and "not a multiple of the group size" in str(error), error
+        assert format == "int4-32" and "not a multiple of the group size" in str(error), error
         pytest.skip("the model has matrices without whole groups of inputs")
     text = model.golden["prompt"][:20]
     whole = model.start().feed({"a": text})["a"]

@@ -82,6 +82,15 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "rope": ((HEADS, X[:3, :3].copy(), Y[:3, :3].copy()), "t 4 8, t 3, t 3", {}),
     "quantize": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 4, "group": 32, "symmetric": False}),
     "dequantize": ((RNG.integers(0, 256, (ROWS, 32)).astype(np.uint8), POSITIVE[:, :2].copy()), "n 32, n 2", {"bits": 4, "group": 32}),
+    **{
+        name: (
+            (X[:, :32].copy(), POSITIVE[:, :32].copy(), POSITIVE[:, 32:34] / 8, POSITIVE[:, 34:36] / 2),
+            "n 32, n 32, n 2, n 2",
+            {"group": 16},
+        )
+        for name in ("refine_groups", "group_errors")
+    },
+    "round_groups": ((X[:, :32].copy(), POSITIVE[:, 32:34] / 8), "n 32, n 2", {"bits": 6, "group": 16, "shifted": False}),
     "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32}),
     "row_planes": ((np.where(RNG.random((ROWS, 160)) < 0.003, 99, RNG.standard_normal((ROWS, 160))).astype(np.float32),), "n 160", {}),
     "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"format": "panel4", "columns": 16}),

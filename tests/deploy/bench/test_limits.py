@@ -16,7 +16,7 @@ from deploy.bench import limits
 from deploy.bench.limits import Gauge, Limits, mean_seconds, multiplying
 from runtime.session import Session
 
-FORMATS = ["f32", "bf16", "int8", "int4"]
+FORMATS = ["f32", "bf16", "int8", "int4-32"]
 
 
 def runs(held: str, target: Target) -> None:

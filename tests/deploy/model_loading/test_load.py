@@ -690,7 +690,7 @@ def test_the_advice_of_a_refusal_can_be_followed(kv_cache_bytes: int | None, fol
 
 
 def test_weights_that_leave_no_room_are_told_with_other_remedies(folder_of: Callable[[str], Path]) -> None:
-    with pytest.raises(LoadError, match="Its weights leave no room: choose int8 or int4 weights, unload another model, or raise memory"):
+    with pytest.raises(LoadError, match="Its weights leave no room: choose int8 or 4bit weights, unload another model, or raise memory"):
         plan_load(Load("m", str(folder_of("qwen3")), memory_limit_bytes=1 << 10))
 
 

@@ -23,7 +23,7 @@ from deploy.model_loading.stages import advance
 from tests.lab.peer import FOLDER, PEERS, Subject, check
 
 CONTEXT = 2048
-FORMAT = "int4"
+FORMAT = "int4-32"
 PEER = "llama-cpp-python"
 MB = 1e6
 

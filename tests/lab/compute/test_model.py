@@ -116,7 +116,7 @@ def test_a_peer_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyP
         peer.check("other", "int8")
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(SettingsError, match="install it with: pip install openvino"):
-        peer.check("openvino", "int4")
+        peer.check("openvino", "int4-32")
 
 
 @needs_pycuda

@@ -77,6 +77,6 @@ def test_llama_cpps_log_states_its_compute_buffer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "llama_cpp", lib)
     monkeypatch.setitem(sys.modules, "llama_cpp._logger", SimpleNamespace(llama_log_callback="usual"))
     config = synthetic_config("0.5b")
-    peer = LlamaCpp(lib, object(), Subject(config, RandomWeights(shapes_of(config)), "int4", 1))
+    peer = LlamaCpp(lib, object(), Subject(config, RandomWeights(shapes_of(config)), "int4-32", 1))
     assert peer.compute_buffer_bytes(2048, 512) == 512.5 * (1 << 20)
     assert logs[1:] == ["usual"]

@@ -94,14 +94,14 @@ def measure(config: ModelConfig, folder: Path) -> list[Figure]:
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir()
         write_checkpoint(config, checkpoint)
-        load = load_of(str(checkpoint), "int4", 2 * CONTEXT, 1, None, "bf16")
+        load = load_of(str(checkpoint), "int4-32", 2 * CONTEXT, 1, None, "bf16")
         export_web(advance(begin(load), Servable), "synthetic", folder / "model", levels=[TARGET.name])
         node.open("decode", folder / "model")
         runs: dict[str, Callable[[], object]] = {"peak": lambda: node.run("peak", REPEATS), "decode": lambda: node.run("decode", TOKENS)}
         for threads in (1, 2):
             runs[f"product on {threads}"] = lambda name=f"product on {threads}": node.run(name, REPEATS)
         if get(NATIVE).can_run_here:
-            model = Model(config, "int4", 1, target=get(NATIVE))
+            model = Model(config, "int4-32", 1, target=get(NATIVE))
             decode = model.prepared(1, 1, CONTEXT)
             runs["native decode"] = lambda: [decode() for _ in range(TOKENS)]
         return figures(by_turns(runs, rounds=ROUNDS), operations, sum(_sizes(folder / "model").values()))
@@ -133,7 +133,7 @@ def measure_first_token(folder: Path) -> list[Figure]:
     """Measure the demo in Chromium, if it is installed."""
     if installed() is None:
         return []
-    load = load_of(demo.NAME, "int4", None, 1, None, "bf16")
+    load = load_of(demo.NAME, "int4-32", None, 1, None, "bf16")
     (folder / DEMO).mkdir()
     export_web(advance(begin(load), Servable), demo.NAME, folder / DEMO, levels=[TARGET.name])
     return [Figure("from the browser's cache to the demo's first token", first_token_s(folder), "s", 0.5)]
@@ -142,7 +142,7 @@ def measure_first_token(folder: Path) -> list[Figure]:
 def measure_peer(config: ModelConfig, folder: Path, peer: str, modules: Path) -> list[Figure]:
     check_peer(peer, modules)
     write_checkpoint(config, folder)
-    load = load_of(str(folder), "int4", PROMPT_CONTEXT, 1, None, "bf16")
+    load = load_of(str(folder), "int4-32", PROMPT_CONTEXT, 1, None, "bf16")
     (folder / EXPORT).mkdir()
     export_web(advance(begin(load), Servable), "synthetic", folder / EXPORT, levels=[TARGET.name])
     write_peer(peer, modules, folder, config)

@@ -385,7 +385,7 @@ def test_hub_ids_are_taken_when_allowed(serve):
         ({"source": "a", "kv_cache_bytes": -1}, "kv_cache_bytes"),
         ({"source": "a", "max_batch": 0}, "max_batch"),
         ({"source": "a", "max_gap_ms": 0}, "max_gap_ms"),
-        ({"source": "a", "dtype": "f32", "quantize": "int4"}, "dtype"),
+        ({"source": "a", "dtype": "f32", "quantize": "int4-32"}, "dtype"),
         ({"source": "a", "quantize": "q4"}, "quantize"),
         ({"source": "a", "target": "avx3"}, "target"),
         ({"source": "a", "device": "gpu"}, "device"),

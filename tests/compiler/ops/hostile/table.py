@@ -350,6 +350,29 @@ def _dequantize(draw: Draw) -> None:
     draw.call(q, draw.tensor(scales), *zero, bits=bits, group=group, dtype=str(draw.one_of(FLOATS)), shifted=shifted, kind=kind)
 
 
+def _groups(draw: Draw, *, weighs: bool) -> None:
+    rows, groups, group, shifted = draw.size(), draw.size(0, 1, 2), draw.one_of([2, 4]), draw.chance(0.5)
+    wide, scales = [rows, groups * group], [rows, groups]
+    weights = [draw.tensor(wide, F32)] if weighs else []
+    pair = [draw.tensor(scales, F32) for _ in range(1 + shifted)]
+    draw.call(draw.tensor(wide, F32), *weights, *pair, bits=draw.one_of([4, 6]), group=group, shifted=shifted)
+
+
+@row("refine_groups")
+def _refine_groups(draw: Draw) -> None:
+    _groups(draw, weighs=True)
+
+
+@row("group_errors")
+def _group_errors(draw: Draw) -> None:
+    _groups(draw, weighs=True)
+
+
+@row("round_groups")
+def _round_groups(draw: Draw) -> None:
+    _groups(draw, weighs=False)
+
+
 @row("quantize_rows")
 def _quantize_rows(draw: Draw) -> None:
     groups, group, bits = draw.size(0, 1, 2), draw.one_of([0, 4, 8]), draw.one_of([8, 16])

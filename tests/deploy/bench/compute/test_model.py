@@ -69,7 +69,7 @@ def test_a_mixture_has_the_layers_that_memory_holds() -> None:
     """A synthetic mixture-of-experts model gets as many layers as fit into memory. A layer of 30b-a3b has 623 million weights, which take
     350 MB with 4 bits per weight and a 16-bit scale per 32 weights."""
     config = synthetic_config("30b-a3b")
-    assert [model.most_layers(config, WeightFormat.parse("int4"), gigabytes << 30) for gigabytes in (1, 8, 16, 512)] == [1, 8, 20, 48]
+    assert [model.most_layers(config, WeightFormat.parse("int4-32"), gigabytes << 30) for gigabytes in (1, 8, 16, 512)] == [1, 8, 20, 48]
     assert model.most_layers(config, WeightFormat.parse("bf16"), 16 << 30) == 5
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.bench.compute import quality
+from deploy.quality.text import CALIBRATION
 from server.engine.step_model import GroupLimits, StepBatch
+from server.interfaces import LoadError
 
 
-@pytest.mark.parametrize(("scheme", "levels", "group"), [("int8", 127, 64), ("int8-32", 127, 32), ("int4", 7, 32), ("int4-64", 7, 64)])
+@pytest.mark.parametrize(("scheme", "levels", "group"), [("int8", 127, 64), ("int8-32", 127, 32), ("int4-32", 7, 32), ("int4-64", 7, 64)])
 def test_rounding_keeps_the_largest_of_each_group_and_misses_others_by_half_a_level(scheme: str, levels: int, group: int):
     w = np.random.default_rng(0).standard_normal((3, 64), np.float32)
     w[1] = 0
@@ -35,6 +37,12 @@ def test_the_measures_are_means_over_all_tokens():
     assert agreement == 0.5
 
 
+def test_perplexity_is_that_of_the_tokens_after_the_first():
+    tokens = np.array([[0, 1], [1, 1], [0, 0]], np.int32)
+    logits = [np.log(np.array([[0.25, 0.75], [0.5, 0.5]], np.float32)), np.log(np.array([[0.1, 0.9], [0.8, 0.2]], np.float32))]
+    assert quality.perplexity(tokens, [*logits, logits[0]]) == pytest.approx((0.75 * 0.5 * 0.1 * 0.8) ** -0.25)
+
+
 def test_the_logits_of_every_position_are_kept():
     """The benchmark copies the logits of every position, because the model overwrites the logits in the next step."""
     place = np.zeros((2, 5), np.float32)
@@ -53,11 +61,19 @@ def test_the_logits_of_every_position_are_kept():
     assert [f[0, 0] for f in found] == [0, 1, 2]
 
 
+def test_a_text_that_is_too_short_is_refused():
+    with pytest.raises(LoadError, match="the text has 7 tokens; 2 sequences of 4 need 8"):
+        quality._sequences(list(range(7)), quality.Texts(2, 4, 0))
+    assert quality._sequences(list(range(9)), quality.Texts(2, 4, 0)).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
 def test_our_schemes_are_no_worse_than_rounding(capsys: pytest.CaptureFixture[str]):
-    quality.main(["--schemes", "bf16,int8,int4", "--sequences", "4", "--length", "20", "--json"])
+    text = ["--text", str(CALIBRATION)]
+    quality.main(["--schemes", "bf16,int8,int4-32", "--sequences", "4", "--length", "20", "--json", *text])
     rows = {row["scheme"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["bf16"]["kl_divergence"] < 1e-3 < rows["int4"]["kl_divergence"] < 0.5
-    assert rows["int8"]["kl_divergence"] < rows["int4"]["kl_divergence"] / 10
-    for row in (rows["int8"], rows["int4"]):  # not bf16: the demo's own weights are bf16, so rounding them to bf16 changes nothing
+    assert rows["bf16"]["perplexity"] == pytest.approx(rows["bf16"]["exact_perplexity"], rel=0.02)
+    assert rows["bf16"]["kl_divergence"] < 1e-3 < rows["int4-32"]["kl_divergence"] < 0.5
+    assert rows["int8"]["kl_divergence"] < rows["int4-32"]["kl_divergence"] / 10
+    for row in (rows["int8"], rows["int4-32"]):  # not bf16: the demo's own weights are bf16, so rounding them to bf16 changes nothing
         assert row["kl_divergence"] <= 1.1 * row["rounded_kl_divergence"] + 2e-5
         assert row["top1_agreement"] >= row["rounded_top1_agreement"] - 0.05

@@ -1,0 +1,217 @@
+"""The program that quantises rows of a matrix: numbers of 4 or 6 bits in groups, whose scales and shifts are integers in units of a float
+that several groups share.
+
+    search(x[n, k], importance[k]) -> (q, scale, scale_unit, error) or, with shifts, (q, scale, shift, scale_unit, shift_unit, error)
+
+The results, except for the errors [n, groups], are the parts of a `Form`. An error is a sum of squared roundings, each times the importance
+of its input, the mean square of what the model reads there. So the sum over a row is about the expected squared error of the product, if
+inputs are not correlated.
+
+First a scale and a shift are searched as floats: least squares from several starts, which differ in the share of the group's range that the
+numbers span. Then both are rounded to integers, and the neighbours of these integers are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.frontend.quantized.held import Form, Offset
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import MakeTuple, TupleGet
+from compiler.ir.module import IRModule
+from compiler.ir.op import OpDef
+from compiler.ir.types import tensor
+from compiler.ops.elementwise import ABS, ADD, CAST, CLIP, DIVIDE, LESS, MAXIMUM, MULTIPLY, NEGATIVE, ROUND, SQRT, SUBTRACT, WHERE
+from compiler.ops.manipulate import BROADCAST_TO, RESHAPE
+from compiler.ops.products.quantize import DEQUANTIZE
+from compiler.ops.products.refine import GROUP_ERRORS, REFINE_GROUPS, ROUND_GROUPS, range_of
+from compiler.ops.reduce import MAX, MEAN, MIN, SUM
+
+ENTRY = "search"
+MOST_LEVEL = 127  # the largest scale or shift in units
+STARTS = 20  # number of further scales from which a group's search begins
+MARGIN = 1.0  # numbers by which the spans of the first and the last start differ from the range of numbers
+NEAR = (-1, 0, 1)  # neighbours of an integer that are compared
+REPEATS = 2  # refinements of the best start
+WHOLE = 1 << 20  # values that one call quantises
+
+
+def build_search(form: Form, length: int) -> IRModule:
+    n = DimVar("n", 0, max(1, WHOLE // length))
+    x, importance = Var("x", tensor((n, length), DType.F32)), Var("importance", tensor((length,), DType.F32))
+    builder = Builder()
+    with builder.function(ENTRY, (x, importance)):
+        with builder.dataflow():
+            found = _Search(builder, form, n, length).run(x, importance)
+        builder.returns(found)
+    return builder.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Scales and shifts of all groups, and their errors."""
+
+    scale: Var
+    shift: Var | None
+    error: Var
+
+    @property
+    def given(self) -> tuple[Var, ...]:
+        return (self.scale,) if self.shift is None else (self.scale, self.shift)
+
+
+@dataclass(slots=True)
+class _Search:
+    builder: Builder
+    form: Form
+    n: DimVar
+    length: int
+    operands: tuple[Var, ...] = field(default=())
+
+    @property
+    def shifted(self) -> bool:
+        return self.form.offset is Offset.SHIFT
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {"bits": self.form.bits, "group": self.form.group, "shifted": self.shifted}
+
+    def run(self, x: Var, importance: Var) -> Var:
+        self.operands = x, self.weighed(x, importance)
+        best = self.best_of_starts(x)
+        scale, units = self.in_units(best.scale)
+        if best.shift is None:
+            level, error = self.nearest(scale, units)
+            decoded = (self.decoded(level, units),)
+            parts = (level, units)
+        else:
+            level, moved, moved_units, error = self.nearest_pair(best, scale, units)
+            decoded = self.decoded(level, units), self.decoded(moved, moved_units)
+            parts = level, moved, units, moved_units
+        q = self.call(ROUND_GROUPS, x, *decoded, **self.attrs)
+        return self.builder.emit(MakeTuple((q, *parts, error)))
+
+    def weighed(self, x: Var, importance: Var) -> Var:
+        """Return the importance of each element: that of its input, more of large elements, and less of small
+        ones. By measurement, predictions then change a little less than with the importance of the input alone."""
+        squares = self.call(MULTIPLY, x, x)
+        mean = self.nonzero(self.call(MEAN, squares, axes=1, keepdims=True))
+        size = self.call(DIVIDE, self.call(ADD, squares, self.times(mean, 2.0)), self.times(mean, 3.0))
+        return self.call(MULTIPLY, self.call(SQRT, size), importance)
+
+    # --- floats --------------------------------------------------------------------------------------------------------
+
+    def best_of_starts(self, x: Var) -> _Pair:
+        groups = Dim.of(self.length // self.form.group)
+        grouped = self.call(RESHAPE, x, ShapeValue((Dim.of(self.n), groups, Dim.of(self.form.group))))
+        low, high = self.call(MIN, grouped, axes=2), self.call(MAX, grouped, axes=2)
+        least, most = range_of(self.form.bits, self.shifted)
+        span = self.call(SUBTRACT, high, low) if self.shifted else self.call(MAXIMUM, high, self.call(NEGATIVE, low))
+        shift = (self.call(NEGATIVE, low),) if self.shifted else ()
+        levels = most - least if self.shifted else -least
+        # Each scale is the same multiple of the one before, so that all starts run the same kernels.
+        scale, shrink = self.times(span, 1.0 / (levels - MARGIN)), ((levels - MARGIN) / (levels + MARGIN)) ** (1 / STARTS)
+        best = self.refined(scale, *shift)
+        for _ in range(STARTS):
+            scale = self.times(scale, shrink)
+            best = self.better(self.refined(scale, *shift), best)
+        for _ in range(REPEATS):
+            best = self.better(self.refined(*best.given), best)
+        return best
+
+    def refined(self, *given: Var) -> _Pair:
+        found = self.call(REFINE_GROUPS, *self.operands, *given, **self.attrs)
+        parts = [self.builder.emit(TupleGet(found, i)) for i in range(3 if self.shifted else 2)]
+        return _Pair(parts[0], parts[1] if self.shifted else None, parts[-1])
+
+    def better(self, a: _Pair, b: _Pair) -> _Pair:
+        wins = self.call(LESS, a.error, b.error)
+        shift = None if a.shift is None or b.shift is None else self.call(WHERE, wins, a.shift, b.shift)
+        return _Pair(self.call(WHERE, wins, a.scale, b.scale), shift, self.call(WHERE, wins, a.error, b.error))
+
+    # --- integers ------------------------------------------------------------------------------------------------------
+
+    def in_units(self, values: Var) -> tuple[Var, Var]:
+        """Return the values in units, not rounded, and the units."""
+        groups, each = self.length // self.form.group, self.form.per_unit
+        parts = self.call(RESHAPE, self.call(ABS, values), ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(each))))
+        top = self.call(MAX, parts, axes=2)
+        units = self.times(top, 1.0 / MOST_LEVEL)
+        safe = self.call(WHERE, self.call(LESS, ScalarValue(0.0, "f32"), units), units, ScalarValue(1.0, "f32"))
+        return self.call(DIVIDE, values, self.per_group(safe)), units
+
+    def per_group(self, units: Var) -> Var:
+        groups, each = self.length // self.form.group, self.form.per_unit
+        wide = self.call(RESHAPE, units, ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(1))))
+        spread = self.call(BROADCAST_TO, wide, ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(each))))
+        return self.call(RESHAPE, spread, ShapeValue((Dim.of(self.n), Dim.of(groups))))
+
+    def level(self, steps: Var, near: int, least: int) -> Var:
+        moved = self.call(ADD, self.call(ROUND, steps), ScalarValue(float(near), "f32")) if near else self.call(ROUND, steps)
+        clipped = self.call(CLIP, moved, ScalarValue(float(least), "f32"), ScalarValue(float(MOST_LEVEL), "f32"))
+        return self.call(CAST, clipped, dtype="i8")
+
+    def decoded(self, level: Var, units: Var) -> Var:
+        return self.call(DEQUANTIZE, level, units, bits=8, group=self.form.per_unit)
+
+    def nearest(self, steps: Var, units: Var) -> tuple[Var, Var]:
+        found: list[tuple[Var, ...]] = []
+        for near in NEAR:
+            level = self.level(steps, near, 0)
+            error = self.call(GROUP_ERRORS, *self.operands, self.decoded(level, units), **self.attrs)
+            found.append((level, error))
+        level, error = self.least(found)
+        return level, error
+
+    def nearest_pair(self, best: _Pair, steps: Var, units: Var) -> tuple[Var, Var, Var, Var]:
+        """Compare the neighbours of a scale, each with the neighbours of the shift that suits it: numbers that keep their values keep the
+        mean of the group if the shift grows by their mean times what the scale grows by."""
+        assert best.shift is not None
+        _, moved_units = self.in_units(best.shift)
+        x, importance = self.operands
+        weight = self.sum_of_groups(importance)
+        safe = self.call(WHERE, self.call(LESS, ScalarValue(0.0, "f32"), weight), weight, ScalarValue(1.0, "f32"))
+        mean = self.call(DIVIDE, self.sum_of_groups(self.call(MULTIPLY, importance, x)), safe)
+        numbers = self.call(DIVIDE, self.call(ADD, mean, best.shift), self.nonzero(best.scale))
+        safe_units = self.per_group(self.nonzero(moved_units))
+        found: list[tuple[Var, ...]] = []
+        for near in NEAR:
+            level = self.level(steps, near, 0)
+            scale = self.decoded(level, units)
+            shift = self.call(SUBTRACT, self.call(MULTIPLY, scale, numbers), mean)
+            shift_steps = self.call(DIVIDE, shift, safe_units)
+            for beside in NEAR:
+                moved = self.level(shift_steps, beside, -MOST_LEVEL)
+                error = self.call(GROUP_ERRORS, *self.operands, scale, self.decoded(moved, moved_units), **self.attrs)
+                found.append((level, moved, error))
+        level, moved, error = self.least(found)
+        return level, moved, moved_units, error
+
+    def least(self, found: list[tuple[Var, ...]]) -> tuple[Var, ...]:
+        """Return the values whose last one, the error, is least. Of equal ones, the first wins."""
+        best = found[0]
+        for other in found[1:]:
+            wins = self.call(LESS, other[-1], best[-1])
+            best = tuple(self.call(WHERE, wins, a, b) for a, b in zip(other, best, strict=True))
+        return best
+
+    # --- helpers -------------------------------------------------------------------------------------------------------
+
+    def sum_of_groups(self, values: Var) -> Var:
+        groups = self.length // self.form.group
+        grouped = self.call(RESHAPE, values, ShapeValue((Dim.of(self.n), Dim.of(groups), Dim.of(self.form.group))))
+        return self.call(SUM, grouped, axes=2)
+
+    def nonzero(self, values: Var) -> Var:
+        is_zero = self.call(LESS, self.call(ABS, values), ScalarValue(1e-30, "f32"))
+        return self.call(WHERE, is_zero, ScalarValue(1.0, "f32"), values)
+
+    def times(self, values: Var, factor: float) -> Var:
+        return self.call(MULTIPLY, values, ScalarValue(factor, "f32"))
+
+    def call(self, op: OpDef, *args: Atom, **attrs: Any) -> Var:
+        return self.builder.call(op, *args, **attrs)

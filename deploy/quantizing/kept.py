@@ -1,0 +1,163 @@
+"""Open a model in a format with a budget of bits per weight: quantise its matrices, or find them in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.quantized.held import Form, HeldWeights, two_level_form
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from deploy.cache import NOT_CACHED, kept
+from deploy.model_loading.files import Formed, ModelFiles, Opened
+from deploy.model_loading.known import Progress, carried, refusals
+from deploy.quality.text import CALIBRATION, read_text, tokens_of
+from deploy.quantizing.mix import Width
+from runtime.errors import DamagedFile, UnsafeCache
+from runtime.sealed import key_of, make_private
+from runtime.sections import SectionFile, writing
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # raised when the same model and text give other numbers
+HEAD = "lm_head.weight"
+WIDTHS = "widths"  # the section of a file that names the matrices and their widths
+
+Array = NDArray[Any]
+
+
+@refusals()
+def form_weights(known: Opened) -> Formed:
+    """Quantise the matrices if the format has a budget, or find them in the cache."""
+    files = quantised(known.files, known.load.quantize, known.load.calibrate, known.progress)
+    return Formed(**carried(known, Opened, files=files))
+
+
+def quantised(files: ModelFiles, quantize: str, calibrate: str, progress: Progress) -> ModelFiles:
+    """Return the files of a model in this format. `calibrate` names the text that says what matters; "" means the built-in one."""
+    budget = WeightFormat.parse(quantize).budget
+    if not budget:
+        return files
+    if not files.config.is_causal or files.config.classes is not None:
+        text = f"quantize is {quantize!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
+        raise LoadError(ErrorCode.INVALID_VALUE, text)
+    text = Path(calibrate) if calibrate else CALIBRATION
+    stated = VERSION, files.weights.digest(), budget, hashlib.sha256(read_text(text)).hexdigest()
+    digest = hashlib.blake2b(msgspec.json.encode(stated), digest_size=16).hexdigest()
+    folder = kept()
+    place = None if folder is None else folder.quantised_of(digest)
+    result = None if place is None else _found(place, files.weights.tensors)
+    if result is None:
+        # imported only here: a start from the cache runs no search and is faster without its imports
+        from deploy.quantizing.quantize import quantise
+
+        result = quantise(files, budget, tokens_of(files, text), progress)
+        if place is not None:
+            _keep(place, result)
+    source = Quantised(files.weights, result, digest)
+    config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not _has_head(result))
+    return replace(files, config=config, held=HeldWeights(source))
+
+
+def _has_head(result: Result) -> bool:
+    return any(name.endswith(HEAD) for name in result.widths)
+
+
+# --- the file in the cache ---------------------------------------------------------------------------------------------
+
+
+def _keep(place: Path, result: Result) -> None:
+    sections = {f"{name}.{part}": array.reshape(-1).view(np.uint8).data for name, of in result.parts.items() for part, array in of.items()}
+    sections[WIDTHS] = memoryview(msgspec.json.encode(result.widths))
+    try:
+        make_private(place.parent)
+        with writing(place, {name: content.nbytes for name, content in sections.items()}, key_of(place.parent)) as put:
+            for name, content in sections.items():
+                put(name, content)
+    except OSError as error:
+        log.warning(NOT_CACHED, "quantised weights", place.parent, error.strerror or error)
+
+
+def _found(place: Path, tensors: Mapping[str, TensorInfo]) -> Result | None:
+    """Return what an earlier start stored, or None if the file is missing or damaged."""
+    try:
+        file = SectionFile(place, key_of(place.parent))
+        widths = msgspec.json.decode(bytes(file.read(WIDTHS, verify=True)), type=dict[str, Width])
+        shapes = {head_of(name, tensors) or name: info.shape for name, info in tensors.items()}
+        parts = {name: _arrays(file, name, width, shapes[name]) for name, width in widths.items()}
+    except OSError:  # it is missing, or the folder cannot be read
+        return None
+    except (DamagedFile, UnsafeCache) as fault:
+        log.warning("%s; it is removed and built again", fault)
+        with suppress(OSError):
+            place.unlink(missing_ok=True)
+        return None
+    with suppress(OSError):  # the folder may be read-only
+        os.utime(place)  # the age of the file is the time since its last use
+    return Result(widths, parts)
+
+
+def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) -> dict[str, Array]:
+    infos = two_level_form(*width, shape[-1]).infos(shape)
+    found = {part: file.read(f"{name}.{part}", verify=False) for part in infos}
+    return {
+        part: np.frombuffer(data, infos[part].dtype, prod(infos[part].shape)).reshape(infos[part].shape) for part, data in found.items()
+    }
+
+
+# --- the weights -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    widths: Mapping[str, Width]
+    parts: Mapping[str, Mapping[str, Array]]  # by the name of the matrix
+
+
+def head_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """Return the name of the head, if the matrix is the head: `name` itself, or another name if it is also the embedding."""
+    if name.endswith(HEAD):
+        return name
+    if name in tensors and "embed" in name:
+        return f"language_model.{HEAD}" if name.startswith("language_model.") else HEAD
+    return None
+
+
+class Quantised:
+    """A source whose matrices have a form. The head of a tied model becomes a tensor of its own."""
+
+    def __init__(self, source: WeightSource, result: Result, digest: str) -> None:
+        self._source, self._result, self._digest = source, result, digest
+        given = dict(source.tensors)
+        found = {name: head for name in given if (head := head_of(name, given)) is not None and head not in given}
+        heads = {head: given[name] for name, head in found.items() if head in result.widths}
+        self.tensors: Mapping[str, TensorInfo] = {**given, **heads}
+        self.forms: Mapping[str, Form] = {
+            name: two_level_form(*width, self.tensors[name].shape[-1]) for name, width in result.widths.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(name)
+
+    def parts(self, name: str) -> Mapping[str, Array]:
+        return self._result.parts[name]
+
+    def release(self, name: str) -> None:
+        if name in self._source.tensors:
+            self._source.release(name)
+
+    def digest(self) -> str:
+        return self._digest

@@ -1,0 +1,68 @@
+"""Quantise matrices with the compiled search (compiler/frontend/quantized/search.py), on all cores of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.quantized.held import two_level_form
+from compiler.frontend.quantized.search import ENTRY, WHOLE, build_search
+from compiler.ops.tables import INTERPRET
+from deploy.model_loading.program import compile_here
+from deploy.quantizing.mix import Width
+from runtime.session import Session
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+SAMPLED = 8  # one of so many rows is quantised to estimate the error of a width
+
+
+class Search:
+    """Compiled searches, by width and length of the rows."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[Width, int], Session] = {}
+
+    def parts(self, w: Array, importance: Floats, width: Width) -> tuple[dict[str, Array], float]:
+        """Return the parts of a matrix in its form, and the sum of its errors."""
+        *matrices, length = w.shape
+        rows, form = w.reshape(-1, length), two_level_form(*width, length)
+        session = self._session(width, length)
+        found: list[tuple[Array, ...]] = []
+        for start in range(0, len(rows), step := max(1, WHOLE // length)):
+            found.append(session.call(ENTRY, np.ascontiguousarray(rows[start : start + step], np.float32), importance))
+        *parts, errors = (np.concatenate(several) for several in zip(*found, strict=True))
+        shaped = {name: part.reshape(*matrices, -1) for name, part in zip(form.parts, parts, strict=True)}
+        return shaped, float(errors.sum(dtype=np.float64))
+
+    def sampled_error(self, w: Array, importance: Floats, width: Width) -> float:
+        """Estimate the sum of a matrix's errors from some of its rows."""
+        rows = w.reshape(-1, w.shape[-1])
+        sample = rows[::SAMPLED]
+        return self.parts(sample, importance, width)[1] * len(rows) / len(sample)
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+
+    def _session(self, width: Width, length: int) -> Session:
+        if (width, length) not in self._sessions:
+            executable = compile_here(build_search(two_level_form(*width, length), length))
+            self._sessions[width, length] = Session(executable)
+        return self._sessions[width, length]
+
+
+def values_of(parts: Mapping[str, Array], width: Width) -> Floats:
+    """Return the values for which the parts of a matrix stand."""
+    bits, group = width
+    q, scale, *shift = (parts[name] for name in two_level_form(bits, group, group).numbers)
+    units = [parts[name] for name in parts if name.endswith("_unit")]
+    dequantize, plain = INTERPRET["dequantize"], {"dtype": "f32", "kind": "int"}
+    levels = [
+        dequantize(level, unit, bits=8, group=level.shape[-1] // unit.shape[-1], shifted=False, **plain)
+        for level, unit in zip((scale, *shift), units, strict=True)
+    ]
+    return dequantize(q, *levels, bits=bits, group=group, shifted=bool(shift), **plain)

@@ -1,0 +1,148 @@
+"""Quantise the matrices of a model to a number of bits per weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.model_loading.files import ModelFiles
+from deploy.model_loading.known import Progress
+from deploy.quality.observe import Bound, Observer, mean_squares, windows_of
+from deploy.quantizing.kept import Result, head_of
+from deploy.quantizing.matrices import Search, values_of
+from deploy.quantizing.mix import PLAIN, WIDTHS, Unit, Width, choose, widths_of
+from deploy.quantizing.sensitivity import Kind, divergences, kind_of
+
+STAGE = "quantise"
+SENSED_TOKENS, SENSED_ROWS = 256, 128  # length of the text that sensitivities are measured on, and tokens whose predictions are compared
+HEAD = WIDTHS[-1]  # errors of the head affect the logits directly
+LEAST_SHARE = 1e-4  # least importance of an input, relative to the mean of all inputs
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is being quantised."""
+
+    files: ModelFiles
+    importance: Mapping[str, Floats]  # of the inputs of each matrix
+    groups: Sequence[tuple[str, ...]]  # names of matrices that read the same input
+    search: Search
+
+    def weight(self, name: str) -> Array:
+        return self.files.weights.read(name)
+
+    def parts(self, name: str, width: Width) -> tuple[dict[str, Array], float]:
+        found = self.search.parts(self.weight(name), self.importance[name], width)
+        self.files.weights.release(name)
+        return found
+
+
+def quantise(files: ModelFiles, budget: float, tokens: Sequence[int], progress: Progress) -> Result:
+    """Quantise the matrices of the layers to `budget` bits per weight, and the head to the widest numbers."""
+    report = partial(progress, STAGE)
+    report(0.0)
+    observer = Observer(files, SENSED_ROWS)
+    windows = windows_of(tokens, observer.window)
+    with observer.bound(files.weights) as bound:
+        squares = mean_squares(bound, windows)
+        report(0.2)
+        importance = {name: _important(s) for names, s in zip(observer.names, squares, strict=True) for name in names}
+        tensors = files.weights.tensors
+        groups = [names for names in observer.names if _fits(names, tensors)]
+        layers = [names for names in groups if head_of(names[0], tensors) is None]
+        model = Model(files, importance, layers, Search())
+        try:
+            plain = _plain(model, lambda done: report(0.2 + 0.3 * done))
+            units = _units(model, plain, bound, windows[0][:SENSED_TOKENS], lambda done: report(0.5 + 0.4 * done))
+            chosen = choose(units, budget)
+            parts = {name: found for name, (found, _) in plain.items()}
+            widths = {name: width for unit, width in zip(units, chosen, strict=True) for name in unit.names}
+            parts |= {name: model.parts(name, width)[0] for name, width in widths.items() if width != PLAIN}
+            for names in groups:
+                if (head := head_of(names[0], tensors)) is not None:
+                    widths[head], parts[head] = HEAD, model.parts(names[0], HEAD)[0]
+        finally:
+            model.search.close()
+    report(1.0)
+    return Result(widths, parts)
+
+
+def _fits(names: Sequence[str], tensors: Mapping[str, Any]) -> bool:
+    """Return whether the numbers of these matrices can be in groups."""
+    return all(name in tensors and tensors[name].shape[-1] % HEAD[1] == 0 for name in names)
+
+
+def _important(squares: Floats) -> Floats:
+    """Return the importance of inputs. It is rounded, so that the last bits of the squares, which may differ between machines, do not
+    decide about numbers."""
+    if not squares.any():
+        return np.ones_like(squares)
+    mantissa, exponent = np.frexp(np.maximum(squares, LEAST_SHARE * squares.mean()))
+    return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float32)
+
+
+def _coarse(value: float) -> float:
+    return float(f"{value:.2e}")
+
+
+def _plain(model: Model, report: Callable[[float], None]) -> dict[str, tuple[dict[str, Array], float]]:
+    """Quantise all matrices to PLAIN."""
+    found: dict[str, tuple[dict[str, Array], float]] = {}
+    for done, names in enumerate(model.groups):
+        found |= {name: model.parts(name, PLAIN) for name in names}
+        report((done + 1) / len(model.groups))
+    return found
+
+
+def _units(
+    model: Model,
+    plain: Mapping[str, tuple[dict[str, Array], float]],
+    bound: Bound,
+    window: Sequence[int],
+    report: Callable[[float], None],
+) -> list[Unit]:
+    """Return the units with the divergence that each width is expected to cause: that of the unit's kind, divided among its units by their
+    errors, relative to what the products return."""
+    num_layers, kinds = model.files.config.num_layers, dict[Kind, list[str]]()
+    for names in model.groups:
+        kinds.setdefault(kind_of(names, num_layers), []).extend(names)
+    measured = divergences(bound, model.files.weights, lambda name: values_of(plain[name][0], PLAIN), kinds, window, SENSED_ROWS, report)
+    errors = {names: _relative_errors(model, plain, names) for names in model.groups}
+    of_kinds = dict.fromkeys(kinds, 0.0)
+    for names in model.groups:
+        of_kinds[kind_of(names, num_layers)] += errors[names][PLAIN]
+    return [
+        Unit(
+            names,
+            (shape := model.files.weights.tensors[names[0]].shape)[-1],
+            sum(prod(model.files.weights.tensors[name].shape) for name in names),
+            {
+                width: _coarse(measured[kind] * error / of_kinds[kind])
+                for kind in [kind_of(names, num_layers)]
+                for width, error in errors[names].items()
+                if width in widths_of(shape[-1])
+            },
+        )
+        for names in model.groups
+    ]
+
+
+def _relative_errors(model: Model, plain: Mapping[str, tuple[dict[str, Array], float]], names: Sequence[str]) -> dict[Width, float]:
+    """Return the expected squared error of the products in each width, relative to the expected squares of the products."""
+    totals = dict.fromkeys(WIDTHS, 0.0)
+    power = 0.0
+    for name in names:
+        w, importance = model.weight(name), model.importance[name]
+        power += float((np.square(w, dtype=np.float32).reshape(-1, w.shape[-1]).sum(0) * importance).sum())
+        for width in widths_of(w.shape[-1]):
+            totals[width] += plain[name][1] if width == PLAIN else model.search.sampled_error(w, importance, width)
+    return {width: total / power if power else 0.0 for width, total in totals.items()}

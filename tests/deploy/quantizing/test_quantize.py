@@ -1,0 +1,142 @@
+"""A model that is quantised to a number of bits: what it costs, where it is kept, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.frontend.layers.nn import WeightFormat
+from deploy import demo
+from deploy.bench.compute.quality import round_to_nearest
+from deploy.cache import Kept, Part, kept
+from deploy.model_loading.files import ModelFiles, open_files
+from deploy.model_loading.load import load_model
+from deploy.quality.observe import Observer, divergence, rows_of
+from deploy.quality.text import CALIBRATION, tokens_of
+from deploy.quantizing import kept as kept_module
+from deploy.quantizing.kept import Quantised
+from deploy.quantizing.matrices import values_of
+from deploy.quantizing.mix import bits_of
+from deploy.quantizing.sensitivity import Replaced
+from server.interfaces import LoadError
+from server.messages import Load
+
+pytestmark = pytest.mark.xdist_group("quantising")  # the tests of this file share one quantised model
+
+BUDGET = "4.75"
+
+
+def silent(stage: str, fraction: float) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAXSERVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(cache: None) -> ModelFiles:
+    return open_files(demo.MODEL)
+
+
+@pytest.fixture(scope="module")
+def quantised(files: ModelFiles) -> Quantised:
+    made = kept_module.quantised(files, BUDGET, "", silent)
+    assert made.held is not None and not made.config.tie_word_embeddings
+    return made.held._source  # type: ignore[attr-defined, return-value]
+
+
+def test_matrices_keep_to_the_budget_and_the_head_is_wider(quantised: Quantised):
+    widths = {name: width for name, width in quantised._result.widths.items() if name != "lm_head.weight"}
+    sizes = {name: int(np.prod(quantised.tensors[name].shape)) for name in widths}
+    bits = sum(bits_of(quantised.forms[name]) * size for name, size in sizes.items()) / sum(sizes.values())
+    assert 4.6 < bits <= 4.75
+    assert quantised._result.widths["lm_head.weight"] == (6, 32)
+    assert {name.rpartition(".layers.")[2].partition(".")[2] for name in widths} == {
+        *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
+        *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    }
+
+
+def test_predictions_change_far_less_than_by_plain_rounding(files: ModelFiles, quantised: Quantised):
+    """Measured on the end of the text, with the weights of the layers alone."""
+    window = tokens_of(files, CALIBRATION)[-256:]
+    names = [name for name in quantised._result.widths if name in files.weights.tensors]
+    observer = Observer(files, 256)
+    rows = rows_of(len(window), 256)
+
+    def plain(name: str) -> np.ndarray:
+        return round_to_nearest(files.weights.read(name).astype(np.float32), WeightFormat.parse("int4-32"))
+
+    def ours(name: str) -> np.ndarray:
+        return values_of(quantised.parts(name), quantised._result.widths[name])
+
+    with observer.bound(files.weights) as bound:
+        exact = bound.run(window, rows).logits
+        found = []
+        for values in (plain, ours):
+            bound.binding.bind(Replaced(files.weights, names, values), set(names))
+            found.append(divergence(exact, bound.run(window, rows).logits))
+        bound.binding.bind(files.weights, set(names))
+        assert bound.run(window, rows).logits.tobytes() == exact.tobytes()
+    assert 0 < found[1] < 0.5 * found[0]
+
+
+def test_a_second_start_reads_the_file_and_serves_it(quantised: Quantised, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: pytest.fail("quantised again"))
+    again = kept_module.quantised(open_files(demo.MODEL), BUDGET, "", silent)
+    for name, parts in quantised._result.parts.items():
+        for part, array in parts.items():
+            np.testing.assert_array_equal(again.held.read(f"{name}.{part}"), array)  # type: ignore[union-attr]
+    loaded = load_model(Load("m", str(demo.MODEL), BUDGET, max_context=64, max_batch=2), silent)
+    assert loaded.ready.generates
+
+
+def test_a_damaged_file_is_built_again(quantised: Quantised, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    folder = kept()
+    assert folder is not None
+    path = folder.quantised_of(quantised.digest())
+    content = path.read_bytes()
+    monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: quantised._result)
+    try:
+        path.write_bytes(b"\1" + content[1:])
+        kept_module.quantised(open_files(demo.MODEL), BUDGET, "", silent)
+        assert path.read_bytes() == content and "removed and built again" in caplog.text
+    finally:
+        path.write_bytes(content)
+
+
+def test_the_cache_lists_verifies_and_prunes_it(quantised: Quantised):
+    folder = kept()
+    assert folder is not None
+    (item,) = (item for item in folder.items() if item.part is Part.QUANTISED)
+    assert item.key == quantised.digest() and item.num_bytes > 0
+    assert (item.paths[0], "") in list(folder.verify())
+    assert item not in folder.prune(dry_run=True) and item in folder.prune(keep_bytes=0, dry_run=True)
+    assert isinstance(folder, Kept)
+
+
+def test_the_result_depends_on_budget_and_text(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Path] = []
+    monkeypatch.setattr(kept_module, "_found", lambda place, _: seen.append(place))
+    monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: kept_module.Result({}, {}))
+    monkeypatch.setattr(kept_module, "_keep", lambda *_: None)
+    text = tmp_path / "text.txt"
+    text.write_text("Some other words. " * 100)
+    for budget, calibrate in (("4bit", ""), (BUDGET, ""), ("5bit", ""), ("4bit", str(text))):
+        kept_module.quantised(files, budget, calibrate, silent)
+    assert seen[0] == seen[1] and len(set(seen)) == 3
+
+
+def test_what_cannot_be_measured_is_refused(files: ModelFiles, tmp_path: Path):
+    with pytest.raises(LoadError, match=r"the text .*missing.txt cannot be read: No such file"):
+        kept_module.quantised(files, "4bit", str(tmp_path / "missing.txt"), silent)
+    short = tmp_path / "short.txt"
+    short.write_text("Few words.")
+    with pytest.raises(LoadError, match=r"has \d tokens, expected at least 64"):
+        kept_module.quantised(files, "4bit", str(short), silent)
