@@ -14,8 +14,9 @@ import pytest
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.scheduling.pace import UNKNOWN_S
 from server.engine.step_model import EmbedLimits, GroupLimits, StepLimits
-from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Submit
+from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Step, Submit
 from tests.doubles.model import NullEmbedModel, hashed_logits
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
@@ -40,7 +41,21 @@ def sent() -> dict[str, Embedding | Failed]:
 
 @pytest.fixture
 def embedder(sent) -> Embedder:
-    return Embedder(CountedModel(), lambda message: sent.setdefault(message.request_id, message))
+    return Embedder(CountedModel(), answers_to(lambda message: sent.setdefault(message.request_id, message)))
+
+
+def answers_to(take):
+    """Return a function that passes on the answers to requests."""
+    return lambda message: None if isinstance(message, Step) else take(message)
+
+
+def test_the_first_step_is_announced_as_long_because_its_cost_is_unknown() -> None:
+    messages = []
+    one = Embedder(CountedModel(), messages.append)
+    for name in "ab":
+        one.embed(Embed(name, (1, 2)))
+        assert one.step()
+    assert [type(message) for message in messages] == [Step, Embedding, Embedding] and messages[0].limit_s == UNKNOWN_S
 
 
 def vector(message: Embedding) -> np.ndarray:
@@ -59,7 +74,7 @@ def test_vectors_do_not_depend_on_the_batch(embedder, sent) -> None:
     assert num_steps < 30
     for embed in embeds:
         alone: list[Embedding] = []
-        one = Embedder(NullEmbedModel(LIMITS), alone.append)
+        one = Embedder(NullEmbedModel(LIMITS), answers_to(alone.append))
         one.embed(embed)
         one.step()
         assert alone == [sent[embed.request_id]]

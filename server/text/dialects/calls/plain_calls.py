@@ -4,7 +4,8 @@
     {"name": "f", "arguments": {...}}
     ```
 
-Only an object with the name of an offered tool and with arguments is a call; all other text stays content.
+Only an object with the name of an offered tool and with arguments is a call; all other text stays content. Qwen2.5-Coder doubles the outer
+braces of some calls, because its template shows them so.
 """
 
 from __future__ import annotations
@@ -114,6 +115,9 @@ class PlainCallParser:
     def _read_call(self) -> Steps[bool]:
         """Read one object. Return False as soon as it is no call of an offered tool. The text of earlier calls is forgotten."""
         stream, scanner, written = self._stream, JsonCallScanner(), ""
+        if is_doubled := bool((yield from stream.find("{{"))):
+            written = "{"
+            scanner.feed(written)
         while not scanner.done:
             written += stream.take(scanner.feed(stream.held))
             is_other = scanner.name is not None and scanner.name not in self._names
@@ -127,6 +131,8 @@ class PlainCallParser:
         call = self._call_of(written)
         if call is None:
             return False
+        if is_doubled:
+            yield from stream.find("}")
         name, arguments = call
         self._space = ""
         self._parts += [CallStart(self.num_calls, new_call_id(self._id_length), name), CallArguments(self.num_calls, arguments)]
