@@ -270,18 +270,18 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class ServeCommand(TyperCommand):
-    """The command, whose help shows each switch by one name. A column with the names that turn switches off would leave little room for the
-    meanings."""
+    """The command, whose help shows each option by one name. A column with other names, and with names that turn switches off, would leave
+    little room for the meanings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        negative = {param: param.secondary_opts for param in self.params}
+        names = [(param, param.opts, param.secondary_opts) for param in self.params if param.param_type_name == "option"]
         try:
-            for param in negative:
-                param.secondary_opts = []
+            for param, (first, *_), _ in names:
+                param.opts, param.secondary_opts = [first], []
             super().format_help(ctx, formatter)
         finally:
-            for param, names in negative.items():
-                param.secondary_opts = names
+            for param, opts, secondary_opts in names:
+                param.opts, param.secondary_opts = opts, secondary_opts
 
 
 serve = _with_options(_serve)
