@@ -61,7 +61,7 @@ class ServerSettings:
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
     drain_s: float = 30.0  # time for running requests after a signal to stop
-    stall_s: float = 20.0  # seconds of silence after which a worker that has work is replaced, unless it is busy with a long step
+    stall_s: float = 15.0  # seconds of silence after which a worker that has work is replaced, unless it is busy with a long step
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -3,6 +3,7 @@
 // A part is {content}, {call: index, id, name}, or {arguments, call: index}.
 
 const SEPARATORS = ' \t\r\n,;[]', NAME_KEYS = ['name', 'tool_name'], ARGUMENT_KEYS = ['arguments', 'parameters'];
+const SHORT = /^[^\s[{]+\s*([[{]|$)/;   // a call without a key for its name, up to what follows the name
 const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
 
 export class ToolParser {
@@ -28,15 +29,16 @@ export class ToolParser {
     return parts;
   }
 
-  /** Return the text that was held back. A call that was cut off stays incomplete. */
+  /** Return the text that was held back. A call that was cut off stays incomplete. Behind a marker, the beginning of a call is no content. */
   finish() {
-    const held = this.#held;
+    const held = this.#held, opening = this.#form.opening;
+    const announced = this.#marked && opening !== '' && !/^[\p{L}\p{N}]+$/u.test(opening);
     this.#held = '';
     let text = '';
     if (this.#state === 'start' || this.#state === 'text') text = held;
-    else if (this.#state === 'call' && !this.#started) text = this.#raw;
-    else if (this.#state === 'between' && this.numCalls === 0) text = this.#raw + held;
-    if (this.numCalls > 0 && text.trim() === '') text = '';
+    else if (this.#state === 'call' && !this.#started && !announced) text = this.#raw;
+    else if (this.#state === 'between' && this.numCalls === 0 && !announced) text = this.#raw + held;
+    if (this.numCalls > 0 && opening.startsWith(text.trim())) text = '';   // white space, or the beginning of a marker
     return text === '' ? [] : [{ content: text }];
   }
 
@@ -97,7 +99,7 @@ export class ToolParser {
       return true;
     }
     if (held[0] === '{') return this.#begin(new CallScanner());
-    if (form.arguments_marker && this.#marked) {
+    if (form.arguments_marker && this.#marked && SHORT.test(held)) {
       const brace = held.indexOf('{');
       if (brace < 0) return false;
       this.#read(brace);
