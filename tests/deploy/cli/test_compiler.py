@@ -218,6 +218,7 @@ def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
                 f"code assembled for GPUs: {verb} none",
                 f"exports for browsers: {verb} none",
                 f"machine code of kernels: {verb} none",
+                f"quantised weights: {verb} none",
                 f"leftovers of interrupted loads: {verb} none",
             ]
     assert not orphan.exists()

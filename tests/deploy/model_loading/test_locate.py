@@ -154,7 +154,7 @@ def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
     """Pulled models are listed and can be removed. Removing a single file keeps the other files of its repository."""
     locate("org/name")
     locate("org/name:q4")
-    whole, file = hub.held()
+    whole, file = sorted(hub.held(), key=lambda one: one.source)
     assert (whole.source, file.source) == ("org/name", "org/name:model-q4.gguf")
     assert whole.num_bytes > 25_000_000 and file.num_bytes == 2 and whole.used_s > 0
     assert hub.remove("org/name:q8") == hub.remove("org/other") == 0

@@ -11,7 +11,7 @@ import pytest
 
 from deploy import demo
 from deploy.model_loading import program
-from deploy.model_loading.files import Opened
+from deploy.model_loading.files import Formed, Opened
 from deploy.model_loading.known import Asked, begin, carried
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import STAGES, advance
@@ -25,7 +25,8 @@ def test_each_stage_continues_where_the_stage_before_ends() -> None:
     for (before, after), stage in zip(pairwise([Asked, *STAGES]), STAGES.values(), strict=True):
         assert after.__mro__[1] is before
         assert get_type_hints(stage) == {"known": before, "return": after}
-        assert len(fields(after)) > len(fields(before)), f"{after.__name__} adds nothing"
+        adds = len(fields(after)) > len(fields(before))
+        assert adds or after is Formed, f"{after.__name__} adds nothing"  # this stage only replaces the files
 
 
 def test_a_command_runs_only_the_stages_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
