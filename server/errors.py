@@ -256,7 +256,7 @@ FETCH_FAILED = ErrorKind(
     ErrorCode.FETCH_FAILED,
     502,
     SERVER,
-    "The hub did not deliver the model.",
+    "The hub or the package index did not deliver the model.",
     "Read the message: the name may be wrong, access denied, or the network down.",
 )
 MODEL_NOT_READY = ErrorKind(

@@ -187,6 +187,9 @@ def test_cancelling_a_load_leaves_nothing(serve, folder, answering):
     server = serve(script=answering("", load_s=30), initial=())
     client = server.http()
     operation = client.post("/admin/models", json={"source": "a"}).json()
+    end_s = time.monotonic() + 60
+    while "a" not in server.workers and time.monotonic() < end_s:
+        time.sleep(0.01)
     cancelled = client.delete(f"/admin/operations/{operation['id']}").json()
     assert cancelled["state"] == "cancelled" and cancelled["error"]["code"] == "load_cancelled"
     assert client.get("/admin/models").json()["data"] == [] and server.workers["a"].state == "stopped"
