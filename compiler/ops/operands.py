@@ -85,7 +85,7 @@ def int_attr(attrs: Mapping[str, Any], name: str, least: int | None = None) -> i
         value = value.const
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         raise AnnotationError(f"attribute {name} is {value!r}, expected an integer{'' if least is None else f' of at least {least}'}")
-    return value
+    return _fitting(value, name)
 
 
 def dim_attr(attrs: Mapping[str, Any], name: str) -> Dim:
@@ -141,7 +141,16 @@ def _axis(axis: int, ndim: int, name: str) -> int:
 def _as_dim(value: Any, name: str) -> Dim:
     if isinstance(value, bool) or not isinstance(value, int | Dim | DimVar):
         raise AnnotationError(f"attribute {name} is {value!r}, expected an integer or a dimension")
-    return Dim.of(value)
+    dim = Dim.of(value)
+    if dim.is_const:
+        _fitting(dim.const, name)
+    return dim
+
+
+def _fitting(value: int, name: str) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise AnnotationError(f"attribute {name} is {value}, expected an integer of 64 bits")
+    return value
 
 
 def _items(value: Any, name: str) -> Sequence[Any]:

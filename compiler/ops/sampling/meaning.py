@@ -51,7 +51,7 @@ def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_a
         tokens[i], distances = _draw(adjusted, numbers[i], setting)
         if tokens[i] >= 0 and setting[Setting.TOP] >= 0:
             _rank(
-                distances if setting[Setting.PROCESSED] else _distances(logits[row], np.float32(1)),
+                distances if setting[Setting.PROCESSED] == 1 else _distances(logits[row], np.float32(1)),
                 int(tokens[i]),
                 setting[Setting.TOP],
                 logprobs,
@@ -105,7 +105,7 @@ def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
     if best == -np.inf:
         return NOTHING_LEFT, logits
     if sharpness == 0:
-        return first, _distances(logits, np.float32(1)) if setting[Setting.PROCESSED] else logits
+        return first, _distances(logits, np.float32(1)) if setting[Setting.PROCESSED] == 1 else logits
     distances = _distances(logits, sharpness)
     if 0 < setting[Setting.TOP_K] < len(logits):
         distances = _nearest(distances, distances, (distances < np.inf).astype(np.int64), setting[Setting.TOP_K])

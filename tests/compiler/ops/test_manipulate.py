@@ -268,3 +268,10 @@ def test_a_loop_nest_needs_extents():
         builder.returns(builder.call(PERMUTE_DIMS, x, name="turned"))
     with pytest.raises(UnknownShape, match=r"permute_dims \(turned\).*state those of the operands with match_cast"):
         legalize(builder.finish())
+
+
+@pytest.mark.parametrize("attrs", [{"stride": 1 << 70}, {"begin": -(1 << 63) - 1}, {"end": 1 << 63, "stride": 2}])
+def test_attributes_have_64_bits(attrs: dict[str, int], deduced) -> None:
+    """The interpreter computes with integers of any size, compiled code with 64 bits."""
+    with pytest.raises(AnnotationError, match="expected an integer of 64 bits"):
+        deduced(SLICE, tensor((N, 3), F32), axis=0, **attrs)

@@ -27,7 +27,7 @@ from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
-from runtime.errors import RuntimeFault
+from runtime.errors import OutOfMemory, RuntimeFault
 from runtime.executable import Arg, Executable
 from runtime.session import Session
 from runtime.vm.builtins import BUILTINS
@@ -54,7 +54,10 @@ class Walls:
     def block(self, num_bytes: int) -> NDArray[np.uint8]:
         """Allocate a block between guard pages. If `num_bytes` is a multiple of 64, so is the block's address."""
         inside = max(PAGE, -(-num_bytes // PAGE) * PAGE)
-        mapping = mmap.mmap(-1, inside + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            mapping = mmap.mmap(-1, inside + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:  # the campaign limits the address space, and an attribute may ask for more
+            raise OutOfMemory("guarded block", required=inside) from error
         whole = np.frombuffer(mapping, np.uint8)
         for begin in (0, GUARD + inside):
             if _libc.mprotect(ctypes.c_void_p(whole.ctypes.data + begin), ctypes.c_size_t(GUARD), PROT_NONE):

@@ -95,6 +95,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "masked": {"masks": True, "TOP": 5, "PROCESSED": 1},
     "penalised": {"REPETITION": 1.3, "FREQUENCY": 0.5, "PRESENCE": 0.2, "seen": 20, "TOP": NUM_TOP},
     "biased, masked, cut, reported": {"biases": 5, "masks": True, "TOP_P": SHARE_ONE // 2, "TOP": NUM_TOP, "PROCESSED": 1},
+    "neither 0 nor 1": {"TOP_K": 2, "TOP": 3, "PROCESSED": 2},
     "greedy, reported": {"SHARPNESS": 0.0, "TOP": 3, "masks": True},
 }
 SPREADS: dict[str, Callable[[np.random.Generator, tuple[int, int]], NDArray[Any]]] = {
@@ -137,7 +138,7 @@ COLUMNS = st.fixed_dictionaries(
         "TOP_P": st.integers(0, SHARE_ONE),
         "TYPICAL_P": st.integers(SHARE_ONE // 10, SHARE_ONE),
         "TOP": st.integers(-1, NUM_TOP),
-        "PROCESSED": st.integers(0, 1),
+        "PROCESSED": st.integers(-1, 2),
         "masks": st.booleans(),
         "biases": st.integers(0, 9),
         "seen": st.integers(0, 30),
