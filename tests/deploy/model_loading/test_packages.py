@@ -113,6 +113,13 @@ def test_an_index_that_does_not_answer_is_named(index: Index, monkeypatch: pytes
         locate("tiny")
 
 
+def test_a_folder_that_cannot_be_written_is_named(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, index.parts)
+    (tmp_path / "cache").write_text("a file where the cache should be")
+    with pytest.raises(LoadError, match=r"'tiny' cannot be stored on this machine: .*cache"):
+        locate("tiny")
+
+
 def test_commands_know_the_names(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     entered(monkeypatch, index.parts)
     runner = CliRunner(env={"COLUMNS": "300"})
