@@ -8,9 +8,9 @@ serves (deploy/verification.py), or before it serves if the last process that us
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import WeightSource
 from runtime.device.base import Device, Tensor
-from runtime.errors import DamagedFile, UnsafeCache
+from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sealed import key_of
-from runtime.sections import SectionFile, align, writing
+from runtime.sections import SectionFile, align, read_kept, writing
 from runtime.session import Session
 
 log = logging.getLogger(__name__)
@@ -129,8 +129,8 @@ def _prepared(
     kept_in: Path | None,
     progress: Progress,
 ) -> Mapping[str, Array | Tensor]:
-    if kept_in is not None and (found := _found(kept_in, computed)) is not None:
-        return _resident(device, found)
+    if kept_in is not None and (stored := read_kept(kept_in, partial(_mapped, kept_in, computed))) is not None:
+        return _resident(device, stored)
 
     def made() -> Generator[Group]:
         names = iter([p.name for p in computed])
@@ -147,22 +147,6 @@ def _prepared(
         except OSError as error:  # a full or read-only disk; if a file of the checkpoint fails, it fails again below
             log.warning("packed weights cannot be stored as %s: %s; they stay in memory", kept_in, error.strerror or error)
     return _side_by_side(device, made(), sum(align(_num_bytes(p)) for p in computed))
-
-
-def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | None:
-    """Return the arrays that an earlier start wrote to the file, or None if the file is missing or damaged."""
-    try:
-        arrays = _mapped(path, computed)
-    except OSError:  # it is missing, or the folder cannot be read
-        return None
-    except (DamagedFile, UnsafeCache) as fault:
-        log.warning("%s; it is removed and built again", fault)
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        return None
-    with suppress(OSError):  # the folder may be read-only
-        os.utime(path)  # the age of the file is the time since its last use
-    return arrays
 
 
 def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Tensor]:

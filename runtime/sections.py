@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import mmap
 import os
 import struct
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 
-from runtime.errors import DamagedFile
+from runtime.errors import DamagedFile, UnsafeCache
 from runtime.sealed import opened, replacing, seal_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAGIC = b"RLXSECT2"
 ALIGNMENT = 64
@@ -180,3 +185,19 @@ def _mapped(path: Path) -> memoryview:
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+
+
+def read_kept(path: Path, read: Callable[[], T]) -> T | None:
+    """Return what `read` finds in a file of the cache, or None if the file is missing or damaged. Remove a damaged file."""
+    try:
+        result = read()
+    except OSError:  # it is missing, or the folder cannot be read
+        return None
+    except (DamagedFile, UnsafeCache) as fault:
+        log.warning("%s; it is removed and built again", fault)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        return None
+    with suppress(OSError):  # the folder may be read-only
+        os.utime(path)  # the age of the file is the time since its last use
+    return result

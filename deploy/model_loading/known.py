@@ -1,5 +1,5 @@
-"""What is known of a load. It begins with `Asked`. Each stage of a load returns a value of its own class, which inherits the fields of the
-class before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
+"""Define the value of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
+before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
 
 Asked       the front's message, and the target that it names         known.py
 Opened      the opened files                                          files.py

@@ -23,7 +23,7 @@ class Servable(Formed):
 
     @property
     def serves(self) -> tuple[str, ...]:
-        """What the model serves, in words. The server refuses requests for anything else."""
+        """Name what the model serves. The server refuses requests for anything else."""
         classes = self.files.config.classes
         if classes is not None:
             return ("classify", "rerank and score of pairs of texts") if len(classes.names) == 1 else ("classify",)
@@ -32,7 +32,7 @@ class Servable(Formed):
 
     @property
     def embedding_note(self) -> str:
-        """What users of the model's embeddings and scores should know, or "" if the model serves no embeddings."""
+        """Say how the model's embeddings and scores are computed. Return "" if the model serves no embeddings."""
         if not self.embeds:
             return ""
         cosine = "rerank and score compare embeddings by their cosine"

@@ -44,15 +44,10 @@ class Observed(Generator):
     entry: ClassVar[str] = OBSERVED
 
     def module(self) -> IRModule:
-        return self._built[0]
+        return self.built()[0]
 
-    @property
-    def names(self) -> tuple[tuple[str, ...], ...]:
-        """For each input of matrices, the names of the matrices that read it."""
-        return self._built[1]
-
-    @property
-    def _built(self) -> tuple[IRModule, tuple[tuple[str, ...], ...]]:
+    def built(self) -> tuple[IRModule, tuple[tuple[str, ...], ...]]:
+        """Return the program and, for each input of matrices, the names of the matrices that read it."""
         return build_observed(self.files.config, dtypes_of(self.weights), self.bounds, self.kv_dtype, self.format)
 
 
@@ -71,8 +66,8 @@ class Observer:
         load = Load("observed", str(files.path), "f32", max_context=window, max_batch=num_rows)
         self._mode = Observed.of(files, load)
         self.window = window
-        self.names = self._mode.names
-        self._executable: Executable = compile_here(self._mode.module())
+        module, self.names = self._mode.built()
+        self._executable: Executable = compile_here(module)
 
     @contextmanager
     def bound(self, weights: WeightSource) -> Iterates[Bound]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from deploy.model_loading.files import Formed, ModelFiles, Opened
 from deploy.model_loading.known import Progress, carried, refusals
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
 from deploy.quantizing.mix import Width
-from runtime.errors import DamagedFile, UnsafeCache
 from runtime.sealed import key_of, make_private
-from runtime.sections import SectionFile, writing
+from runtime.sections import SectionFile, read_kept, writing
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -59,7 +57,7 @@ def quantised(files: ModelFiles, quantize: str, calibrate: str, progress: Progre
     digest = hashlib.blake2b(msgspec.json.encode(stated), digest_size=16).hexdigest()
     folder = kept()
     place = None if folder is None else folder.quantised_of(digest)
-    result = None if place is None else _found(place, files.weights.tensors)
+    result = None if place is None else read_kept(place, partial(_read, place, files.weights.tensors))
     if result is None:
         # imported only here: a start from the cache runs no search and is faster without its imports
         from deploy.quantizing.quantize import quantise
@@ -91,23 +89,12 @@ def _keep(place: Path, result: Result) -> None:
         log.warning(NOT_CACHED, "quantised weights", place.parent, error.strerror or error)
 
 
-def _found(place: Path, tensors: Mapping[str, TensorInfo]) -> Result | None:
-    """Return what an earlier start stored, or None if the file is missing or damaged."""
-    try:
-        file = SectionFile(place, key_of(place.parent))
-        widths = msgspec.json.decode(bytes(file.read(WIDTHS, verify=True)), type=dict[str, Width])
-        shapes = {head_of(name, tensors) or name: info.shape for name, info in tensors.items()}
-        parts = {name: _arrays(file, name, width, shapes[name]) for name, width in widths.items()}
-    except OSError:  # it is missing, or the folder cannot be read
-        return None
-    except (DamagedFile, UnsafeCache) as fault:
-        log.warning("%s; it is removed and built again", fault)
-        with suppress(OSError):
-            place.unlink(missing_ok=True)
-        return None
-    with suppress(OSError):  # the folder may be read-only
-        os.utime(place)  # the age of the file is the time since its last use
-    return Result(widths, parts)
+def _read(place: Path, tensors: Mapping[str, TensorInfo]) -> Result:
+    """Return what an earlier start stored."""
+    file = SectionFile(place, key_of(place.parent))
+    widths = msgspec.json.decode(bytes(file.read(WIDTHS, verify=True)), type=dict[str, Width])
+    shapes = {head_of(name, tensors) or name: info.shape for name, info in tensors.items()}
+    return Result(widths, {name: _arrays(file, name, width, shapes[name]) for name, width in widths.items()})
 
 
 def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""What a process of calls does, and what it tells the front about each call."""
+"""Defines the job that a process runs for each call, and the answers of that process to the front."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Dialect:
 
     @property
     def notes(self) -> list[str]:
-        """What the operator should know about tools, for the log."""
+        """Return notes for the log about what this template does with tools."""
         if not self.reads_tools:
             return ["its chat template shows no tools: the first message describes them as text, and calls are read as JSON"]
         if self.history_fault:

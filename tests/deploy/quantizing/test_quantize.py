@@ -123,7 +123,7 @@ def test_the_cache_lists_verifies_and_prunes_it(quantised: Quantised):
 
 def test_the_result_depends_on_budget_and_text(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[Path] = []
-    monkeypatch.setattr(kept_module, "_found", lambda place, _: seen.append(place))
+    monkeypatch.setattr(kept_module, "read_kept", lambda place, _: seen.append(place))
     monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: kept_module.Result({}, {}))
     monkeypatch.setattr(kept_module, "_keep", lambda *_: None)
     text = tmp_path / "text.txt"

@@ -1,4 +1,4 @@
-"""What computes attention on a machine: a unit, and the unit's state for the rows of an item.
+"""Define a unit, which computes attention with one kind of instructions, and its state for the rows of an item.
 
 A new format of pages, or a new instruction, is a new unit; the phases of the kernel, items, blocks and softmax stay.
 """
