@@ -64,7 +64,7 @@ def check(lines: Iterable[bytes], endpoint: str, most: int) -> tuple[int, list[F
 
 def _fault_of(line: bytes, endpoint: str, most: int, seen: set[str]) -> Fault | None:
     """Return what is wrong with a line, and remember its id."""
-    if len(line) > most + 1:
+    if len(line.rstrip(b"\r\n")) > most:
         return Fault("line_too_long", f"the line is longer than {most} bytes (max_body_bytes)")
     try:
         read = msgspec.json.decode(line, type=Line)

@@ -35,14 +35,14 @@ class Batches:
         self._settings = settings
         self._registry = registry
         self._opened: tuple[Store, Runner] | None = None
-        self._why_off = "the server was started without a folder for files; set batch_dir"
+        self._why_off = "the server was started without a folder for files (batch_dir), or with batch_store_bytes 0"
         self._lock: IO[bytes] | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def open(self, app: ASGIApp) -> None:
         """Open the folder, and continue the batches that have not ended."""
         folder = self._settings.batch_dir
-        if folder is None:
+        if folder is None or not self._settings.batch_store_bytes:
             return
         try:
             self._lock = await asyncio.to_thread(_own, folder)

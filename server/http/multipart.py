@@ -26,6 +26,7 @@ class Form:
         self._sink = sink
         self._pending = bytearray(b"\r\n")  # the first boundary has no line break before it
         self._part: _Part | None = None  # None: outside of parts
+        self._num_parts = 0
         self._is_complete = False
 
     async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
@@ -80,7 +81,8 @@ class Form:
         name, filename = disposition.get_param("name", None, "content-disposition"), disposition.get_filename()
         if not isinstance(name, str):
             raise _fault("a part has no name")
-        if len(self.fields) == MAX_FIELDS:
+        self._num_parts += 1
+        if self._num_parts > MAX_FIELDS:
             raise _fault(f"it has more than {MAX_FIELDS} fields")
         if name != file_name:
             return _Part(name, None)
