@@ -16,6 +16,7 @@ from server.api.openai.chat_answer import ChatAnswer
 from server.api.request.conversation import for_template
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
+from server.api.request.prefix import prefix_header
 from server.api.request.prepare import (
     ChatPlan,
     capped_header,
@@ -57,6 +58,7 @@ def router(context: Context) -> APIRouter:
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
         answer = ChatAnswer(body, plan, generation, model, loaded)
         headers = response_headers(loaded, ignored) | capped_header(body.max_completion_tokens or body.max_tokens, plan.job)
+        headers |= await prefix_header(body, plan, loaded)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     @routes.post("/v1/chat/completions/render", responses=gives(Render))
