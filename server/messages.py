@@ -78,12 +78,12 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The token budget of a think block. When the budget is spent, the block is closed."""
+    """The token budget of thoughts. When the budget is spent, the block is closed, and no other one is opened."""
 
-    budget: int  # largest number of tokens in the block
-    open_id: int
+    budget: int  # largest number of tokens in all blocks together
+    open_ids: tuple[int, ...]  # tokens that open a block, one after the other
     close_id: int
-    is_open: bool  # the prompt ends inside the block
+    is_open: bool  # the prompt ends inside a block
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
