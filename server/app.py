@@ -87,7 +87,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         watchers=watchers,
     )
     if settings.cors_origins:
-        exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "retry-after"]
+        exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,

@@ -99,7 +99,7 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
         "allowed_token_ids": params.allowed_token_ids,
         "banned_token_ids": params.banned_token_ids,
         "banned_sequences": [*chain.from_iterable(params.banned_sequences)],
-        "thinking": () if params.thinking is None else (params.thinking.open_id, params.thinking.close_id),
+        "thinking": () if params.thinking is None else (*params.thinking.open_ids, params.thinking.close_id),
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():
