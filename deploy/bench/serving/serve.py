@@ -31,6 +31,7 @@ from deploy.bench.serving.ideal import NUM_NEW, NUM_PROMPT, Ideal, Took
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
+from runtime.device.registry import CPU
 from server.engine.step_model import StepLimits
 from server.messages import MAX_GAP_MS, Load
 from server.models.state import ModelSpec
@@ -69,7 +70,8 @@ class Run:
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     clients: list[int] = options.clients
     spec = spec_of(folder, options)
-    loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch), lambda _stage, _fraction: None)
+    load = Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch, device=spec.device)
+    loaded = load_model(load, lambda _stage, _fraction: None)
     model = loaded.step_model
     assert isinstance(model, CompiledModel)
     limits, driver = model.limits, InProcess(loaded, temperature=options.temperature)
@@ -89,7 +91,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
 
 def spec_of(folder: Path, options: argparse.Namespace) -> ModelSpec:
     most = max(options.burst or max(options.clients), NUM_DECODING + 1)
-    return ModelSpec(NAME, str(folder), options.quantize, max_batch=most)
+    return ModelSpec(NAME, str(folder), options.quantize, max_batch=most, device=options.device)
 
 
 def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
@@ -248,6 +250,7 @@ def options_of(prog: str, description: str | None) -> argparse.ArgumentParser:
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED_FORMATS[0])
+    parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--clients", type=_counts, default=list(CLIENTS), help="as 1,4,32")
     parser.add_argument("--burst", type=int, help="measure only this number of clients at once, twice, and arrivals at random")
     parser.add_argument("--temperature", type=float, default=0.0)
