@@ -29,10 +29,9 @@ main()
 """
 
 
-def commands() -> Path:
-    """Return the folder with the command `relaxserve` of this interpreter. If the interpreter has none, as on a machine that only runs the
-    tests marked `gpu`, make a folder with a command that runs the checkout."""
-    installed = Path(sys.executable).parent
+def commands(installed: Path = Path(sys.executable).parent) -> Path:
+    """Return the folder in which the command `relaxserve` is installed. If it is not, as on a machine that only runs the tests marked
+    `gpu`, make a folder with a command that runs the checkout."""
     if (installed / "relaxserve").is_file():
         return installed
     folder = Path(tempfile.mkdtemp(prefix="relaxserve-command-"))

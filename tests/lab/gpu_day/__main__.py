@@ -26,7 +26,9 @@ with a limit of {limit} s; results are in $OUT, or else in gpu-day. Afterwards, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.gpu_day", description=__doc__)
-    parser.add_argument("--plant", action="store_true", help="also rehearse a step that dies and one that hangs; both are counted as failed")
+    parser.add_argument(
+        "--plant", action="store_true", help="also rehearse a step that dies and one that hangs; both are counted as failed"
+    )
     parser.add_argument("--only", metavar="TEXT", help="rehearse only steps whose names contain the text")
     options = parser.parse_args()
     began = os.times()

@@ -30,6 +30,7 @@ CARRIED = ROOT / ".gpu"  # what `make gpu-day` prepares for a machine that can f
 LINES, LOG = "day.jsonl", "log.txt"
 LEAST_S = 8.0
 SAID_BYTES = 600  # of the end of a failed step's output, in its line
+REHEARSED = 6  # a rehearsal's limits are so many times as long, because it shares its machine with other work
 SITE = "GPU_DAY_SITE"  # names the folder into which the first step installs packages
 
 
@@ -41,6 +42,7 @@ class Line:
     outcome: str  # passed, failed, died, timed out, left out
     status: int | None  # exit status; -11: died by signal 11
     seconds: float
+    processor_s: float  # processor time of the step and of those of its children that it waited for
     said: str  # the last line of the output; of a step that did not pass, its end
     found: list[Any]  # the objects that the step printed as JSON, also those from before it failed
 
@@ -59,10 +61,10 @@ def run_day(
         for step in steps:
             left_s = end_s - time.monotonic()
             if left_s < LEAST_S:
-                line = Line(step.name, "left out", None, 0.0, f"{max(0.0, left_s):.0f} s were left", [])
+                line = Line(step.name, "left out", None, 0.0, 0.0, f"{max(0.0, left_s):.0f} s were left", [])
             else:
-                command = command_of(step, is_small=is_small)
-                line, printed = run_step(step.name, command, min(step.limit_s, left_s), environment, cwd)
+                command, limit_s = command_of(step, is_small=is_small), step.limit_s * (REHEARSED if is_small else 1)
+                line, printed = run_step(step.name, command, min(limit_s, left_s), environment, cwd)
                 log.write(f"=== {step.name}: {line.outcome} after {line.seconds:.1f} s\n{printed}\n")
                 log.flush()
             lines.write(json.dumps(asdict(line)) + "\n")
@@ -78,14 +80,14 @@ def command_of(step: Step, *, is_small: bool) -> list[str]:
 def run_step(name: str, command: Sequence[str], limit_s: float, environment: Mapping[str, str], cwd: Path) -> tuple[Line, str]:
     """Run a command for at most `limit_s`, then kill it and its children. Return its line and everything that it printed. The output goes
     to files, because a child that outlives the command would keep a pipe open."""
-    began_s = time.monotonic()
+    began_s, before_s = time.monotonic(), processor_s()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
                 command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
         except OSError as error:
-            return Line(name, "failed", None, 0.0, f"{command[0]} cannot be run: {error}", []), ""
+            return Line(name, "failed", None, 0.0, 0.0, f"{command[0]} cannot be run: {error}", []), ""
         try:
             status: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -95,10 +97,15 @@ def run_step(name: str, command: Sequence[str], limit_s: float, environment: Map
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         printed, errors = (_text(file) for file in (out, err))
-    line = Line(
-        name, _outcome(status), status, round(time.monotonic() - began_s, 1), _said(printed, errors, status), objects(printed)
-    )
+    seconds, spent_s = (round(after - before, 1) for after, before in ((time.monotonic(), began_s), (processor_s(), before_s)))
+    line = Line(name, _outcome(status), status, seconds, spent_s, _said(printed, errors, status), objects(printed))
     return line, printed + errors
+
+
+def processor_s() -> float:
+    """Return the processor time of all children of this process that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _outcome(status: int | None) -> str:
@@ -151,7 +158,9 @@ def environment_of(work: Path) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m tests.lab.gpu_day.day") -> None:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-day")), help="folder for results; default: $OUT or gpu-day")
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT", "gpu-day")), help="folder for results; default: $OUT or gpu-day"
+    )
     parser.add_argument("--seconds", type=float, default=3600.0, help="time for all steps together")
     parser.add_argument("--small", action="store_true", help="one case per test and tiny models, for a model of a card in software")
     parser.add_argument("--plant", action="store_true", help="also run a step that dies and one that hangs")

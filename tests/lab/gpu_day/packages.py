@@ -12,12 +12,12 @@ from packaging.utils import canonicalize_name
 from docker.requirements import requirements
 from tests.gpu.driver.library import ROOT
 
-# A machine with PyTorch and JAX has these packages.
-PRESENT = frozenset(
-    "annotated-doc anyio certifi click execnet filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2 "
-    "llvmlite markdown-it-py markupsafe mdurl ml-dtypes numpy packaging pip pluggy prometheus-client pygments pytest pytest-xdist pyyaml "
-    "regex requests rich safetensors setuptools shellingham sortedcontainers tokenizers tqdm typer typing-extensions urllib3 wheel".split()
-)
+NAMES = """
+annotated-doc anyio certifi click execnet filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2
+llvmlite markdown-it-py markupsafe mdurl ml-dtypes numpy packaging pip pluggy prometheus-client pygments pytest pytest-xdist pyyaml
+regex requests rich safetensors setuptools shellingham sortedcontainers tokenizers tqdm typer typing-extensions urllib3 wheel
+"""
+PRESENT = frozenset(NAMES.split())  # a machine with PyTorch, JAX and Triton has them
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "packaging")
 OF_PYCUDA = ("mako", "pytools")  # pycuda itself is built
 OF_PIP = ("setuptools",)  # builds pycuda from its source

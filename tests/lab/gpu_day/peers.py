@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +24,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a model of a card in software")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers; default: this one")
     options = parser.parse_args(argv)
-    for kind, found in peers(Card.of(extent(is_small=options.small)), options.peer_python):
-        print(json.dumps({"peer": kind, **found}), flush=True)
+    for row in peers(Card.of(extent(is_small=options.small)), options.peer_python):
+        print(json.dumps(row), flush=True)
 
 
-def peers(card: Card, python: str):
+def peers(card: Card, python: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each step of each peer, or the reason why a peer has none."""
     limits = Limits(card.copies(), card.product()["flops"])
     model = card.model(FORMAT)
     works = {case: model.work(case) for case in card.extent.cases}
@@ -35,11 +37,12 @@ def peers(card: Card, python: str):
     model.session.close()
     del model  # free its memory before peers load their weights
     subject = CardSubject(card.extent.config, works, logits, limits, "cuda", python)
-    for kind, compared in measure_on_card(list(CARD_PEERS), subject):
-        if isinstance(compared, SettingsError):
-            yield kind, {"left_out": str(compared)}
-        else:
-            yield kind, {"version": compared.version, "difference": compared.difference, "rows": [asdict(row) for row in compared.rows]}
+    for kind, found in measure_on_card(list(CARD_PEERS), subject):
+        if isinstance(found, SettingsError):
+            yield {"peer": kind, "left_out": str(found)}
+            continue
+        for row in found.rows:
+            yield {"peer": kind, "version": found.version, "difference": found.difference, **asdict(row)}
 
 
 if __name__ == "__main__":

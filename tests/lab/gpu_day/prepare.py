@@ -29,8 +29,8 @@ BARE = ROOT / ".venv" / f"bare-{VERSION}"
 MOST_BYTES = 64 << 20  # checkout and .gpu together
 CHECK = ("--require-hashes", "--only-binary", ":all:", "--no-deps")
 MISSING = (
-    f"make gpu-day needs Python {VERSION}, the version of the machine with the card: there is none on PATH, none of pyenv and none of uv; "
-    f"install one with `pyenv install {VERSION}` or `uv python install {VERSION}`, or name it: {NAMED}=/path/to/python{VERSION} make gpu-day"
+    f"make gpu-day needs Python {VERSION}, the version of the machine with the card: PATH, pyenv and uv have none; "
+    f"install one with `pyenv install {VERSION}` or `uv python install {VERSION}`, or name it: {NAMED}=PATH make gpu-day"
 )
 
 
@@ -42,7 +42,9 @@ def prepare() -> str:
     (CARRIED / "commit").write_text(commit_name() + "\n")
     num_bytes = sum(path.stat().st_size for path in travelling())
     if num_bytes > MOST_BYTES:
-        raise SettingsError(f"checkout and .gpu have {num_bytes >> 20} MiB; at most {MOST_BYTES >> 20} MiB travel: ignore what is not needed")
+        raise SettingsError(
+            f"checkout and .gpu have {num_bytes >> 20} MiB; at most {MOST_BYTES >> 20} MiB travel: ignore what is not needed"
+        )
     print(f"{CARRIED.name} is ready; with the checkout {num_bytes >> 20} MiB travel", flush=True)
     return python
 

@@ -36,7 +36,7 @@ def test_a_planted_fault_and_a_planted_hang_cost_one_step_each(tmp_path: Path) -
 
 
 def test_every_line_is_written_as_its_step_ends(tmp_path: Path) -> None:
-    count = 'import pathlib, sys; print(len(pathlib.Path(sys.argv[1]).read_text().splitlines()))'
+    count = "import pathlib, sys; print(len(pathlib.Path(sys.argv[1]).read_text().splitlines()))"
     steps = [says("first", "one"), Step("second", 60, (PYTHON, "-c", count, str(tmp_path / LINES))), says("third", "x" * 5000, status=3)]
     found = day(steps, tmp_path)
     assert found[1].said == "1", "the second step reads the line of the first"
