@@ -29,10 +29,11 @@ def module(name: str, limit_s: int, what: str, *arguments: str, small: tuple[str
     return Step(name, limit_s, (PYTHON, "-m", what, *arguments), small)
 
 
-def tests(name: str, limit_s: int, file: str, *tool: str) -> Step:
-    """A step that runs the tests of a file, under a tool if one is given. Warnings of other versions of packages are no errors there."""
+def tests(name: str, limit_s: int, file: str, *tool: str, rehearsed: str = "") -> Step:
+    """A step that runs the tests of a file, under a tool if one is given. A rehearsal runs one case of each test, or only of the test
+    `rehearsed`. Warnings of other versions of packages are no errors there."""
     command = (*tool, PYTHON, "-m", "pytest", "-q", "--maxfail=3", "-W", "default", "-p", "no:cacheprovider", "-p", PLUGIN, "-m", MARKED)
-    return Step(name, limit_s, (*command, file), ("--one-case",))
+    return Step(name, limit_s, (*command, file), ("--one-case", *(("-k", rehearsed) if rehearsed else ())))
 
 
 def sanitized(tool: str) -> Step:
@@ -41,21 +42,20 @@ def sanitized(tool: str) -> Step:
 
 
 SMALL_MODEL = ("--small",)
-SERVED = ("--model", "synthetic-0.5b", "--quantize", "bf16", "--device", "cuda", "--json")
 
 STEPS = (
     module("install", 200, "tests.lab.gpu_day.install"),
     module("machine", 30, "tests.lab.gpu_day.machine"),
     # right answers: kernels against NumPy, families against transformers, bits in every batch, a chat over HTTP
     *(tests(f"kernels: {name}", 60, OF_KERNELS.format(name)) for name in KERNELS),
-    tests("families", 90, "tests/compiler/frontend/test_on_gpu.py"),
-    tests("bits", 60, "tests/e2e/test_gpu_bits.py"),
+    tests("families", 90, "tests/compiler/frontend/test_on_gpu.py", rehearsed="transformers"),
+    tests("bits", 60, "tests/e2e/test_gpu_bits.py", rehearsed="test_in_chunks"),
     tests("chat over HTTP", 75, "tests/deploy/test_cuda.py"),
     # shares of what the card can do
     module("copies", 30, "tests.lab.gpu_day.shares", "copies", small=SMALL_MODEL),
     module("product", 60, "tests.lab.gpu_day.shares", "product", small=SMALL_MODEL),
     *(module(f"shape {form}", 110, "tests.lab.gpu_day.shares", "shape", form, small=SMALL_MODEL) for form in FORMATS),
-    module("serve 0.5b", 110, "tests.lab", "serve", *SERVED, "--clients", "1,8,32", small=("--model", "demo", "--clients", "1")),
+    module("serve 0.5b", 110, "tests.lab.gpu_day.served", small=SMALL_MODEL),
     # tools, peers, and a worker that is killed
     sanitized("memcheck"),
     sanitized("racecheck"),
