@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 from deploy.cli.main import run
+from tests.gpu.driver.library import ROOT
+from tests.lab.gpu_day.day import FIRST
 from tests.lab.gpu_day.prepare import prepare
 from tests.lab.gpu_day.rehearse import rehearse
 
@@ -16,7 +18,7 @@ SECONDS = 480
 THERE = """
 On the machine with the card, in the root of this checkout and with the folder .gpu:
 
-    python3 {command} --seconds {seconds}
+    PYTHONPATH={first} python3 {command} --seconds {seconds}
 
 with a limit of {limit} s; results are in $OUT, or else in gpu-day. Afterwards, here:
 
@@ -40,7 +42,7 @@ def main() -> None:
     print(f"rehearsed in {_spent(between, os.times())}; load {os.getloadavg()[0]:.1f}", flush=True)
     if status:
         raise SystemExit(status)
-    print(THERE.format(command=" ".join(COMMAND), seconds=SECONDS, limit=SECONDS + 20))
+    print(THERE.format(first=FIRST.relative_to(ROOT), command=" ".join(COMMAND), seconds=SECONDS, limit=SECONDS + 20))
 
 
 def _spent(began: os.times_result, ended: os.times_result) -> str:

@@ -1,6 +1,6 @@
 """Run the steps of a day with a card:
 
-    python -m tests.lab.gpu_day.day --out FOLDER --seconds 480
+    PYTHONPATH=.gpu/first python -m tests.lab.gpu_day.day --out FOLDER --seconds 480
 
 Each step has a process and a time limit of its own, so a fault or a hang costs one step. As a step ends, one line of JSON is added to
 FOLDER/day.jsonl, and what it printed to FOLDER/log.txt. No step begins when less than LEAST_S of the given seconds are left. Only the
@@ -27,6 +27,7 @@ from tests.lab.gpu_day.steps import PLANTED, PYTHON, STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[3]
 CARRIED = ROOT / ".gpu"  # what `make gpu-day` prepares for a machine that can fetch nothing
+FIRST = CARRIED / "first"  # comes before all other folders with packages
 LINES, LOG = "day.jsonl", "log.txt"
 LEAST_S = 8.0
 SAID_BYTES = 600  # of the end of a failed step's output, in its line
@@ -142,7 +143,7 @@ def objects(printed: str) -> list[Any]:
 def environment_of(work: Path) -> dict[str, str]:
     """Return the variables of all steps. What they compile is kept in the folder `work`. On a machine that lacks packages, they come from a
     folder there, too, into which the first step installs what was carried along."""
-    site = [str(work / "site")] if (CARRIED / "wheels").is_dir() else []
+    site = [str(FIRST), str(work / "site")] if (CARRIED / "wheels").is_dir() else []
     given = os.environ.get("PYTHONPATH")
     paths = [*site, str(ROOT), str(ROOT / "deploy" / "entry"), *([given] if given else [])]
     return {
@@ -152,7 +153,7 @@ def environment_of(work: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "XDG_CACHE_HOME": str(work / "cache"),
         "CUDA_MODULE_LOADING": "EAGER",  # a kernel is loaded with its module, not at its first launch, which is timed
-        **({SITE: site[0]} if site else {}),
+        **({SITE: site[1]} if site else {}),
     }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from docker.requirements import requirements
 from tests.gpu.driver.library import ROOT
 
 NAMES = """
@@ -45,7 +45,8 @@ def expected() -> set[str]:
 
 
 def needed() -> list[str]:
-    return [*requirements(()), *OF_TESTS, *OF_PYCUDA, *OF_PIP]
+    dependencies: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [*dependencies, *OF_TESTS, *OF_PYCUDA, *OF_PIP]
 
 
 def closure(names: Iterable[str], without: frozenset[str]) -> set[str]:

@@ -2,6 +2,8 @@
 
     wheels/             the packages that the machine lacks, and pycuda built against NVIDIA's headers
     pycuda-*.tar.gz     its source, should the machine need another build
+    first/tests         a package that leads to the tests of the checkout: without it, Python would prefer any package of this name that is
+                        installed on the machine, since the folder tests is no package
     commit              the commit of the checkout
 
 A virtual environment with the packages that the machine has stands in for it here. Whatever was fetched or built stays for the next time.
@@ -19,7 +21,7 @@ from pathlib import Path
 from server.settings import SettingsError
 from tests.gpu.build_pycuda import pip, wheel
 from tests.gpu.driver.library import ROOT
-from tests.lab.gpu_day.day import CARRIED
+from tests.lab.gpu_day.day import CARRIED, FIRST
 from tests.lab.gpu_day.packages import carried, expected, pinned
 from tests.lab.reporting.record import commit_name
 
@@ -28,6 +30,10 @@ NAMED = "GPU_DAY_PYTHON"
 BARE = ROOT / ".venv" / f"bare-{VERSION}"
 MOST_BYTES = 64 << 20  # checkout and .gpu together
 CHECK = ("--require-hashes", "--only-binary", ":all:", "--no-deps")
+PACKAGE = """from pathlib import Path
+
+__path__ = [str(Path(__file__).parents[3] / "tests")]
+"""
 MISSING = (
     f"make gpu-day needs Python {VERSION}, the version of the machine with the card: PATH, pyenv and uv have none; "
     f"install one with `pyenv install {VERSION}` or `uv python install {VERSION}`, or name it: {NAMED}=PATH make gpu-day"
@@ -39,6 +45,7 @@ def prepare() -> str:
     python = bare_python()
     fetch_wheels(python)
     build_pycuda(python)
+    lay_tests()
     (CARRIED / "commit").write_text(commit_name() + "\n")
     num_bytes = sum(path.stat().st_size for path in travelling())
     if num_bytes > MOST_BYTES:
@@ -47,6 +54,12 @@ def prepare() -> str:
         )
     print(f"{CARRIED.name} is ready; with the checkout {num_bytes >> 20} MiB travel", flush=True)
     return python
+
+
+def lay_tests() -> None:
+    package = FIRST / "tests"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(PACKAGE)
 
 
 def travelling() -> list[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.gpu.driver.library import ROOT, build
+from tests.lab.gpu_day.day import FIRST
 from tests.lab.gpu_day.prepare import travelling
 
 STAND_INS = ROOT / "tests" / "lab" / "stand_ins"
@@ -50,7 +51,7 @@ def environment_in(work: Path, given: Mapping[str, str]) -> dict[str, str]:
         "HOME": str(work),
         "LANG": "C.UTF-8",
         "PATH": os.pathsep.join((str(work / "tools"), given["PATH"])),
-        "PYTHONPATH": str(work / "peers"),
+        "PYTHONPATH": os.pathsep.join((str(FIRST.relative_to(ROOT)), str(work / "peers"))),
         "STAND_IN_LOG": str(work / "peers.log"),
         "LD_LIBRARY_PATH": str(library.parent),
         "SOFTWARE_GPU_ARCH": "9.0",
@@ -58,10 +59,19 @@ def environment_in(work: Path, given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def lay_rival(python: str) -> None:
+    """Install a package named tests, as careless packages do."""
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+    (packages / "tests").mkdir(exist_ok=True)
+    (packages / "tests" / "__init__.py").write_text("")
+
+
 def rehearse(python: str, command: Sequence[str], out: Path) -> int:
     """Run the command of the day. Return its exit status."""
     with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as name:
         work = Path(name)
         copy_checkout(work / "checkout")
+        lay_rival(python)
         rehearsed = [python, *command, "--small", "--out", str(out.resolve())]
         return subprocess.run(rehearsed, cwd=work / "checkout", env=environment_in(work, os.environ)).returncode

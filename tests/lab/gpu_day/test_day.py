@@ -96,5 +96,5 @@ def test_packages_come_from_a_folder_of_their_own_where_wheels_were_carried(
         (tmp_path / ".gpu" / "wheels").mkdir(parents=True)
     monkeypatch.setattr("tests.lab.gpu_day.day.CARRIED", tmp_path / ".gpu")
     variables = environment_of(tmp_path)
-    assert (str(tmp_path / "site") == variables["PYTHONPATH"].split(":")[0]) == carries == ("GPU_DAY_SITE" in variables)
+    assert (str(tmp_path / "site") == variables["PYTHONPATH"].split(":")[1]) == carries == ("GPU_DAY_SITE" in variables)
     assert str(ROOT / "deploy" / "entry") in variables["PYTHONPATH"]

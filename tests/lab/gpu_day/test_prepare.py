@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,22 @@ def test_the_stand_in_for_the_sanitizer_runs_the_command_behind_its_options(tmp_
         [tool, "--tool", "memcheck", "--error-exitcode", "9", "sh", "-c", "echo ran; exit 3"], capture_output=True, text=True
     )
     assert ran.stdout == "ran\n" and ran.returncode == 3
+
+
+def test_the_tests_of_the_checkout_come_before_an_installed_package_of_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkout, site = tmp_path / "checkout", tmp_path / "site"
+    for folder, name in ((checkout, "ours"), (site, "theirs")):
+        (folder / "tests").mkdir(parents=True)
+        (folder / "tests" / f"{name}.py").write_text("")
+    (site / "tests" / "__init__.py").write_text("")
+    monkeypatch.setattr(prepare, "FIRST", checkout / ".gpu" / "first")
+
+    def finds_ours(*paths: Path) -> bool:
+        variables = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        return not subprocess.run(
+            [sys.executable, "-S", "-c", "import tests.ours"], cwd=checkout, env=variables, capture_output=True
+        ).returncode
+
+    assert not finds_ours(site), "Python prefers the installed package"
+    prepare.lay_tests()
+    assert finds_ours(prepare.FIRST, site)
