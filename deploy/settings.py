@@ -21,7 +21,7 @@ import yaml
 from deploy import catalogue, demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
-from server.models.sources import GGUF, is_hub_id, names_of, real
+from server.models.sources import GGUF, is_hub_id, names_of, settled
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 from server.text.dialects.registry import FORMATS
@@ -344,18 +344,27 @@ def _spec(entry: object, where: str) -> ModelSpec:
 
 def model_spec(text: str) -> ModelSpec:
     """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory."""
-    source, _, name = text.partition("=")
+    source, equals, name = text.rpartition("=")
+    if not equals or _exists(text):  # the name of a file may contain the sign
+        source, name = text, ""
     if not source:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
-    path = Path(source).expanduser()
-    if source == demo.NAME and not path.exists():
+    exists = _exists(source)
+    if source == demo.NAME and not exists:
         return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
-    if not path.exists() and not _may_be_downloaded(source):
+    if not exists and not _may_be_downloaded(source):
         expected = "expected a folder, a .gguf file, a hub id such as ORGANISATION/NAME, or a name that `relaxserve ls --available` lists"
-        raise SettingsError(f"model {source!r} does not exist; {expected}")
-    found = str(real(path)) if path.exists() else source
+        raise SettingsError(f"model {source!r:.200} does not exist; {expected}")
+    found = str(settled(Path(source).expanduser())) if exists else source
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
+
+
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).expanduser().exists()
+    except OSError as error:  # a name that is too long, or a folder that this user may not read
+        raise SettingsError(f"model {source!r:.200} cannot be read: {error.strerror}") from error
 
 
 def _may_be_downloaded(source: str) -> bool:
