@@ -47,7 +47,7 @@ ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes th
     "/v1/models/.*/(load|unload)",
     "/v2/repository/.*",
     "/(sleep|wake_up|is_sleeping)",
-    "/api/(pull|delete)",
+    "/api/(pull|delete|copy|create)",
 )
 ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
