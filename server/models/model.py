@@ -17,6 +17,7 @@ from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
 from server.models.operations import Operation
 from server.models.processes import usage_of
+from server.models.prompts import LatestPrompts
 from server.models.state import ModelSpec
 from server.text.dialects.dialect import Dialect
 
@@ -92,6 +93,7 @@ class Loaded:
     dialect: Dialect
     admission: Admission
     renderer: Renderer | None  # renders the chat template; None if there is no template
+    prompts: LatestPrompts = field(default_factory=LatestPrompts)
 
     @property
     def sampling(self) -> dict[str, float]:
