@@ -29,6 +29,14 @@ ENDPOINTS = (
     ("get", "/responses/{response_id}"),
     ("get", "/responses/{response_id}/input_items"),
     ("post", "/responses/input_tokens"),
+    ("post", "/files"),
+    ("get", "/files"),
+    ("get", "/files/{file_id}"),
+    ("delete", "/files/{file_id}"),
+    ("post", "/batches"),
+    ("get", "/batches"),
+    ("get", "/batches/{batch_id}"),
+    ("post", "/batches/{batch_id}/cancel"),
 )
 WORDS = (
     "description",

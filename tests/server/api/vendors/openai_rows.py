@@ -154,6 +154,17 @@ RESPONSES: dict[str, Row] = {
 }
 IN_A_PROMPT = ("model", "input", "previous_response_id", "tools", "text", "reasoning", "instructions", "conversation", "tool_choice")
 COUNTED = {name: RESPONSES[name] for name in (*IN_A_PROMPT, "parallel_tool_calls")} | {"truncation": honoured("auto", "disabled")}
+BATCHES: dict[str, Row] = {
+    "input_file_id": honoured(),
+    "endpoint": honoured(
+        "/v1/chat/completions", refused=("/v1/images/generations",), note="of chat, completions, embeddings and responses"
+    ),
+    "completion_window": honoured("24h"),
+    "metadata": honoured({"a": "b"}, {}, note=RETURNED),
+    "output_expires_after": no_effect(
+        {"anchor": "created_at", "seconds": 3600}, note="`batch_store_s` decides; named in `X-Ignored-Params`"
+    ),
+}
 ENDPOINTS: dict[str, dict[str, Row]] = {
     "POST /chat/completions": CHAT,
     "POST /completions": COMPLETIONS,

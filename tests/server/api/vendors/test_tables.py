@@ -17,6 +17,7 @@ TABLES = {
     "OpenAI: `/v1/completions`": openai_rows.COMPLETIONS,
     "OpenAI: `/v1/embeddings`": openai_rows.EMBEDDINGS,
     "OpenAI: `/v1/responses`; `/v1/responses/input_tokens` has some of these fields": openai_rows.RESPONSES,
+    "OpenAI: `/v1/batches`": openai_rows.BATCHES,
     "Anthropic: `/v1/messages`; `/v1/messages/count_tokens` has some of these fields": test_anthropic.ROWS,
     "Ollama: `/api/chat` and `/api/generate`": {**test_ollama.CHAT, **test_ollama.GENERATE},
     "Ollama: `options`": test_ollama.OPTIONS,
