@@ -86,6 +86,11 @@ class Loaded:
     renderer: Renderer | None  # renders the chat template; None if there is no template
 
     @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the worker that answers now: a worker that replaces another may have a different one."""
+        return (self.worker.ready or self.ready).fingerprint
+
+    @property
     def sampling(self) -> dict[str, float]:
         """The sampling parameters of requests that set none."""
         defaults = self.tokenizer.generation_defaults
