@@ -29,6 +29,7 @@ from server.errors import (
 from server.http.auth import FORM, Access, Guard
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
+from server.http.kept_requests import Exchange, KeptRequests
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
 from server.settings import ServerSettings
@@ -48,6 +49,7 @@ class Gateway:
         metrics: Metrics,
         error_shapes: Mapping[str, ErrorShape],
         watchers: Sequence[Watcher] = (),
+        kept: KeptRequests | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -55,6 +57,7 @@ class Gateway:
         self._metrics = metrics
         self._error_shapes = error_shapes
         self._watchers = watchers
+        self._kept = kept
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,12 +70,17 @@ class Gateway:
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
+        expects = headers.get("if-match", "").strip().strip('"')
         record.client = (scope.get("client") or ("",))[0]
+        exchange = Exchange()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
+            if self._kept is not None and message["type"] == "http.response.body":
+                exchange.add(message.get("body", b""), more=message.get("more_body", False))
             if message["type"] == "http.response.start":
                 status = message["status"]
+                exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
@@ -88,9 +96,10 @@ class Gateway:
                 # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
                 body = b"" if passed.access is Access.OPEN else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
+                exchange.body = body
                 record.key = passed.key_name
                 scope["relaxserve.caller"] = Caller(
-                    request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant, passed.is_admin
+                    request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant, passed.is_admin, expects
                 )
                 if headers.get("content-type", "").startswith(FORM):
                     # no endpoint takes a form, and `curl -d` declares one whatever it sends; without a type, the body is read as JSON
@@ -122,6 +131,8 @@ class Gateway:
                 self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
                 self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
             write_line(record)
+            if self._kept is not None:
+                self._kept.keep(record, exchange)
             for watcher in self._watchers:
                 watcher(record)
 
