@@ -229,7 +229,9 @@ class Net:
         if forms != {None}:
             w = self.held([f"{n}.weight" for n in names], [(s, in_size) for s in sizes])
         else:
-            w = self.stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
+            matrices = [self.weight(f"{n}.weight", s, in_size) for n, s in pairs]
+            types = {matrix.type.dtype for matrix in matrices if isinstance(matrix.type, TensorType)}
+            w = self.stacked(matrices if len(types) == 1 else [self.as_f32(matrix) for matrix in matrices])
         return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
