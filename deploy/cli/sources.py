@@ -23,9 +23,7 @@ MAX_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, 
 MAX_BATCH = "Maximum number of sequences per step."
 MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
 KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
-NUMERICS = (
-    "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
-)
+NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
 EMBEDDINGS = "Serve embeddings also of a model that generates text and was not trained for embeddings."
