@@ -53,8 +53,12 @@ def key_of(module: IRModule, target: str) -> Key:
     functions = sorted(module.graph_functions.items())
     params = tuple(tuple(p.name for p in func.params) for _, func in functions)
     parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), params)
-    digest = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
-    return Key(digest, {name: _ranges(all_vars(func)) for name, func in functions})
+    of_all = msgspec.structs.replace(parts, target="")
+    return Key(_digest(parts), _digest(of_all), {name: _ranges(all_vars(func)) for name, func in functions})
+
+
+def _digest(parts: KeyParts) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
 def signature_vars(func: Function) -> tuple[DimVar, ...]:

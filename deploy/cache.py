@@ -8,6 +8,8 @@
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use the weights (deploy/use.py)
 
+    weights/CHECKPOINT.digest           digest of a model's files, for its fingerprint (deploy/model_loading/fingerprint.py)
+
     quantised/KEY.rsq                   matrices of one checkpoint, quantised for one budget by one text (deploy/quantizing/kept.py)
 
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py)
@@ -47,12 +49,15 @@ from server.interfaces import CachedModel
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
 QUANTISED_SUFFIX = ".rsq"
+DIGEST_SUFFIX = ".digest"
 MODELS_SUFFIX = ".models"
 MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
-_OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|costs|models|cubin|code)(\..+)?")
+_OURS = re.compile(
+    r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|digest|costs|models|cubin|code)(\..+)?"
+)
 
 
 class CannotRemove(RuntimeFault):
@@ -66,10 +71,11 @@ class Part(StrEnum):
     EXPORT = "exports for browsers"
     KERNEL = "machine code of kernels"
     QUANTISED = "quantised weights"
+    DIGEST = "digests of models' files"
     LEFTOVER = "leftovers of interrupted loads"
 
 
-INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED)  # what is of use without a program
+INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST)  # what is of use without a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,10 @@ class Kept:
     def quantised_of(self, digest: str) -> Path:
         """Return the path of the quantised matrices of one checkpoint, for one budget and one text."""
         return self._quantised / f"{digest}{QUANTISED_SUFFIX}"
+
+    def digest_of(self, identity: str) -> Path:
+        """Return the path of the digest of one checkpoint's files."""
+        return self._weights / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}{DIGEST_SUFFIX}"
 
     def costs_of(self, key: str, num_threads: int) -> Path:
         """Return the path of the measured step times of a program."""
@@ -152,7 +162,7 @@ class Kept:
             used = (w.used_s for w in weights if w.key == program.key)
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
         assembled = list(self._assembled())
-        found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported(), *self._kept_matrices()]
+        found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported(), *self._kept_matrices(), *self._digests()]
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
@@ -184,7 +194,7 @@ class Kept:
         for item in self._kept_matrices():
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in (*self._assembled(), *self._kept_kernels()):
+        for item in (*self._assembled(), *self._kept_kernels(), *self._digests()):
             path = item.paths[0]
             yield path, _fault(lambda path=path: sealed.load(path))
         for item in self._exported():
@@ -241,6 +251,13 @@ class Kept:
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield Item(Part.QUANTISED, (path,), path.stem, status.st_size, status.st_mtime)
+
+    def _digests(self) -> Iterator[Item]:
+        for path in sorted(self._weights.glob(f"*{DIGEST_SUFFIX}")):
+            if _OURS.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield Item(Part.DIGEST, (path,), path.stem, status.st_size, status.st_mtime)
 
     def _exported(self) -> Iterator[Item]:
         for path in sorted(self._exports.glob("*")):

@@ -46,6 +46,16 @@ class Client:
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path)
 
+    def send(self, path: str, body: bytes) -> bytes:
+        """Post a body, and return the answer as it is, which may be a stream or an error."""
+        with self._told():
+            try:
+                with closing(self._open("POST", path, body)) as response:
+                    return response.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.read()
+
     def events(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[Any]:
         """Yield the JSON of each event of a stream. Raise ServerFault if an event reports an error."""
         with self._told(), closing(self._open(method, path, body)) as response:
@@ -89,9 +99,9 @@ class Client:
                 raise ValueError(f"the answer to {path} is not a JSON object")
             return answer
 
-    def _open(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
+    def _open(self, method: str, path: str, body: Mapping[str, object] | bytes | None) -> Any:
         headers = {**self._headers, "content-type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         return self._opener.open(request, timeout=self._timeout_s)
 

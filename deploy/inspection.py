@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from compiler.frontend.weights import WeightSource
+from compiler.passes.number_schemes import schemes_of
 from compiler.signature import signature
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.facts import values_by_type
@@ -53,6 +54,8 @@ class Inspection:
     cache_hit: bool
     compile_s: float
     available_bytes: int
+    numeric_class: str
+    schemes: dict[str, int]  # what products multiply, in words, and the number of products
 
     @property
     def required_bytes(self) -> int:
@@ -101,6 +104,8 @@ def inspection_of(known: Compiled) -> Inspection:
         cache_hit=program.cache_hit,
         compile_s=program.compile_s,
         available_bytes=limits.free_bytes,
+        numeric_class=known.numeric_class,
+        schemes=schemes_of(known.module),
     )
 
 

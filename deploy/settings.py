@@ -91,6 +91,7 @@ SETTINGS = (
     Setting("stall_s", TIMES, "A worker that has work but reports nothing for this time is replaced, unless it is busy with a long step."),
     Setting("log_level", LOGS, "Least severity of log lines: debug, info, warning or error."),
     Setting("log_format", LOGS, "Format of log lines: text or json."),
+    Setting("keep_requests", LOGS, "File that stores requests and answers, for `relaxserve replay`."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),
 )
 

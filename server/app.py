@@ -33,6 +33,7 @@ from server.errors import (
 )
 from server.http.auth import Guard
 from server.http.gateway import Gateway, error_response
+from server.http.kept_requests import KeptRequests
 from server.http.record import Watcher
 from server.models.registry import Registry
 from server.settings import ServerSettings
@@ -41,6 +42,7 @@ OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
 def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
+    kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests)
     batches = Batches(settings, registry)
     context = Context(settings, registry, batches)
 
@@ -53,7 +55,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         finally:
             await batches.close()
             await registry.close()
-            await asyncio.gather(*(asyncio.to_thread(watcher.close) for watcher in watchers))
+            await asyncio.gather(*(asyncio.to_thread(closing.close) for closing in (*watchers, *([] if kept is None else [kept]))))
 
     app = FastAPI(
         title="relaxserve",
@@ -85,6 +87,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         metrics=registry.metrics,
         error_shapes=endpoints.error_shapes(),
         watchers=watchers,
+        kept=kept,
     )
     if settings.cors_origins:
         exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]

@@ -227,6 +227,13 @@ LOAD_CANCELLED = ErrorKind("load_cancelled", 409, CONFLICT, "Somebody cancelled 
 OPERATION_ENDED = ErrorKind(
     "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
 )
+FINGERPRINT_MISMATCH = ErrorKind(
+    "fingerprint_mismatch",
+    412,
+    CONFLICT,
+    "The header `If-Match` names a fingerprint that is not the model's, so the model would not give the same bytes.",
+    "Ask a server whose answers have this `system_fingerprint`, or leave the header out.",
+)
 BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send a smaller body.")
 BODY_TOO_COMPLEX = ErrorKind(
     "body_too_complex",

@@ -61,6 +61,7 @@ class WorkerHandle(Protocol):
     card: CardUsage | None  # the last report on the model's GPU; None while there is no worker, or if the model runs on a CPU
     restarts: int
     resubmitted: int
+    ready: Ready | None  # the message of the worker that serves
     outage: Outage | None
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
 

@@ -129,6 +129,7 @@ class Load(Message, frozen=True, tag=True):
     kv_cache_bytes: int | float | None = None  # below 1: a share of the memory that all other parts of the model leave
     memory_limit_bytes: int | None = None
     kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16
+    numerics: str = "auto"  # portable: the same bits on all CPUs; fast: round operands for the machine's units; auto: by the weights
     target: str = "host"  # CPU or GPU architecture to generate code for
     device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
     hub_token: str | None = None  # token for downloads; None: use a token from a file or an environment variable of this machine
@@ -254,6 +255,8 @@ class Ready(Message, frozen=True, tag=True):
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
     device_note: str = ""  # why the model runs other code than its target's
+    numeric_class: str = ""  # equal classes, programs and weights compute equal bits
+    fingerprint: str = ""  # digest of the program, the weights and the numeric class
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token

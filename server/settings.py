@@ -18,6 +18,7 @@ class ServerSettings:
     log_level: str = "info"
     log_format: str = "text"
     otlp_traces_endpoint: str | None = None  # traces of requests are sent here; None: nowhere
+    keep_requests: Path | None = None  # file to which requests and answers are appended; None: they are not stored
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import Calibrate, Device, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvDtype, MaxBatch, MaxContext, Numerics, Quantize, Source, Target, load_of
 
 
 def compile_(
@@ -13,6 +13,7 @@ def compile_(
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_dtype: KvDtype = "auto",
+    numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
 ) -> None:
@@ -27,7 +28,7 @@ def compile_(
     from deploy.inspection import compiled
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device, calibrate)
+    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device, calibrate, numerics)
     with stages(load.name) as report:
         program = compiled(begin(load, report)).program
     how = "was in the cache" if program.cache_hit else f"compiled in {program.compile_s:.1f} s"

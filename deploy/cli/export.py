@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, Quantize, Source, load_of
+from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, Numerics, Quantize, Source, load_of
 from runtime.units import in_units
 from server.models.state import LEAST_CONTEXT
 
@@ -29,6 +29,7 @@ def export(
     calibrate: Calibrate = "",
     max_context: Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=EXPORT_CONTEXT)] = None,
     kv_dtype: KvDtype = "auto",
+    numerics: Numerics = "auto",
     embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
 ) -> None:
     """Write a model in a form that runs without Python: in a browser, or linked into a C program.
@@ -55,7 +56,7 @@ def export(
         raise typer.BadParameter(
             "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
         )
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host", calibrate=calibrate)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host", calibrate=calibrate, numerics=numerics)
     load = msgspec.structs.replace(load, embeddings=embeddings)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import Calibrate, Device, KvDtype, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvDtype, MaxContext, Numerics, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
     from deploy.generate import Answer
@@ -26,6 +26,7 @@ def generate(
     calibrate: Calibrate = "",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
+    numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
@@ -41,7 +42,7 @@ def generate(
     from deploy.generate import Prompt, generate_text, require_generator
     from deploy.model_loading.load import loaded
 
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device, calibrate)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device, calibrate, numerics)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)

@@ -13,13 +13,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Numerics, Quantize, Source, Target, load_of
 from runtime.units import in_units
 
 if TYPE_CHECKING:
     from deploy.forms import ServedForm
     from deploy.inspection import Inspection
     from deploy.model_loading.plan import PlannedGroup
+
+
+# What is said of each numeric class.
+NUMBERS = {
+    "portable": "the same bits on every CPU and in every export, but for WebAssembly without relaxed SIMD",
+    "unfused": "the same bits on machines that round multiply-adds twice",
+    "bf16": "the same bits on machines with AMD's BF16 instructions; --numerics portable computes the same everywhere",
+    "amx": "the same bits on machines with AMX; --numerics portable computes the same everywhere",
+}
+NUMBERS_OF_GPU = "the same bits on GPUs that run this code"
 
 
 def inspect(
@@ -30,6 +40,7 @@ def inspect(
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,
     kv_dtype: KvDtype = "auto",
+    numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,7 +58,7 @@ def inspect(
     from deploy.inspection import compiled, inspection_of, remedies
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate, numerics)
     with stages(load.name) as report:
         known = compiled(begin(load, report))
         found = inspection_of(known)
@@ -120,6 +131,9 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     for group in plan.groups:
         table.add_row("", _group(group))
     table.add_row("program", f"{found.key}, {'from the cache' if found.cache_hit else f'compiled in {found.compile_s:.1f} s'}")
+    table.add_row("numbers", f"{found.numeric_class}: {NUMBERS.get(found.numeric_class, NUMBERS_OF_GPU)}")
+    for scheme, count in found.schemes.items():
+        table.add_row("", f"{count} products of {scheme}")
     table.add_row("signature", escape(_inputs_of(found.signature)))
     verdict = f"needs at most {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"
     table.add_row("fits here", f"yes: {verdict}" if found.fits else f"no: {verdict}")

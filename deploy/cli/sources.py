@@ -23,6 +23,7 @@ MAX_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, 
 MAX_BATCH = "Maximum number of sequences per step."
 MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
 KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
+NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
 EMBEDDINGS = "Serve embeddings also of a model that generates text and was not trained for embeddings."
@@ -39,6 +40,7 @@ Calibrate = Annotated[str, typer.Option(help=CALIBRATE, metavar="FILE", show_def
 MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=MAX_CONTEXT)]
 MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH)]
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
+Numerics = Annotated[str, typer.Option(help=NUMERICS)]
 Target = Annotated[str, typer.Option(help=TARGET)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
 KvCacheBytes = Annotated[str | None, typer.Option(help=KV_CACHE_BYTES, metavar="BYTES")]
@@ -54,6 +56,7 @@ def load_of(
     target: str = "host",
     device: str = CPU,
     calibrate: str = "",
+    numerics: str = "auto",
 ) -> Load:
     try:
         size = None if kv_cache_bytes is None else num_bytes_or_share(kv_cache_bytes)
@@ -65,4 +68,5 @@ def load_of(
     if not re.fullmatch(DEVICE_NAME, device):
         raise typer.BadParameter(f"device is {device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
     form = {"kv_cache_bytes": size, "kv_dtype": kv_dtype, "target": target, "device": device, "calibrate": calibrate}
+    form |= {"numerics": numerics}
     return msgspec.structs.replace(Load(spec.name, spec.source, quantize, max_context, max_batch), **form)

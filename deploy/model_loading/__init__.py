@@ -21,5 +21,6 @@ weights     prepare the weights, or find them prepared, and bind them
 serving     wrap the bound program as a model that takes steps
 costs       measure how long steps of the model take, or read an earlier measurement
 stages      run the stages that a command needs
+fingerprint  name what the model computes: program, files and numeric class
 load        run all stages in a worker, and describe the model to the front
 """

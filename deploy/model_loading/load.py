@@ -8,6 +8,7 @@ from functools import partial
 
 from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
+from deploy.model_loading.fingerprint import fingerprint_of
 from deploy.model_loading.known import Asked, Progress, begin
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
@@ -55,6 +56,8 @@ def _ready(known: Timed) -> Ready:
         graphs_bytes=plan.graphs_bytes,
         cache_groups=_cache_groups(known),
         device_note=known.device_note,
+        numeric_class=known.numeric_class,
+        fingerprint=fingerprint_of(known),
         embedding_size=embedding_size,
         embedding_note=known.embedding_note,
         # An encoder's program pools the vectors of a text, so it has none per token.

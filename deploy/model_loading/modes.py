@@ -13,6 +13,7 @@ from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import forms_of
 from compiler.frontend.sampler import build_sampler
 from compiler.frontend.sentence import Pooling
@@ -21,6 +22,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from deploy.model_loading.files import ModelFiles, dtypes_of
 from runtime.cache_groups import PAGE_SIZE, CacheGroup
+from runtime.device.registry import CPU
 from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
@@ -47,6 +49,7 @@ class Pages:
 class _Mode:
     files: ModelFiles
     format: WeightFormat
+    numerics: Numerics
 
     @property
     def weights(self) -> WeightSource:
@@ -70,7 +73,7 @@ class _Decoder(_Mode):
         bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch), load.max_batch, max_context)
         kv_dtype = _kv_dtype(load.kv_dtype, format)
         least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)
-        return cls(files, format, bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context), least_context)
+        return cls(files, format, _numerics(load), bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context), least_context)
 
     @property
     def max_context(self) -> int:
@@ -92,7 +95,22 @@ class _Decoder(_Mode):
     def _module(self, entry: str) -> IRModule:
         weights = self.weights
         found = dtypes_of(weights), self.bounds, self.kv_dtype, self.format
-        return build_step(self.files.config, *found, entry=entry, forms=forms_of(weights.tensors))
+        return build_step(self.files.config, *found, entry=entry, forms=forms_of(weights.tensors), numerics=self.numerics)
+
+
+def _numerics(load: Load) -> Numerics:
+    """Return which numbers the load asks for. A GPU multiplies on its tensor cores, whose numbers are its own."""
+    if load.numerics not in tuple(Numerics):
+        raise LoadError(ErrorCode.INVALID_VALUE, f"numerics is {load.numerics!r}; expected one of {', '.join(Numerics)}")
+    found = Numerics(load.numerics)
+    if load.device == CPU:
+        return found
+    if found is Numerics.PORTABLE:
+        text = (
+            f"numerics is {found} and device is {load.device!r}; a GPU computes numbers of its own: choose numerics auto, or device {CPU}"
+        )
+        raise LoadError(ErrorCode.INVALID_VALUE, text)
+    return Numerics.FAST
 
 
 def _kv_dtype(asked: str, format: WeightFormat) -> DType:
@@ -160,11 +178,12 @@ class Encoder(_Mode):
         config = files.config
         max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or ENCODER_CONTEXT)
         bounds = EncodeBounds(max(MAX_STEP_TOKENS, max_context), load.max_batch)
-        return cls(files, WeightFormat.parse(load.quantize), max_context, bounds)
+        return cls(files, WeightFormat.parse(load.quantize), _numerics(load), max_context, bounds)
 
     def module(self) -> IRModule:
         weights = self.weights
-        return build_encode(self.files.config, dtypes_of(weights), self.bounds, self.format, forms=forms_of(weights.tensors))
+        found = dtypes_of(weights), self.bounds, self.format
+        return build_encode(self.files.config, *found, forms=forms_of(weights.tensors), numerics=self.numerics)
 
     def pages(self) -> tuple[Pages, ...]:
         return ()

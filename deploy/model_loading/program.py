@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 class Program:
     executable: Executable
     key: str
+    identity: str  # the key without the target: equal on all machines
     cache_hit: bool
     compile_s: float
 
@@ -47,7 +48,7 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
         except OSError as error:  # a full or read-only disk
             log.warning(NOT_CACHED, "the compiled program", cache.folder, error.strerror or error)
     progress("compile", 1.0)
-    return Program(executable, key.digest, found is not None, elapsed)
+    return Program(executable, key.digest, key.program, found is not None, elapsed)
 
 
 def compile_here(module: IRModule) -> Executable:

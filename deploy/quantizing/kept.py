@@ -46,15 +46,14 @@ def form_weights(known: Opened) -> Formed:
 
 def quantised(files: ModelFiles, quantize: str, calibrate: str, progress: Progress) -> ModelFiles:
     """Return the files of a model in this format. `calibrate` names the text that says what matters; "" means the built-in one."""
-    budget = WeightFormat.parse(quantize).budget
-    if not budget:
+    settings = settings_of(quantize, calibrate)
+    if settings is None:
         return files
+    _, budget, _ = settings
     if not files.config.is_causal or files.config.classes is not None:
         text = f"quantize is {quantize!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
-    text = Path(calibrate) if calibrate else CALIBRATION
-    stated = VERSION, files.weights.digest(), budget, hashlib.sha256(read_text(text)).hexdigest()
-    digest = hashlib.blake2b(msgspec.json.encode(stated), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(msgspec.json.encode((files.weights.digest(), *settings)), digest_size=16).hexdigest()
     folder = kept()
     place = None if folder is None else folder.quantised_of(digest)
     result = None if place is None else read_kept(place, partial(_read, place, files.weights.tensors))
@@ -62,12 +61,23 @@ def quantised(files: ModelFiles, quantize: str, calibrate: str, progress: Progre
         # imported only here: a start from the cache runs no search and is faster without its imports
         from deploy.quantizing.quantize import quantise
 
-        result = quantise(files, budget, tokens_of(files, text), progress)
+        result = quantise(files, budget, tokens_of(files, _text(calibrate)), progress)
         if place is not None:
             _keep(place, result)
     source = Quantised(files.weights, result, digest)
     config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not _has_head(result))
     return replace(files, config=config, held=HeldWeights(source))
+
+
+def settings_of(quantize: str, calibrate: str) -> tuple[int, float, str] | None:
+    """Return what decides the numbers besides the model: the version of the search, the budget, and the digest of the text. Return None for
+    a format without a budget."""
+    budget = WeightFormat.parse(quantize).budget
+    return (VERSION, budget, hashlib.sha256(read_text(_text(calibrate))).hexdigest()) if budget else None
+
+
+def _text(calibrate: str) -> Path:
+    return Path(calibrate) if calibrate else CALIBRATION
 
 
 def _has_head(result: Result) -> bool:

@@ -29,6 +29,7 @@ class Caller:
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
     is_idle: bool = False  # the request is a line of a batch, and takes only what other requests leave
+    expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
 
     @property
     def quota_key(self) -> str:

@@ -29,6 +29,7 @@ from server.errors import (
 from server.http.auth import FORM, INWARD, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
+from server.http.kept_requests import Exchange, KeptRequests
 from server.http.proxies import Proxies
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
@@ -50,6 +51,7 @@ class Gateway:
         metrics: Metrics,
         error_shapes: Mapping[str, ErrorShape],
         watchers: Sequence[Watcher] = (),
+        kept: KeptRequests | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -57,6 +59,7 @@ class Gateway:
         self._metrics = metrics
         self._error_shapes = error_shapes
         self._watchers = watchers
+        self._kept = kept
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,11 +75,16 @@ class Gateway:
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
         record.client = self._proxies.client((scope.get("client") or ("",))[0], headers.get("x-forwarded-for", ""))
+        expects = headers.get("if-match", "").strip().strip('"')
+        exchange = Exchange()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
+            if self._kept is not None and message["type"] == "http.response.body":
+                exchange.add(message.get("body", b""), more=message.get("more_body", False))
             if message["type"] == "http.response.start":
                 status = message["status"]
+                exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
@@ -94,6 +102,7 @@ class Gateway:
                 is_upload = (scope["method"], scope["path"]) == UPLOADS
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
+                exchange.body = body
                 record.key = passed.key_name
                 scope["relaxserve.caller"] = Caller(
                     request_id,
@@ -105,6 +114,7 @@ class Gateway:
                     passed.tenant,
                     passed.is_admin,
                     inward is not None,
+                    expects,
                 )
                 if headers.get("content-type", "").startswith(FORM):
                     # no endpoint takes a form, and `curl -d` declares one whatever it sends; without a type, the body is read as JSON
@@ -136,6 +146,8 @@ class Gateway:
                 self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
                 self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
             write_line(record)
+            if self._kept is not None:
+                self._kept.keep(record, exchange)
             for watcher in self._watchers:
                 watcher(record)
 

@@ -29,6 +29,8 @@ class RequestRecord:
     handler: str = ""  # the route's pattern that the path matched
     status: int = 0
     model: str = ""
+    fingerprint: str = ""  # of the model that answers
+    seed: int = 0  # seed of the sampler: the request's, or the one that the server drew
     prompt_tokens: int = 0
     completion_tokens: int = 0
     received_s: float | None = None  # time when the whole body had arrived
@@ -37,9 +39,9 @@ class RequestRecord:
     generated_s: float | None = None  # time when the last token arrived
     ended_s: float = 0.0
 
-    def submit(self, model: str, now_s: float) -> None:
-        """Record when the first prompt was submitted."""
-        self.model = model
+    def submit(self, model: str, now_s: float, fingerprint: str = "", seed: int = 0) -> None:
+        """Record when the first prompt was submitted, and what decides the answer."""
+        self.model, self.fingerprint, self.seed = model, fingerprint, seed
         self.submitted_s = self.submitted_s or now_s
 
     def count(self, prompt_tokens: int, completion_tokens: int = 0, first_s: float | None = None, ended_s: float | None = None) -> None:

@@ -96,6 +96,11 @@ class Loaded:
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
 
     @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the worker that answers now: a worker that replaces another may have a different one."""
+        return (self.worker.ready or self.ready).fingerprint
+
+    @property
     def sampling(self) -> dict[str, float]:
         """The sampling parameters of requests that set none."""
         return sampling_of(self.tokenizer.generation_defaults)

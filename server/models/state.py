@@ -36,6 +36,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     reserved_bytes: int = 0  # set by the registry: free bytes to leave for models that are not loaded yet
     kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use
     kv_dtype: str = "auto"
+    numerics: str = "auto"
     target: str = "host"
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     embeddings: bool = False

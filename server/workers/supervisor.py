@@ -348,7 +348,7 @@ class Supervisor:
             outage.next_try_s = None
             outage.num_tries += 1
             try:
-                self.ready = await self._launch(self._care.load_silence_s)
+                ready = await self._launch(self._care.load_silence_s)
             except LoadError as error:
                 killed = isinstance(error, EndedWhileLoading) and error.from_outside
                 self._num_fruitless += 1
@@ -356,12 +356,26 @@ class Supervisor:
                     log.error("%s: restart failed at try %d: %s", self._load.name, outage.num_tries, error.message)
                 outage.error = error.message
                 continue
-            self.outage = None
+            self._end_what_differs(ready)
+            self.ready, self.outage = ready, None
             if self.state is WorkerState.RESTARTING:
                 self.state = WorkerState.READY
             lasted_s = time.monotonic() - outage.began_s
             log.warning("%s: a new worker was ready after %.1f s, at try %d", self._load.name, lasted_s, outage.num_tries)
             return
+
+    def _end_what_differs(self, ready: Ready) -> None:
+        """Fail the requests with a begun answer if the new worker has another fingerprint: it would not continue them with the same
+        bytes."""
+        was = ready.fingerprint if self.ready is None else self.ready.fingerprint
+        if was == ready.fingerprint:
+            return
+        log.warning("%s: the new worker has the fingerprint %s instead of %s", self._load.name, ready.fingerprint, was)
+        text = f"the model has the fingerprint {ready.fingerprint} since its restart, so it cannot continue an answer of {was}; ask again"
+        for request_id, job in list(self._jobs.items()):
+            if isinstance(job, Generation) and any(job.emitted):
+                job.fail(RequestError(ErrorCode.GENERATION_FAILED, text))
+                del self._jobs[request_id]
 
     def _delay_s(self, *, killed: bool) -> float:
         num_doublings = min(self._num_fruitless - 2, 30)

@@ -27,7 +27,7 @@ def kept(tmp_path: Path) -> Kept:
 def program(kept: Kept, key: str, *, upper: int = 8, age_s: float = 0.0) -> Path:
     main = VMFunction("main", (), 0, ("n",), (Bound("n", 0, 0, upper),), (), variables=(0,))
     executable = Executable(ExecutableMeta("none", {"main": main}, (), ()), b"", [], {})
-    return aged(kept.executables.store(Key(key, {"main": {"n0": Range(0, upper, 1)}}), executable), age_s)
+    return aged(kept.executables.store(Key(key, "", {"main": {"n0": Range(0, upper, 1)}}), executable), age_s)
 
 
 def weights(kept: Kept, key: str, digest: str = DIGEST, *, age_s: float = 0.0) -> Path:

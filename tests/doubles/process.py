@@ -43,6 +43,7 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadly_token: int | None = None  # if a step reads this token, the process exits
     refused_from: str = ""  # path of a file that the first load creates; later loads are refused. "" refuses no load
     damaged_when: str = ""  # path of a file; once it exists, the process removes it and reports that the served files are damaged
+    renamed_when: str = ""  # path of a file; once it exists, a load has another fingerprint
     required_bytes: int = 0  # if above 0, the load is refused with INSUFFICIENT_MEMORY, as a model that requires this much memory
 
 
@@ -62,6 +63,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
     cost = StepTime(config.step_s, config.token_s)
     ready = Ready(
         signature="null",
+        fingerprint="fp_other" if config.renamed_when and Path(config.renamed_when).exists() else "fp_null",
         cache_hit=True,
         max_context=config.max_context,
         num_pages=config.num_pages,

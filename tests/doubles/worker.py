@@ -180,6 +180,7 @@ class NullWorker:
         self.card: CardUsage | None = None
         self.restarts = 0
         self.resubmitted = 0
+        self.ready: Ready | None = None
         self.outage: Outage | None = None
         self.before_wake: Callable[[], None] = lambda: None
         self.pid: int | None = None  # there is no process
@@ -201,8 +202,9 @@ class NullWorker:
         self.state = NullState.READY
         script = self.script
         num_pages = script.max_context // PAGE_SIZE + 1
-        return Ready(
+        self.ready = Ready(
             signature="null",
+            fingerprint="fp_null",
             cache_hit=False,
             max_context=script.max_context,
             num_pages=num_pages,
@@ -223,6 +225,7 @@ class NullWorker:
             pair_prompt=script.pair_prompt,
             facts=script.facts,
         )
+        return self.ready
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
         self.wake()

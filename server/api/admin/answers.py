@@ -28,6 +28,7 @@ class ModelReport(ModelEntry):
     state: str
     source: str
     quantize: str
+    numerics: str
     target: str
     device: str
     pin: bool
@@ -38,6 +39,8 @@ class ModelReport(ModelEntry):
     cache_hit: NotRequired[bool]
     context_note: NotRequired[str]  # reason why the context is shorter than the model allows
     device_note: NotRequired[str]  # reason why the model runs other code than its target's
+    numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
+    system_fingerprint: NotRequired[str]  # that of its answers
     graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
     compile_s: NotRequired[float]
     load_s: NotRequired[float]

@@ -75,6 +75,7 @@ class LoadBody(Options):
     max_gap_ms: int | None = Field(default=None, ge=1, le=LONGEST_GAP_MS)
     kv_cache_bytes: Bytes | Share | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
+    numerics: Literal["auto", "portable", "fast"] = "auto"
     target: Annotated[str, Field(max_length=64)] = "host"
     device: Annotated[str, Field(pattern=f"^{DEVICE}$", max_length=64)] = "cpu"
     embeddings: bool = False
@@ -261,6 +262,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         max_gap_ms=body.max_gap_ms or MAX_GAP_MS,
         kv_cache_bytes=body.kv_cache_bytes,
         kv_dtype=body.kv_dtype,
+        numerics=body.numerics,
         target=body.target,
         device=body.device,
         embeddings=body.embeddings,
@@ -302,6 +304,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         "state": model.condition,
         "source": model.spec.source,
         "quantize": model.spec.quantize,
+        "numerics": model.spec.numerics,
         "target": model.spec.target,
         "device": model.spec.device,
         "pin": model.spec.pin,
@@ -318,6 +321,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
             described["context_note"] = ready.context_note
         if ready.device_note:
             described["device_note"] = ready.device_note
+        described["numeric_class"] = ready.numeric_class
+        described["system_fingerprint"] = model.loaded.fingerprint
         if ready.card is not None:
             described["graphs"] = ready.card.num_graphs
         described["compile_s"] = ready.compile_s

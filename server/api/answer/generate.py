@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from server.api.answer.shapes import UsageCounts
 from server.api.context import Caller
-from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, SHUTTING_DOWN, ApiError, of_request
+from server.errors import DEADLINE_EXCEEDED, FINGERPRINT_MISMATCH, GENERATION_FAILED, SHUTTING_DOWN, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import ModelSeries
@@ -118,6 +118,7 @@ class Generation:
         self._arrived_s = caller.arrived_s
         self._record = caller.record
         self._quota_key = caller.quota_key
+        self._expects = caller.expects
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
         self._first_s: float | None = None
@@ -131,6 +132,7 @@ class Generation:
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         submit, worker = self._job.submit, self._loaded.worker
+        require_fingerprint(self._loaded, self._expects)
         try:
             lease = self._loaded.admission.admit(
                 submit.num_choices, len(submit.prompt_ids), self._quota_key, submit.params.constraint, is_idle=submit.priority == IDLE
@@ -139,7 +141,7 @@ class Generation:
             self._metrics.metrics.rejected.labels(*self._metrics.labels, error.kind.code).inc()
             raise
         running = self._running
-        self._record.submit(self._metrics.labels[0], self._submitted_s)
+        self._record.submit(self._metrics.labels[0], self._submitted_s, self._loaded.fingerprint, submit.params.seed)
         events = worker.generate(submit)
         outcome, num_taken = "cancelled", 0
         try:
@@ -255,3 +257,11 @@ class Generation:
         metrics.param_max_tokens.labels(*labels).observe(submit.params.max_tokens)
         for reason in self._finished:
             metrics.success.labels(*labels, reason).inc()
+
+
+def require_fingerprint(loaded: Loaded, expected: str) -> None:
+    """Raise ApiError if the request expects another fingerprint: this model would not continue an answer with the same bytes."""
+    found = loaded.fingerprint
+    if expected not in ("", "*", found):
+        text = f"if-match is {expected!r:.80}; this model has the fingerprint {found}, so it cannot continue the answer with the same bytes"
+        raise ApiError(FINGERPRINT_MISMATCH, text)

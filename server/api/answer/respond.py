@@ -101,4 +101,4 @@ def response_headers(loaded: Loaded, ignored: list[str]) -> dict[str, str]:
 
 
 def fingerprint(loaded: Loaded) -> str:
-    return f"fp_{loaded.ready.signature[:16]}"
+    return loaded.fingerprint

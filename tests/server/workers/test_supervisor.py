@@ -626,3 +626,22 @@ def test_embeddings_survive_a_kill(kind) -> None:
                 assert caught.value.code == "not_a_generative_model"
 
     run(scenario)
+
+
+def test_answers_of_another_fingerprint_are_not_continued(tmp_path) -> None:
+    """If the new worker would continue with other bytes, requests whose answers have begun fail, and say why. Others begin anew."""
+    mark = tmp_path / "renamed"
+
+    async def scenario() -> None:
+        async with worker(msgspec.structs.replace(CONFIG, renamed_when=str(mark))) as supervisor:
+            heard: list[int] = []
+            begun = asyncio.create_task(collect(supervisor, submits(1, max_tokens=120)[0], heard))
+            await until(lambda: bool(heard))
+            mark.touch()
+            os.kill(supervisor.pid, signal.SIGKILL)
+            with pytest.raises(RequestError, match="fingerprint fp_other since its restart, so it cannot continue an answer of fp_null"):
+                await begun
+            assert supervisor.ready.fingerprint == "fp_other"
+            assert await collect(supervisor, msgspec.structs.replace(submits(1, max_tokens=5)[0], request_id="again"))
+
+    run(scenario)

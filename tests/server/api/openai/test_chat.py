@@ -355,6 +355,18 @@ def test_a_thinking_budget_names_the_tokens_around_thoughts(serve):
     assert server.worker.submits[-1].params.thinking is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("expected", "status"), [("fp_null", 200), ('"fp_null"', 200), ("*", 200), ("fp_other", 412)])
+def test_if_match_names_the_fingerprint(server, expected: str, status: int, stream: bool) -> None:
+    """A model that would not give the same bytes refuses before the answer begins."""
+    body = {"messages": MESSAGES, "stream": stream}
+    answer = server.http(headers={"if-match": expected}).post("/v1/chat/completions", json=body)
+    assert answer.status_code == status
+    if status == 412:
+        error = answer.json()["error"]
+        assert error["code"] == "fingerprint_mismatch" and "this model has the fingerprint fp_null" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [

@@ -1,0 +1,81 @@
+"""The fingerprint of a loaded model: a digest of its program, of its files' contents and of its numeric class. Models with equal
+fingerprints compute the same bytes, on any machine.
+
+The digest of the files is stored in the cache, because it reads all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from deploy.cache import NOT_CACHED
+from deploy.model_loading.compiled import Compiled
+from deploy.quantizing.kept import settings_of
+from runtime.errors import RuntimeFault
+from runtime.sealed import load, store
+from runtime.split_files import parts_of
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
+CHUNK_BYTES = 1 << 20
+SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of files that affect what a model answers
+
+
+def fingerprint_of(known: Compiled) -> str:
+    quantised = settings_of(known.load.quantize, known.load.calibrate)
+    parts = known.program.identity, known.numeric_class, _digest_of(known), quantised
+    return f"fp_{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
+
+
+def _digest_of(known: Compiled) -> str:
+    """Return the digest of the model's files, from the cache if the files are unchanged."""
+    if known.cache is None:
+        return content_digest(known.files.path)
+    place = known.cache.digest_of(known.files.weights.digest())
+    try:
+        return bytes(load(place)).decode()
+    except (OSError, RuntimeFault):
+        pass  # it is computed again
+    found = content_digest(known.files.path)
+    try:
+        store(place, found.encode())
+    except OSError as error:  # a full or read-only disk
+        log.warning(NOT_CACHED, "the digest of the model's files", place.parent, error.strerror or error)
+    return found
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers. Threads digest pieces
+    of the files; the digest of all of them is that of the pieces' digests."""
+    pieces = [piece for file in _files(path) for piece in _pieces(file)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return hashlib.sha256(b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path.with_name(name) for name in parts_of(path.name)]
+    return sorted(file for file in (*path.glob("*"), *path.glob("*/*")) if file.suffix in SUFFIXES and file.is_file())
+
+
+def _pieces(file: Path) -> Iterator[tuple[Path, int]]:
+    yield from ((file, start) for start in range(0, max(1, file.stat().st_size), PIECE_BYTES))
+
+
+def _digest_of_piece(piece: tuple[Path, int]) -> bytes:
+    path, start = piece
+    digest, left, chunk = hashlib.sha256(), PIECE_BYTES, bytearray(CHUNK_BYTES)
+    with path.open("rb") as file:
+        file.seek(start)
+        while left and (count := file.readinto(chunk)):
+            digest.update(memoryview(chunk)[:count])
+            left -= count
+    return digest.digest()

@@ -1,0 +1,195 @@
+"""Send the requests of a log again, and find the first answer that differs from the logged one. The log is written by
+server/http/kept_requests.py.
+
+Ids, times and counts of cached tokens may differ. The events of a stream are joined first, since time decides how much text an event has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.client import Client, ServerFault
+
+CHANGING: Final = frozenset(
+    ["id", "created", "created_at", "completed_at", "item_id", "response_id", "call_id", "tool_call_id", "system_fingerprint"]
+    + ["cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens_details", "timings", "sequence_number"]
+)
+# The fields of events whose texts are parts of one text.
+TEXTS: Final = frozenset(
+    ["content", "text", "response", "reasoning", "reasoning_content", "thinking", "arguments", "partial_json", "delta"]
+)
+SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "/completions")  # paths whose body may have a seed
+SEEDED_OPTIONS: Final = ("/api/chat", "/api/generate")  # the same, among `options`
+SHOWN: Final = 40  # characters around a difference
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A request with its answer."""
+
+    line: int
+    request_id: str
+    path: str
+    fingerprint: str
+    body: dict[str, Any]
+    answer: str
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the request draws no token at random, or has the seed with which it was drawn."""
+        options = self.body.get("options")
+        has_seed = "seed" in self.body or (isinstance(options, dict) and "seed" in options)
+        return has_seed or self.body.get("temperature") == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    request: Logged
+    field: str
+    logged: str
+    now: str
+    fingerprint: str  # of the answer now; "" if it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    num_equal: int
+    num_skipped: int  # requests that failed, were not complete, or cannot be repeated
+    difference: Difference | None
+
+
+def replay(log: Path, client: Client) -> Replayed:
+    """Replay a log up to the first answer that differs."""
+    num_equal = num_skipped = 0
+    for logged in read_log(log):
+        if logged is None or not logged.is_repeatable:
+            num_skipped += 1
+            continue
+        difference = compare(logged, client.send(logged.path, json.dumps(logged.body).encode()).decode(errors="replace"))
+        if difference is not None:
+            return Replayed(num_equal, num_skipped, difference)
+        num_equal += 1
+    return Replayed(num_equal, num_skipped, None)
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------------
+
+
+def read_log(log: Path) -> Iterator[Logged | None]:
+    """Yield the requests, and None for each that has no complete answer."""
+    try:
+        with log.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                yield _logged(log, number, line)
+    except OSError as error:
+        raise ServerFault(f"the log {log} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        raise ServerFault(f"the log {log} is not text; expected a file that the setting keep_requests names") from None
+
+
+def _logged(log: Path, number: int, line: str) -> Logged | None:
+    try:
+        fields = json.loads(line)
+        if fields["status"] != 200 or not fields["complete"] or fields["method"] != "POST":
+            return None
+        body = json.loads(fields["request"])
+        found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, fields["answer"])
+        _add_seed(found.path, body, fields["seed"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = f"line {number} of {log} is no kept request; expected a file that the setting keep_requests names"
+        raise ServerFault(text) from None
+    return found
+
+
+def _add_seed(path: str, body: dict[str, Any], seed: int) -> None:
+    """Add the seed that the server drew for a request without one."""
+    if path in SEEDED:
+        body.setdefault("seed", seed)
+    elif path in SEEDED_OPTIONS:
+        body.setdefault("options", {}).setdefault("seed", seed)
+
+
+# --- comparing answers -----------------------------------------------------------------------------------------------------
+
+
+def compare(logged: Logged, answer: str) -> Difference | None:
+    now = parsed(answer)
+    found = first_difference(_lasting(parsed(logged.answer)), _lasting(now))
+    if found is None:
+        return None
+    fingerprint = now.get("system_fingerprint", "") if isinstance(now, dict) else ""
+    return Difference(logged, *found, str(fingerprint))
+
+
+def parsed(answer: str) -> Any:
+    """Return the JSON of an answer. Join the events of a stream: those of one type, or all if they have no type."""
+    try:
+        return json.loads(answer)
+    except ValueError:
+        pass
+    events = [line.removeprefix("data:").strip() for line in answer.splitlines() if line.startswith(("data:", "{"))]
+    joined: dict[str, Any] = {}
+    for event in events:
+        try:
+            found = json.loads(event)
+        except ValueError:
+            continue  # [DONE], or a comment
+        if isinstance(found, dict):
+            kind = str(found.get("type", ""))
+            joined[kind] = _joined("", joined[kind], found) if kind in joined else found
+    return joined[""] if list(joined) == [""] else joined or answer
+
+
+def _joined(name: str, before: Any, after: Any) -> Any:
+    """Join two parts of an answer. Texts and lists are appended, choices are joined by their index, and other values are replaced."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        both = dict.fromkeys((*before, *after))
+        return {k: _joined(k, before[k], after[k]) if k in before and k in after else before.get(k, after.get(k)) for k in both}
+    if isinstance(before, list) and isinstance(after, list):
+        return _by_index(before, after) if all(_index(item) is not None for item in (*before, *after)) else before + after
+    if isinstance(before, str) and isinstance(after, str) and name in TEXTS:
+        return before + after
+    return before if after is None else after
+
+
+def _by_index(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    found = {_index(item): item for item in before}
+    for item in after:
+        at = _index(item)
+        found[at] = _joined("", found[at], item) if at in found else item
+    return [found[at] for at in sorted(found, key=lambda at: at or 0)]
+
+
+def _index(item: Any) -> int | None:
+    index = item.get("index") if isinstance(item, dict) else None
+    return index if isinstance(index, int) else None
+
+
+def _lasting(value: Any) -> Any:
+    """Return an answer without what differs each time."""
+    if isinstance(value, dict):
+        return {k: _lasting(v) for k, v in value.items() if k not in CHANGING and not k.endswith("_duration")}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value
+
+
+def first_difference(logged: Any, now: Any, field: str = "") -> tuple[str, str, str] | None:
+    """Return the first field that differs, with its two values. Return None if the values are equal."""
+    if isinstance(logged, dict) and isinstance(now, dict):
+        return _first_of((k, logged.get(k), now.get(k), f"{field}.{k}" if field else k) for k in dict.fromkeys((*logged, *now)))
+    if isinstance(logged, list) and isinstance(now, list) and len(logged) == len(now):
+        return _first_of((i, *both, f"{field}[{i}]") for i, both in enumerate(zip(logged, now, strict=True)))
+    if logged == now:
+        return None
+    if isinstance(logged, str) and isinstance(now, str):
+        at = next((i for i, both in enumerate(zip(logged, now, strict=False)) if both[0] != both[1]), min(len(logged), len(now)))
+        begin = max(0, at - SHOWN // 2)
+        return f"{field} from character {at}", repr(logged[begin : at + SHOWN]), repr(now[begin : at + SHOWN])
+    return field, f"{logged!r:.{2 * SHOWN}}", f"{now!r:.{2 * SHOWN}}"
+
+
+def _first_of(pairs: Iterator[tuple[Any, Any, Any, str]]) -> tuple[str, str, str] | None:
+    return next((found for _, logged, now, field in pairs if (found := first_difference(logged, now, field)) is not None), None)

@@ -1,0 +1,112 @@
+"""Append requests and their answers to a file, for `relaxserve replay`. Off unless the setting `keep_requests` names the file, since the
+file holds what users write.
+
+Each line is a JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
+thread writes, so that a slow disk delays no request; requests beyond MOST_WAITING are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import IO, Final
+
+from server.http.record import RequestRecord
+from server.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 1000  # maximum number of requests that wait to be written
+MOST_ANSWER_BYTES: Final = 16 << 20  # longer answers are not kept
+CLOSE_S: Final = 5.0  # time to wait for the writer when the server stops
+
+
+class Exchange:
+    """A request and the answer so far."""
+
+    __slots__ = ("answer", "body", "is_complete", "is_compressed", "num_bytes")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.is_compressed = False  # whether the answer is compressed with gzip
+        self.answer: list[bytes] = []
+        self.num_bytes = 0
+        self.is_complete = False
+
+    def add(self, part: bytes, *, more: bool) -> None:
+        self.num_bytes += len(part)
+        self.is_complete = not more
+        if self.num_bytes <= MOST_ANSWER_BYTES:
+            self.answer.append(part)
+
+    @property
+    def is_kept(self) -> bool:
+        return bool(self.body) and self.num_bytes <= MOST_ANSWER_BYTES
+
+
+class KeptRequests:
+    def __init__(self, path: Path) -> None:
+        self._file = _open(path)
+        self._ended: queue.SimpleQueue[tuple[RequestRecord, Exchange] | None] = queue.SimpleQueue()
+        self._num_lost = 0
+        self._thread = threading.Thread(target=self._write_all, name="kept requests", daemon=True)
+        self._thread.start()
+
+    def keep(self, record: RequestRecord, exchange: Exchange) -> None:
+        """Keep an exchange that has ended, if a model answered it."""
+        if not record.model or not exchange.is_kept:
+            return
+        if self._ended.qsize() >= MOST_WAITING:
+            self._num_lost += 1
+            return
+        self._ended.put((record, exchange))
+
+    def close(self) -> None:
+        self._ended.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _write_all(self) -> None:
+        with self._file as file:
+            while (ended := self._ended.get()) is not None:
+                lost, self._num_lost = self._num_lost, 0
+                try:
+                    file.write(f"{_line(*ended)}\n")
+                    file.flush()
+                except OSError as error:
+                    log.warning("a request could not be kept: %s", error.strerror or error)
+                if lost:
+                    log.warning("%d requests were not kept, because the disk was too slow", lost)
+
+
+def _open(path: Path) -> IO[str]:
+    """Open the file to append to it. Only its owner can read a new file."""
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"keep_requests is {str(path)!r}: {error.strerror}; name a file that can be written") from error
+
+
+def _line(record: RequestRecord, exchange: Exchange) -> str:
+    answer = b"".join(exchange.answer)
+    if exchange.is_compressed:
+        answer = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(answer)
+    fields = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "model": record.model,
+        "system_fingerprint": record.fingerprint,
+        "seed": record.seed,
+        "complete": exchange.is_complete,
+        "request": exchange.body.decode(errors="replace"),
+        "answer": answer.decode(errors="replace"),
+    }
+    return json.dumps(fields, ensure_ascii=False)

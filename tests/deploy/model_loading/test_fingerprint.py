@@ -1,0 +1,72 @@
+"""Fingerprints are equal if, and only if, the program, the files and the numeric class are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deploy import demo
+from deploy.model_loading import fingerprint
+from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.fingerprint import content_digest, fingerprint_of
+from deploy.model_loading.known import begin
+from deploy.model_loading.stages import advance
+from server.interfaces import LoadError
+from server.messages import Load
+
+ROOT = Path(__file__).parents[3]
+LOAD = Load("m", str(ROOT / "tests/golden/models/llama"), "int8", max_context=64, max_batch=2)
+
+
+def known(**fields: Any) -> Compiled:
+    return advance(begin(msgspec.structs.replace(LOAD, **fields)), Compiled)
+
+
+def test_a_copy_of_the_files_has_the_same_fingerprint(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(LOAD.source, copy)
+    assert fingerprint_of(known()) == fingerprint_of(known(source=str(copy)))
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    assert fingerprint_of(known()) != fingerprint_of(known(source=str(copy)))
+
+
+def test_the_target_does_not_matter_but_the_numbers_do() -> None:
+    assert known().numeric_class == "portable"
+    assert fingerprint_of(known()) == fingerprint_of(known(target="x86-64-v3"))
+    others = {fingerprint_of(known(**fields)) for fields in ({}, {"quantize": "f32"}, {"quantize": "bf16"}, {"kv_dtype": "int8"})}
+    assert len(others) == 4
+
+
+def test_portable_numbers_are_those_of_a_portable_program() -> None:
+    exact, fast = (known(quantize="bf16", numerics=numerics, target="x86-64-v3") for numerics in ("portable", "fast"))
+    assert exact.numeric_class == fast.numeric_class == "portable"  # no unit of this target rounds
+    assert fingerprint_of(exact) != fingerprint_of(fast)
+
+
+def test_numerics_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(LoadError, match="numerics is 'exact'; expected one of auto, portable, fast"):
+        known(numerics="exact")
+
+
+def test_files_are_digested_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    found = fingerprint_of(known())
+    monkeypatch.setattr(fingerprint, "content_digest", lambda _: pytest.fail("the digest is in the cache"))
+    assert fingerprint_of(known()) == found
+
+
+def test_pieces_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(bytes(range(256)) * 1000)
+    monkeypatch.setattr(fingerprint, "PIECE_BYTES", 1 << 12)
+    found = content_digest(tmp_path / "a.gguf")
+    monkeypatch.setattr(fingerprint.os, "sched_getaffinity", lambda _: {0})
+    assert content_digest(tmp_path / "a.gguf") == found
+    assert content_digest(demo.MODEL) != found

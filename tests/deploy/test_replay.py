@@ -1,0 +1,84 @@
+"""Logged requests are sent again, and the first answer that differs is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli.main import app
+from deploy.client import Client, ServerFault
+from deploy.replay import first_difference, parsed, read_log, replay
+from tests.server.conftest import serve
+from tests.server.http.test_kept_requests import lines
+
+__all__ = ["serve"]
+
+ASKED = [{"role": "user", "content": "hi"}]
+BODIES = [
+    ("/v1/chat/completions", {"messages": ASKED}),
+    ("/v1/chat/completions", {"messages": ASKED, "stream": True, "logprobs": True, "n": 2}),
+    ("/v1/completions", {"prompt": "hi", "temperature": 0.7}),
+    ("/api/chat", {"model": "null", "messages": ASKED}),
+    ("/v1/messages", {"model": "null", "max_tokens": 9, "messages": ASKED, "temperature": 0, "stream": True}),
+    ("/v1/responses", {"input": "hi", "temperature": 0, "stream": True}),
+]
+
+
+@pytest.fixture
+def logged(serve: Any, tmp_path: Path) -> tuple[Any, Path]:
+    place = tmp_path / "requests.jsonl"
+    server = serve(keep_requests=place)
+    for path, body in BODIES:
+        assert server.http().post(path, json=body).status_code == 200, path
+    lines(place, len(BODIES))
+    copy = tmp_path / "log.jsonl"
+    copy.write_bytes(place.read_bytes())
+    return server, copy
+
+
+def test_the_same_model_answers_alike(logged: tuple[Any, Path]) -> None:
+    server, log = logged
+    found = replay(log, Client(server.url))
+    assert (found.num_equal, found.num_skipped, found.difference) == (len(BODIES), 0, None)
+
+
+def test_the_first_difference_is_shown(logged: tuple[Any, Path]) -> None:
+    server, log = logged
+    kept = [json.loads(line) for line in log.read_text().splitlines()]
+    kept[1]["answer"] = kept[1]["answer"].replace('"content":" null"', '"content":" mull"').replace('"content":"n"', '"content":"m"')
+    log.write_text("\n".join(map(json.dumps, kept)) + "\n")
+    found = replay(log, Client(server.url))
+    assert found.num_equal == 1 and found.difference is not None
+    assert found.difference.request.line == 2 and found.difference.field.startswith("choices[0].")
+    result = CliRunner().invoke(app, ["replay", str(log), "--url", server.url])
+    assert result.exit_code == 1 and "line 2: choices[0]." in result.output and "logged" in result.output
+
+
+def test_the_command_says_that_all_are_equal(logged: tuple[Any, Path]) -> None:
+    server, log = logged
+    with log.open("a") as file:
+        file.write(json.dumps({**json.loads(log.read_text().splitlines()[0]), "status": 499}) + "\n")
+    result = CliRunner().invoke(app, ["replay", str(log), "--url", server.url])
+    assert result.exit_code == 0, result.output
+    assert f"{len(BODIES)} answers are equal; 1 skipped" in result.output
+
+
+def test_events_are_joined_however_they_were_cut() -> None:
+    def stream(*texts: str) -> str:
+        return "".join(f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{text}"}}}}]}}\n\n' for text in texts) + "data: [DONE]\n"
+
+    assert parsed(stream("Par", "is")) == parsed(stream("P", "ari", "s"))
+    assert first_difference(parsed(stream("Par", "is")), parsed(stream("Pas")))[0] == "choices[0].delta.content from character 2"
+
+
+@pytest.mark.parametrize("text", ["no json\n", "{}\n", '{"status": 200, "complete": true, "method": "POST", "request": "[1]"}\n'])
+def test_what_is_no_log_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(ServerFault, match=r"line 1 of .*log is no kept request; expected a file that the setting keep_requests names"):
+        list(read_log(tmp_path / "log"))
+    with pytest.raises(ServerFault, match="cannot be read: No such file"):
+        list(read_log(tmp_path / "absent"))

@@ -1,0 +1,65 @@
+"""The file that stores requests and answers, for `relaxserve replay`."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.http.kept_requests import KeptRequests
+from server.settings import ServerSettings, SettingsError
+
+SECRET = "sk-secret"
+
+
+def lines(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return the lines of the file, once there are `count`."""
+    end_s = time.monotonic() + 60
+    while len(found := path.read_text().splitlines()) < count:
+        assert time.monotonic() < end_s, found
+        time.sleep(0.01)
+    return [json.loads(line) for line in found]
+
+
+def test_nothing_is_kept_by_default() -> None:
+    assert ServerSettings().keep_requests is None
+
+
+def test_requests_and_answers_are_kept_without_keys(serve: Any, tmp_path: Path) -> None:
+    place = tmp_path / "requests.jsonl"
+    server = serve(keep_requests=place, api_keys=(SECRET,))
+    http = server.http(headers={"authorization": f"Bearer {SECRET}"})
+    body = {"messages": [{"role": "user", "content": "naïve 問"}], "temperature": 0}
+    whole = http.post("/v1/chat/completions", json=body)
+    streamed = http.post("/v1/chat/completions", json={**body, "stream": True})
+    http.get("/v1/models")
+    assert http.post("/v1/chat/completions", json={"messages": []}).status_code == 400
+    first, second = lines(place, 2)
+    assert (first["path"], first["status"], first["complete"], first["model"]) == ("/v1/chat/completions", 200, True, "null")
+    assert json.loads(first["request"]) == body and json.loads(first["answer"]) == whole.json()
+    assert second["answer"] == streamed.text and second["complete"]
+    assert first["system_fingerprint"] == whole.json()["system_fingerprint"]
+    assert SECRET not in place.read_text()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert len(place.read_text().splitlines()) == 2, "no model answered the others"
+
+
+def test_a_compressed_answer_is_kept_in_plain(serve: Any, tmp_path: Path, answering: Any) -> None:
+    place = tmp_path / "requests.jsonl"
+    server = serve(keep_requests=place, script=replace(answering("x" * 70_000), max_context=1 << 17))
+    answer = server.http(headers={"accept-encoding": "gzip"}).post(
+        "/v1/completions", json={"prompt": "hi", "max_tokens": 80_000, "temperature": 0}
+    )
+    assert answer.headers.get("content-encoding") == "gzip"
+    (kept,) = lines(place, 1)
+    assert json.loads(kept["answer"]) == answer.json()
+
+
+def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"keep_requests is '.*': Is a directory; name a file that can be written"):
+        KeptRequests(tmp_path)
