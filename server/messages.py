@@ -141,6 +141,9 @@ class Load(Message, frozen=True, tag=True):
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
 
 
+IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
+
+
 class Submit(Message, frozen=True, tag=True):
     """Generate `num_choices` continuations of a prompt. `emitted` has, for each choice, the tokens that an earlier worker has already
     produced; the choice continues after them. A choice in `finished` does not run again."""
@@ -151,7 +154,7 @@ class Submit(Message, frozen=True, tag=True):
     num_choices: int = 1
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
-    priority: int = 0  # lower values run earlier
+    priority: int = 0  # lower values run earlier; IDLE: only what other requests leave
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
@@ -165,6 +168,7 @@ class Embed(Message, frozen=True, tag=True):
     deadline: float | None = None
     per_token: bool = False  # one vector per token instead of one for the text
     cache_salt: str = ""
+    priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from typing_extensions import TypedDict
 
-from server.interfaces import CachedModel, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
+from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
@@ -75,6 +75,14 @@ class CompileCache(Protocol):
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 
+def sampling_of(defaults: GenerationDefaults) -> dict[str, float]:
+    """Return the sampling parameters that a model's files recommend. Files that recommend no sampling ask for the most probable token."""
+    found = {name: getattr(defaults, name) for name in NEUTRAL}
+    if defaults.do_sample is False:
+        found["temperature"] = 0.0
+    return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Loaded:
     """The objects that exist once a model is ready."""
@@ -90,9 +98,7 @@ class Loaded:
     @property
     def sampling(self) -> dict[str, float]:
         """The sampling parameters of requests that set none."""
-        defaults = self.tokenizer.generation_defaults
-        found = {name: getattr(defaults, name) for name in NEUTRAL}
-        return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
+        return sampling_of(self.tokenizer.generation_defaults)
 
     @property
     def sampling_note(self) -> str:
