@@ -114,8 +114,8 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warn_of_open_names(settings)
     settings, cache = with_descriptors(settings), kept()
-    if settings.batch_dir is None and cache is not None:
-        settings = replace(settings, batch_dir=cache.folder / "batches")
+    if settings.batch_dir is None and cache is not None and settings.port:
+        settings = replace(settings, batch_dir=cache.folder / "batches" / str(settings.port))  # the same after a restart
     tracer = tracer_of(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -215,9 +216,15 @@ def workers_of(pid: int) -> list[int]:
 def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterator[DemoServer]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
     environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
-    command = [BIN / "relaxserve", "serve", "--port", "0", *options]
     with (
-        subprocess.Popen(command, cwd=ROOT, env={**environment, **variables}, stderr=subprocess.PIPE, text=True) as server,
+        TemporaryDirectory() as batches,
+        subprocess.Popen(
+            [BIN / "relaxserve", "serve", "--port", "0", "--batch-dir", batches, *options],
+            cwd=ROOT,
+            env={**environment, **variables},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as server,
         closing(ForkServer(BIN / "relaxserve")) as forks,
     ):
         try:

@@ -14,7 +14,7 @@ from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from server.messages import Load
 from tests.compiler.frontend.quantized_files import awq, gptq
-from tests.deploy.user_files.bring import bring, change_json, refused, save_tensors, tensors_of, write_folder
+from tests.e2e.user_files.bring import bring, change_json, refused, save_tensors, tensors_of, write_folder
 
 GENERATES, COSINE = "chat and completions", ("embeddings", "rerank and score by cosine")
 PAIRS = "rerank and score of pairs of texts"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.deploy.gguf_files import write_gguf
-from tests.deploy.user_files.bring import answers_as, refused, split_gguf
+from tests.e2e.user_files.bring import answers_as, refused, split_gguf
 from tests.golden.gguf_models import write
 
 

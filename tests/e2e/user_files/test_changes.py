@@ -10,7 +10,7 @@ import pytest
 
 from deploy.model_loading.locate import identity_of
 from tests.deploy.gguf_files import write_gguf
-from tests.deploy.user_files.bring import answers_as, bring, save_tensors, tensors_of, write_folder
+from tests.e2e.user_files.bring import answers_as, bring, save_tensors, tensors_of, write_folder
 
 PROMPT = np.arange(1, 20, dtype=np.int32)
 

@@ -14,7 +14,7 @@ from server.models.sources import resolve
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
 from tests.deploy.gguf_files import write_gguf
-from tests.deploy.user_files.bring import answers_as, refused, write_folder
+from tests.e2e.user_files.bring import answers_as, refused, write_folder
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_two_forms_of_one_model_are_two_models(tmp_path: Path) -> None:
 
 
 def answers_of(spec: ModelSpec) -> object:
-    from tests.deploy.user_files.bring import bring
+    from tests.e2e.user_files.bring import bring
 
     return bring(spec.source, quantize=spec.quantize).logits([1, 2, 3])

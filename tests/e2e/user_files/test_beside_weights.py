@@ -17,7 +17,7 @@ from compiler.frontend.rope import LinearScaling
 from deploy.model_loading.tokenizer import load_tokenizer
 from server.models.model import sampling_of
 from tests.deploy.gguf_files import VOCAB
-from tests.deploy.user_files.bring import bring, change_json, refused, write_folder
+from tests.e2e.user_files.bring import bring, change_json, refused, write_folder
 from tests.golden.gguf_models import convert
 
 # --- chat templates -----------------------------------------------------------------------------------------------------

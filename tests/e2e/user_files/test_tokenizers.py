@@ -11,7 +11,7 @@ from server.constraints.compiler import ConstraintCompiler
 from server.engine.worker import engine_of
 from server.messages import Constraint, ConstraintKind, Failed, FromWorker, SamplingParams, Submit, Tokens
 from tests.deploy.gguf_files import VOCAB
-from tests.deploy.user_files.bring import answers_as, bring, change_json, refused, write_folder
+from tests.e2e.user_files.bring import answers_as, bring, change_json, refused, write_folder
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.gguf_files import write_gguf
-from tests.deploy.user_files.bring import answers_as, refused, save_tensors, split_gguf, tensors_of, write_folder
+from tests.e2e.user_files.bring import answers_as, refused, save_tensors, split_gguf, tensors_of, write_folder
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"

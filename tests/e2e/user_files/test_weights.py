@@ -16,7 +16,7 @@ from deploy.inspection import plan_load
 from server.interfaces import LoadError
 from server.messages import Load
 from tests.deploy.gguf_files import write_gguf
-from tests.deploy.user_files.bring import GOLDEN, answers_as, bring, refused, save_tensors, tensors_of, write_folder
+from tests.e2e.user_files.bring import GOLDEN, answers_as, bring, refused, save_tensors, tensors_of, write_folder
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 MATRIX = "model.layers.1.mlp.down_proj.weight"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.gguf_files import write_gguf
-from tests.deploy.user_files.bring import (
+from tests.e2e.user_files.bring import (
     answers_as,
     change_json,
     in_hub_cache,
