@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, models, replay, serve
+from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, launch, models, replay, serve
 from deploy.cli.output import answers, errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,6 +24,7 @@ app.command("load", rich_help_panel=SERVING)(admin.load)
 app.command("unload", rich_help_panel=SERVING)(admin.unload)
 app.command("ps", rich_help_panel=SERVING)(admin.ps)
 app.command("chat", rich_help_panel=SERVING)(chat.chat)
+app.command("launch", rich_help_panel=SERVING)(launch.launch)
 app.command("replay", rich_help_panel=SERVING)(replay.replay)
 app.command("run", rich_help_panel=SERVING)(models.run)
 app.command("pull", rich_help_panel=MODELS)(models.pull)

@@ -1,0 +1,127 @@
+"""Coding agents, and the settings with which each of them uses a model of a running server.
+
+An agent reads its settings from its arguments, from environment variables, or from a file that an argument names. So nothing of the user's
+own settings changes. The API key never stands in arguments, which other users of the machine can see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from deploy.settings import KEY_VARIABLE
+
+NAME = "relaxserve"  # of the provider, in agents that name theirs
+NO_KEY = "unused"  # agents demand a key, and a server without keys accepts any
+ANSWER = 8192  # tokens that agents which ask for a limit leave to an answer, at most a quarter of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of a running server."""
+
+    url: str
+    model: str
+    context: int  # tokens
+    key: str | None = None
+
+    @property
+    def answer(self) -> int:
+        return min(ANSWER, self.context // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    file: str = ""  # content of the settings file; "": there is none
+    file_name: str = ""  # path of the file below the folder of such files
+    named: str = ""  # the path that follows `arguments`: the file or a folder above it
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    name: str
+    program: str
+    package: str  # the command that installs it
+    first_tokens: int  # tokens of its instructions and tools, with which each conversation begins
+    settings: Callable[[Served], Settings]
+
+
+def _codex(served: Served) -> Settings:
+    provider = {"name": NAME, "base_url": f"{served.url}/v1", "wire_api": "responses"}
+    if served.key is not None:
+        provider["env_key"] = KEY_VARIABLE
+    values = {f"model_providers.{NAME}.{name}": value for name, value in provider.items()}
+    values |= {"model_provider": NAME, "model": served.model, "model_context_window": served.context}
+    arguments = tuple(part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value)}"))
+    return Settings(arguments, {} if served.key is None else {KEY_VARIABLE: served.key})
+
+
+def _claude(served: Served) -> Settings:
+    environment = {
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
+        "ANTHROPIC_MODEL": served.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": served.model,  # for titles and summaries
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.answer),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    return Settings((), environment)
+
+
+def _aider(served: Served) -> Settings:
+    limits = {"max_input_tokens": served.context, "max_output_tokens": served.answer, "litellm_provider": "openai", "mode": "chat"}
+    environment = {"OPENAI_API_BASE": f"{served.url}/v1", "OPENAI_API_KEY": served.key or NO_KEY}
+    arguments = ("--model", f"openai/{served.model}", "--model-metadata-file")
+    return Settings(arguments, environment, json.dumps({f"openai/{served.model}": limits}, indent=2), "aider.json", "aider.json")
+
+
+def _opencode(served: Served) -> Settings:
+    limit = {"context": served.context, "output": served.answer}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": NAME,
+        "options": {"baseURL": f"{served.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
+        "models": {served.model: {"name": served.model, "limit": limit}},
+    }
+    config = {"provider": {NAME: provider}, "model": f"{NAME}/{served.model}", "small_model": f"{NAME}/{served.model}"}
+    return Settings((), {"OPENCODE_CONFIG_CONTENT": json.dumps(config), KEY_VARIABLE: served.key or NO_KEY})
+
+
+def _continue(served: Served) -> Settings:
+    model = {
+        "name": served.model,
+        "provider": "openai",
+        "model": served.model,
+        "apiBase": f"{served.url}/v1",
+        "apiKey": served.key or NO_KEY,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {"contextLength": served.context, "maxTokens": served.answer},
+    }
+    config = {"name": NAME, "version": "1.0.0", "schema": "v1", "models": [model]}
+    return Settings(("--config",), {}, json.dumps(config, indent=2), "continue.yaml", "continue.yaml")  # JSON is YAML
+
+
+def _cline(served: Served) -> Settings:
+    provider = "openai-compatible"
+    values = {"provider": provider, "apiKey": served.key or NO_KEY, "model": served.model, "baseUrl": f"{served.url}/v1"}
+    entry = {"settings": values, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    config = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: entry}}
+    arguments = ("--provider", provider, "--model", served.model, "--data-dir")
+    return Settings(arguments, {}, json.dumps(config, indent=2), "cline/settings/providers.json", "cline")
+
+
+AGENTS = {
+    agent.name: agent
+    for agent in (
+        Agent("codex", "codex", "npm install -g @openai/codex", 10_000, _codex),
+        Agent("claude", "claude", "npm install -g @anthropic-ai/claude-code", 19_000, _claude),
+        Agent("aider", "aider", "pip install aider-chat", 1_000, _aider),
+        Agent("opencode", "opencode", "npm install -g opencode-ai", 11_000, _opencode),
+        Agent("cline", "cline", "npm install -g cline", 12_000, _cline),
+        Agent("continue", "cn", "npm install -g @continuedev/cli", 5_000, _continue),
+    )
+}

@@ -1,0 +1,93 @@
+"""`relaxserve launch`: start a coding agent with a model of a running server."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.agents import AGENTS, Agent, Served, Settings
+from deploy.cli.admin import DEFAULT_URL, Key, Url
+from deploy.cli.chat import first_model
+from deploy.cli.output import answers, errors
+from deploy.client import Client, ServerFault
+from deploy.settings import KEY_VARIABLE
+
+Name = Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")]
+
+
+def launch(
+    agent: Name,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the agent, behind --.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name or alias of the model; by default the first one that generates text.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the settings and the command, and start nothing.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Start a coding agent with a model of a running server. The agent's own settings stay as they are.
+
+    [bold]Examples[/bold]
+
+      relaxserve launch codex
+
+      relaxserve launch claude --model qwen3-coder -- -p "Explain this repository."
+
+      relaxserve launch opencode --show
+    """
+    chosen = AGENTS.get(agent)
+    if chosen is None:
+        raise typer.BadParameter(f"{agent!r} is not known; expected one of {', '.join(AGENTS)}")
+    client = Client(url, key)
+    served = served_by(client, model or first_model(client), key)
+    settings = chosen.settings(served)
+    if served.context < 2 * chosen.first_tokens:
+        text = f"{agent} begins with about {chosen.first_tokens:,} tokens, and the context of {served.model} is {served.context:,}"
+        errors.print(f"{text}: load the model with a larger max_context", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    file = written(settings)
+    words = [chosen.program, *settings.arguments, *([] if file is None else [str(file)]), *(arguments or [])]
+    if show:
+        answers.print(script(settings, words, key), markup=False, highlight=False, soft_wrap=True)
+        return
+    start(chosen, words, settings)
+
+
+def served_by(client: Client, name: str, key: str | None) -> Served:
+    known = client.get("/v1/models")["data"]
+    found = next((model for model in known if name in (model["id"], *model.get("aliases", ()))), None)
+    if found is None:
+        names = ", ".join(model["id"] for model in known)
+        raise ServerFault(f"the server at {client.url} has no model {name!r}; it has {names or 'none'}")
+    return Served(client.url, name, found["max_model_len"], key)
+
+
+def written(settings: Settings) -> Path | None:
+    """Write the settings file. It may contain the key, so only its owner can read it. Return the path that the agent's arguments name."""
+    if not settings.file:
+        return None
+    home = os.environ.get("XDG_CONFIG_HOME")
+    folder = (Path(home) if home else Path.home() / ".config") / "relaxserve"
+    path = folder / settings.file_name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(settings.file + "\n")
+    return folder / settings.named
+
+
+def script(settings: Settings, words: list[str], key: str | None) -> str:
+    """Return the settings as lines for a shell. They name the variable with the key instead of the key."""
+    named = {name: f'"${KEY_VARIABLE}"' if value == key else shlex.quote(value) for name, value in settings.environment.items()}
+    lines = [f"export {name}={value}" for name, value in named.items() if (name, settings.environment[name]) != (KEY_VARIABLE, key)]
+    return "\n".join([*lines, shlex.join(words)])
+
+
+def start(agent: Agent, words: list[str], settings: Settings) -> None:
+    """Replace this process by the agent."""
+    program = shutil.which(agent.program)
+    if program is None:
+        raise ServerFault(f"{agent.name} is not installed: no program {agent.program!r} is in PATH; install it with `{agent.package}`")
+    os.execve(program, words, {**os.environ, **settings.environment})
