@@ -22,6 +22,8 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False  # serve other machines without keys
+    proxy_networks: tuple[str, ...] = ()  # addresses or networks of proxies whose X-Forwarded-For names the client
+    root_path: str | None = None  # prefix that a proxy leaves in front of all paths
 
     api_keys: tuple[str, ...] = ()
     api_key_file: Path | None = None  # one key per line, read again when it changes
@@ -77,6 +79,10 @@ class ServerSettings:
                 raise SettingsError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
         if self.otlp_traces_endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.otlp_traces_endpoint):
             raise SettingsError(f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}; expected http://HOST:4318/v1/traces")
+        if self.root_path is not None and not re.fullmatch(r"(/[\w.~-]+)+/?", self.root_path, re.ASCII):
+            raise SettingsError(f"root_path is {self.root_path!r}; expected a path such as /llm")
+        for network in self.proxy_networks:
+            _require_network(network)
         for name, (form, expectation) in FORMS.items():
             for value in getattr(self, name):
                 if not re.fullmatch(form, value, re.ASCII):
@@ -110,6 +116,13 @@ def _require_size(name: str, value: float | None) -> None:
     """Raise SettingsError unless a count or a time is positive and finite. None is allowed, and 0 for the names in MAY_BE_0."""
     if value is not None and not (0 < value < math.inf or (value == 0 and name in MAY_BE_0)):
         raise SettingsError(f"{name} is {value}; expected {'0 or more' if name in MAY_BE_0 else 'more than 0'}, and finite")
+
+
+def _require_network(text: str) -> None:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise SettingsError(f"proxy_networks has {text!r}; expected an address or a network, such as 10.0.0.7 or 10.0.0.0/8") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -47,7 +47,7 @@ ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes th
     "/v1/models/.*/(load|unload)",
     "/v2/repository/.*",
     "/(sleep|wake_up|is_sleeping)",
-    "/api/(pull|delete)",
+    "/api/(pull|delete|copy|create)",
 )
 ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 INWARD = "relaxserve.inward"  # of a scope: the request comes from a batch of this server, and the value is its `Passed`

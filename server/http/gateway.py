@@ -29,6 +29,7 @@ from server.errors import (
 from server.http.auth import FORM, INWARD, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
+from server.http.proxies import Proxies
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
 from server.settings import ServerSettings
@@ -56,6 +57,7 @@ class Gateway:
         self._metrics = metrics
         self._error_shapes = error_shapes
         self._watchers = watchers
+        self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,12 +65,13 @@ class Gateway:
             return
         began_s, status = time.monotonic(), 0
         headers = Headers(scope=scope)
+        scope = {**scope, "path": self._proxies.path(scope["path"])}
         asked = headers.get("x-request-id", "")
         request_id = asked if VALID_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
-        record.client = (scope.get("client") or ("",))[0]
+        record.client = self._proxies.client((scope.get("client") or ("",))[0], headers.get("x-forwarded-for", ""))
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status

@@ -19,6 +19,8 @@ SAMPLES = {
     "Path": "/tmp/x",
     "tuple[str, ...]": "one-long-key, two-long-key",
     "cors_origins": "http://one, https://two",
+    "proxy_networks": "127.0.0.1, 10.0.0.0/8",
+    "root_path": "/llm",
     "log_level": "warning",
     "log_format": "json",
     "otlp_traces_endpoint": "http://collector:4318/v1/traces",

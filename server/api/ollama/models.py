@@ -1,31 +1,35 @@
-"""Ollama's /api/pull and /api/delete: download a model from the hub and load it, or unload and delete it. They need an admin key."""
+"""Ollama's /api/pull, /api/delete, /api/copy and /api/create: download a model from the hub and load it, unload and delete it, or give it a
+further name. They need an admin key."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import NotRequired
+from typing import Annotated, NotRequired
 
 import msgspec
 from fastapi import APIRouter, Response
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from server.api.admin.endpoint import LoadBody, spec_of
 from server.api.answer.sse import EventStream
 from server.api.context import Context
 from server.api.ollama.endpoint import FRAMING, OllamaError
-from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.request.fields import NEUTRAL, Options, check_unknown, ignored_header
 from server.api.request.schema import Label
 from server.api.routes import ADMINISTRATION, Responses, gives, new_router, schema_of
-from server.errors import INVALID_SOURCE, MODEL_NOT_FOUND, ApiError
+from server.errors import INVALID_SOURCE, MISSING_FIELD, MODEL_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.interfaces import LoadError
 from server.models.operations import OperationState
-from server.models.registry import Registry
+from server.models.probe import PLAIN
+from server.models.registry import LATEST, Registry
 from server.models.sources import is_hub_id, resolve
-from server.models.state import ModelSpec
+from server.models.state import NAME, ModelSpec
 from server.settings import ServerSettings
 
+Alias = Annotated[str, BeforeValidator(lambda name: name.removesuffix(LATEST) if isinstance(name, str) else name), Field(pattern=NAME)]
+CREATED = "models are not changed here; set defaults in the file of --config, quantise with `relaxserve serve --quantize`"
 HUBS = ("hf.co/", "huggingface.co/")
 encode = msgspec.json.encode
 
@@ -38,6 +42,17 @@ class OllamaPullBody(Options):
 
 class OllamaDeleteBody(Options):
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
+
+
+class OllamaCopyBody(Options):
+    source: Label
+    destination: Alias
+
+
+class OllamaCreateBody(Options):
+    model: Alias = Field(validation_alias=AliasChoices("model", "name"))
+    source: Label | None = Field(default=None, alias="from")
+    stream: bool | None = None  # None: true
 
 
 class OllamaProgress(TypedDict):
@@ -68,6 +83,9 @@ def router(context: Context) -> APIRouter:
         """Unload a model that was downloaded from the hub, and delete its files from this machine."""
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
+        if name in registry.aliases():  # it names a copy
+            registry.remove_alias(name)
+            return Response(status_code=200)
         source = await _unloaded(name, registry, settings)
         try:
             freed = 0 if registry.library is None else await registry.library.remove(source)
@@ -76,6 +94,23 @@ def router(context: Context) -> APIRouter:
         if not freed:
             raise ApiError(MODEL_NOT_FOUND, f"model {body.model!r} is not on this machine", param="model")
         return Response(status_code=200)
+
+    @routes.post("/api/copy", response_class=Response, responses={200: {"description": "The model has the further name."}})
+    async def copy(body: OllamaCopyBody) -> Response:
+        """Give a loaded model a further name. /api/delete removes the name again, and keeps the model."""
+        check_unknown(body, strict=settings.strict)
+        await registry.set_alias(body.destination, body.source, PLAIN)
+        return Response(status_code=200)
+
+    @routes.post("/api/create", responses=_lines())
+    async def create(body: OllamaCreateBody) -> Response:
+        """Give a loaded model a further name, as /api/copy does. Fields that would change the model are refused."""
+        if changes := [name for name, value in body.unknown.items() if value not in NEUTRAL]:
+            raise ApiError(UNSUPPORTED_FIELD, f"{changes[0]} is not supported: {CREATED}", param=changes[0])
+        if body.source is None:
+            raise ApiError(MISSING_FIELD, "from is absent; expected the name of a loaded model", param="from")
+        await registry.set_alias(body.model, body.source, PLAIN)
+        return Response(_line("success"), media_type="application/json" if body.stream is False else FRAMING.media_type)
 
     return routes
 

@@ -16,6 +16,16 @@ from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.routes import gives, new_router
 from server.batches.records import BatchRecord, Status
 
+TimeField = Literal["in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"]
+REACHED: Mapping[Status, TimeField] = {
+    Status.IN_PROGRESS: "in_progress_at",
+    Status.FINALIZING: "finalizing_at",
+    Status.COMPLETED: "completed_at",
+    Status.FAILED: "failed_at",
+    Status.EXPIRED: "expired_at",
+    Status.CANCELLING: "cancelling_at",
+    Status.CANCELLED: "cancelled_at",
+}
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LISTED = 100
 Label = Annotated[str, Field(max_length=512)]
@@ -50,21 +60,21 @@ class BatchObject(TypedDict):
     id: str
     object: Literal["batch"]
     endpoint: str
-    errors: BatchFaults | None
+    errors: NotRequired[BatchFaults]
     input_file_id: str
     completion_window: str
     status: str
-    output_file_id: str | None
-    error_file_id: str | None
+    output_file_id: NotRequired[str]
+    error_file_id: NotRequired[str]
     created_at: int
-    in_progress_at: NotRequired[int | None]
+    in_progress_at: NotRequired[int]
     expires_at: int
-    finalizing_at: NotRequired[int | None]
-    completed_at: NotRequired[int | None]
-    failed_at: NotRequired[int | None]
-    expired_at: NotRequired[int | None]
-    cancelling_at: NotRequired[int | None]
-    cancelled_at: NotRequired[int | None]
+    finalizing_at: NotRequired[int]
+    completed_at: NotRequired[int]
+    failed_at: NotRequired[int]
+    expired_at: NotRequired[int]
+    cancelling_at: NotRequired[int]
+    cancelled_at: NotRequired[int]
     request_counts: RequestCounts
     metadata: Mapping[str, str] | None
 
@@ -117,33 +127,29 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, files: frozenset[str]) -> BatchObject:
-    """Describe a batch. Its output files are named once they are in `files`, which is when the batch has ended."""
-    faults: BatchFaults | None = None
-    if record.faults:
-        data: list[BatchFault] = [
-            {"code": fault.code, "message": fault.message, "param": fault.param, "line": fault.line} for fault in record.faults
-        ]
-        faults = {"object": "list", "data": data}
+    """Describe a batch. Its output files are named once they are in `files`, which is when the batch has ended. OpenAI's document has no
+    null for what is not known yet."""
     described: BatchObject = {
         "id": record.id,
         "object": "batch",
         "endpoint": record.endpoint,
-        "errors": faults,
         "input_file_id": record.input_file_id,
         "completion_window": record.window,
         "status": record.status,
-        "output_file_id": record.output_file_id if record.output_file_id in files else None,
-        "error_file_id": record.error_file_id if record.error_file_id in files else None,
         "created_at": record.created_at,
-        "in_progress_at": record.times.get(Status.IN_PROGRESS),
         "expires_at": record.expires_at,
-        "finalizing_at": record.times.get(Status.FINALIZING),
-        "completed_at": record.times.get(Status.COMPLETED),
-        "failed_at": record.times.get(Status.FAILED),
-        "expired_at": record.times.get(Status.EXPIRED),
-        "cancelling_at": record.times.get(Status.CANCELLING),
-        "cancelled_at": record.times.get(Status.CANCELLED),
         "request_counts": {"total": record.total, "completed": record.completed, "failed": record.failed + record.unanswered},
         "metadata": record.metadata,
     }
+    if record.faults:
+        data: list[BatchFault] = [
+            {"code": fault.code, "message": fault.message, "param": fault.param, "line": fault.line} for fault in record.faults
+        ]
+        described["errors"] = {"object": "list", "data": data}
+    if record.output_file_id in files:
+        described["output_file_id"] = record.output_file_id
+    if record.error_file_id in files:
+        described["error_file_id"] = record.error_file_id
+    for status, reached_at in record.times.items():
+        described[REACHED[status]] = reached_at
     return described

@@ -40,7 +40,8 @@ export class Composer {
     if (matchMedia("(hover: hover)").matches) this.field.focus();  // on a phone the keyboard would cover the page
   }
 
-  show({isRunning, isReady}) {
+  show({isRunning, isReady, continues}) {
+    if (continues !== undefined) this.field.placeholder = continues ? "Begin a text" : "Ask something";
     if (isRunning !== this.#isRunning) {
       this.button.replaceChildren(icon(isRunning ? "stop" : "send"));
       this.button.title = isRunning ? "Stop" : "Send";

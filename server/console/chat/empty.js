@@ -18,11 +18,18 @@ export function welcome(model, ask) {
     h("ul", {class: "examples"}, DEMO.map(question => h("li", {}, h("button", {type: "button", onclick: () => ask(question)}, question)))));
 }
 
+export function continues(model) {
+  return h("div", {class: "empty"},
+    h("h2", {}, model.id),
+    h("p", {}, `${model.id} has no chat template: it continues texts, and was not trained for conversations.`),
+    h("p", {}, "Write the beginning of a text, such as: The capital of France is"));
+}
+
 export function noChat(model) {
   return h("div", {class: "empty"},
     h("h2", {}, model.id),
     h("p", {}, `${model.id} has no chat template: it continues texts, and was not trained for conversations.`),
-    h("p", {}, "Choose another model above, or ask this one with POST /v1/completions."));
+    h("p", {}, "Choose another model above, or let it continue texts on the chat page."));
 }
 
 export function noModel() {

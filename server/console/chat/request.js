@@ -6,6 +6,8 @@ import {asFields, toolsOf} from "./options.js";
 
 const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
 
+const CONTINUED = 256;  // tokens by which a text is continued if no limit is set: few base models end a text by themselves
+
 export function messagesOf(nodes, options) {
   const system = options.system?.trim() ? [{role: "system", content: options.system}] : [];
   return [...system, ...nodes.flatMap(message)];
@@ -25,16 +27,18 @@ function message(node) {
   }
 }
 
-export async function countTokens(model, messages, options, signal) {
+/* Return the number of tokens of the prompt for an answer to `nodes`. */
+export async function countTokens(model, nodes, options, signal) {
+  if (model.chats === false) return (await ask("/tokenize", {method: "POST", body: {model: model.id, prompt: textOf(nodes)}, signal})).count;
   const tools = toolsOf(options);
-  const body = {model, messages, add_generation_prompt: true, ...(tools.length ? {tools} : {})};
+  const body = {model: model.id, messages: messagesOf(nodes, options), add_generation_prompt: true, ...(tools.length ? {tools} : {})};
   return (await ask("/tokenize", {method: "POST", body, signal})).count;
 }
 
 /* Return the newest nodes, as many as fit into the context. Whole exchanges are left out, so that the first remaining node is a question. */
 export async function fitted(nodes, model, options, signal) {
   const room = Math.min(options.max_tokens ?? LEAST_ROOM, Math.floor(model.max_model_len / 4));
-  const count = kept => countTokens(model.id, messagesOf(kept, options), options, signal);
+  const count = kept => countTokens(model, kept, options, signal);
   const limit = model.max_model_len - room;
   if (await count(nodes) <= limit) return nodes;
   const starts = nodes.flatMap((node, at) => node.role === "user" && at > 0 ? [at] : []);
@@ -47,6 +51,19 @@ export async function fitted(nodes, model, options, signal) {
   return nodes.slice(starts[Math.min(low, starts.length - 1)] ?? 0);
 }
 
+/* Return the path and the body of the request for an answer to `nodes`. A model without a chat template continues their texts. */
+function requestOf(nodes, model, options) {
+  const stream = {stream: true, stream_options: {include_usage: true}};
+  if (model.chats !== false) return ["/v1/chat/completions", {model: model.id, messages: messagesOf(nodes, options), ...stream, ...asFields(options)}];
+  const fields = asFields({...options, tools: ""}), truncate = options.truncate === false ? {} : {truncate_prompt_tokens: -1};
+  return ["/v1/completions", {model: model.id, prompt: textOf(nodes), max_tokens: CONTINUED, ...stream, ...truncate, ...fields}];
+}
+
+/* Return the text that a model without a chat template continues. A message after an answer begins a line. */
+export function textOf(nodes) {
+  return nodes.map(({role, content}, at) => role === "user" && at > 0 ? `\n${content}` : content).join("");
+}
+
 /* Request an answer and write it into `node` while it streams. Call `changed` after each change. */
 export async function answer(conversation, node, model, {signal, changed}) {
   const {options} = conversation;
@@ -54,11 +71,10 @@ export async function answer(conversation, node, model, {signal, changed}) {
   let first = 0, usage = null;
   const began = performance.now();
   try {
-    const fields = asFields(options);
-    const nodes = options.truncate === false ? before : await fitted(before, model, options, signal);
+    const nodes = options.truncate === false || model.chats === false ? before : await fitted(before, model, options, signal);
     node.dropped = before.length - nodes.length;
-    const body = {model: model.id, messages: messagesOf(nodes, options), stream: true, stream_options: {include_usage: true}, ...fields};
-    for await (const event of stream("/v1/chat/completions", {method: "POST", body, signal})) {
+    const [address, body] = requestOf(nodes, model, options);
+    for await (const event of stream(address, {method: "POST", body, signal})) {
       usage = event.usage ?? usage;
       const choice = event.choices?.[0];
       if (!choice) continue;
@@ -77,8 +93,8 @@ export async function answer(conversation, node, model, {signal, changed}) {
   changed();
 }
 
-function take(node, {delta, finish_reason: finish}) {
-  node.content += delta.content ?? "";
+function take(node, {delta = {}, text, finish_reason: finish}) {
+  node.content += delta.content ?? text ?? "";
   node.reasoning += delta.reasoning_content ?? delta.reasoning ?? "";
   for (const part of delta.tool_calls ?? []) {
     const call = node.calls[part.index] ??= {id: "", name: "", arguments: ""};

@@ -5,8 +5,8 @@ import {load} from "../core/settings.js";
 import {answersForm} from "./answers.js";
 import {Composer} from "./composer.js";
 import {add, choose, newConversation, openCalls, path} from "./conversation.js";
-import {noChat, noModel, trouble, welcome} from "./empty.js";
-import {answer, countTokens, emptyAnswer, messagesOf} from "./request.js";
+import {continues, noModel, trouble, welcome} from "./empty.js";
+import {answer, countTokens, emptyAnswer} from "./request.js";
 import {Transcript} from "./transcript.js";
 
 const COUNT_AFTER_MS = 400;  // milliseconds from the last keystroke to the count of tokens
@@ -73,7 +73,7 @@ export class ChatView {
   show() {
     const {app, conversation} = this;
     const run = this.#runs.get(conversation?.id), nodes = conversation ? path(conversation) : [];
-    this.composer.show({isRunning: run !== undefined, isReady: app.model !== null && app.model.chats !== false});
+    this.composer.show({isRunning: run !== undefined, isReady: app.model !== null, continues: app.model?.chats === false});
     this.root.querySelector(".messages").setAttribute("aria-busy", String(run !== undefined));
     if (!nodes.length) {
       this.transcript.clear(this.#emptyState());
@@ -90,7 +90,7 @@ export class ChatView {
     if (app.fault) return trouble(app.fault, {retry: () => app.findModels(), enterKey: () => app.enterKey()});
     if (!app.models) return h("span");  // the models have not been requested yet
     if (!app.model) return noModel();
-    return app.model.chats === false ? noChat(app.model) : welcome(app.model, text => this.send(text));
+    return app.model.chats === false ? continues(app.model) : welcome(app.model, text => this.send(text));
   }
 
   #ask(parent, text) {
@@ -112,7 +112,7 @@ export class ChatView {
 
   async #answer(parent) {
     const {app, conversation} = this, model = app.model;
-    if (!model || model.chats === false || this.isRunning()) return;
+    if (!model || this.isRunning()) return;
     const node = add(conversation, parent, emptyAnswer(model.id)), abort = new AbortController();
     this.#runs.set(conversation.id, {node, abort});
     app.changed(conversation);
@@ -152,10 +152,10 @@ export class ChatView {
 
   async #count() {
     const {app, conversation} = this, draft = this.composer.text.trim();
-    if (!app.model || app.model.chats === false || this.isRunning() || !(conversation?.leaf || draft)) return this.composer.showContext(null);
+    if (!app.model || this.isRunning() || !(conversation?.leaf || draft)) return this.composer.showContext(null);
     const nodes = [...conversation ? path(conversation) : [], ...draft ? [{role: "user", content: draft}] : []];
     try {
-      const count = await countTokens(app.model.id, messagesOf(nodes, this.options), this.options);
+      const count = await countTokens(app.model, nodes, this.options);
       if (conversation === this.conversation) this.composer.showContext(count, app.model.max_model_len);
     } catch {
       this.composer.showContext(null);  // a chat template may refuse an incomplete exchange

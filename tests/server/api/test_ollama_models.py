@@ -134,8 +134,34 @@ def test_without_the_hub_nothing_is_fetched(serve, shelf):
 
 def test_they_belong_to_the_administration(serve, shelf):
     http = serve(library=shelf, allow_hub=True, initial=(), api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"]).http()
-    for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
+    for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete"), ("POST", "/api/copy"), ("POST", "/api/create")):
         answer = http.request(method, path, json={"model": "org/name"}, headers={"authorization": "Bearer a-key-of-a-client"})
         assert answer.status_code == 403
     answer = http.post("/api/pull", json={"model": "org/name", "stream": False}, headers={"authorization": "Bearer a-key-of-an-admin"})
     assert answer.json() == {"status": "success"}
+
+
+def test_a_copy_is_a_further_name(server, client, shelf):
+    """A copy is an alias: deleting it deletes no model."""
+    client.pull("org/name")
+    client.copy("org/name", "mine:latest")
+    assert client.create(model="other", from_="mine").status == "success"
+    for name in ("mine", "mine:latest", "other"):
+        assert client.chat(model=name, messages=HI).message.content
+    client.delete("mine")
+    with pytest.raises(ollama.ResponseError, match="model 'mine' is not loaded"):
+        client.chat(model="mine", messages=HI)
+    assert shelf.held == {"org/name"} and client.chat(model="other", messages=HI).done
+    with pytest.raises(ollama.ResponseError, match="model 'nobody' is not loaded"):
+        client.copy("nobody", "x")
+    with pytest.raises(ollama.ResponseError, match="alias 'org/name' is the name of a model"):
+        client.copy("org/name", "org/name")
+
+
+@pytest.mark.parametrize("field", ["system", "template", "parameters", "quantize", "files", "adapters", "messages", "license"])
+def test_a_model_is_not_changed(server, client, field):
+    client.pull("org/name")
+    body = {"model": "other", "from": "org/name", field: {"a": 1} if field in ("parameters", "files", "adapters") else "x"}
+    answer = server.http().post("/api/create", json=body)
+    assert answer.status_code == 400 and answer.json()["error"].startswith(f"{field} is not supported: models are not changed here")
+    assert server.http().post("/api/create", json={"model": "other"}).status_code == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -28,13 +29,18 @@ def test_an_answer_is_shown_as_markdown(page, site):
     assert page.js("[...document.querySelectorAll('article .task input')].map(box => box.checked)") == [True, False]
 
 
-def test_a_model_without_a_chat_template_says_so_before_the_first_message(page, site):
-    page.open(f"{site('writer', tokenizer=ByteTokenizer(chat=False)).url}/")
-    page.see("writer has no chat template", ".empty p")
-    page.fill("#chat .composer textarea", "hello")
-    assert page.js("document.querySelector('#chat .send').disabled")
+def test_a_model_without_a_chat_template_continues_texts(page, site):
+    """The page says so before the first message. The text is continued as it is, and a further message begins a line of it."""
+    server = site("seeded", tokenizer=ByteTokenizer(chat=False))
+    page.open(f"{server.url}/")
+    page.see("seeded has no chat template", ".empty p")
+    assert page.js("document.querySelector('#chat textarea').placeholder") == "Begin a text"
+    send(page, "Rivers are")
+    send(page, "Lakes are")
+    first, second = (bytes(each.prompt_ids[1:]).decode() for each in server.workers["seeded"].submits)
+    assert first == "Rivers are" and re.fullmatch(r"Rivers areMy seed is \d+\.\nLakes are", second)
     page.open(page.js("location.origin") + "/#/compare")
-    page.see("writer has no chat template", "#compare .empty p")
+    page.see("seeded has no chat template", "#compare .empty p")
 
 
 def test_code_and_answers_are_copied_as_they_were_written(page, site):

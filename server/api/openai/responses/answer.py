@@ -163,7 +163,6 @@ class ResponseAnswer(BlockAnswer):
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "model": self._model,
             "output": [_item(block) for block in self.blocks],
-            "usage": self._usage() if has_ended else None,
             "background": bool(body.background),
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -171,9 +170,7 @@ class ResponseAnswer(BlockAnswer):
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
-            "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": self._params.temperature,
@@ -184,6 +181,13 @@ class ResponseAnswer(BlockAnswer):
             "top_p": self._params.top_p,
             "truncation": body.truncation or "disabled",
         }
+        # OpenAI's document has no null for these fields.
+        if has_ended:
+            described["usage"] = self._usage()
+        if body.prompt_cache_key is not None:
+            described["prompt_cache_key"] = body.prompt_cache_key
+        if body.safety_identifier is not None:
+            described["safety_identifier"] = body.safety_identifier
         if body.user is not None:
             described["user"] = body.user
         return described

@@ -86,7 +86,7 @@ class ResponseObject(TypedDict):
     incomplete_details: Incomplete | None
     model: str
     output: Sequence[OutputItem]
-    usage: ResponseUsage | None
+    usage: NotRequired[ResponseUsage]  # once the response has ended
     background: bool
     instructions: str | None
     max_output_tokens: int | None
@@ -94,9 +94,9 @@ class ResponseObject(TypedDict):
     metadata: Mapping[str, Any]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    prompt_cache_key: str | None
+    prompt_cache_key: NotRequired[str]
     reasoning: Mapping[str, str | None]
-    safety_identifier: str | None
+    safety_identifier: NotRequired[str]
     service_tier: str
     store: bool
     temperature: float
