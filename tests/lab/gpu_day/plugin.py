@@ -16,7 +16,7 @@ class Passed:
         self.count += report.when == "call" and report.passed
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.OK and not self.count:
+        if exitstatus == pytest.ExitCode.OK and not self.count and not session.config.option.collectonly:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 

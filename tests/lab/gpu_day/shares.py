@@ -55,7 +55,7 @@ class Extent:
         return StepBounds(max(tokens), max(sequences), max(contexts) + PAGE_SIZE)
 
 
-SMALL = Extent(llama_config(128, 2, 2, 1, 64, 128, 256), 1 << 20, (80, 128, 64), (Case(16, 1, 16), Case(1, 1, 24), Case(2, 2, 24)), 1)
+SMALL = Extent(llama_config(128, 1, 2, 1, 64, 128, 256), 1 << 20, (65, 64, 64), (Case(16, 1, 16), Case(2, 2, 24)), 1)
 
 
 def extent(*, is_small: bool) -> Extent:

@@ -29,11 +29,11 @@ def module(name: str, limit_s: int, what: str, *arguments: str, small: tuple[str
     return Step(name, limit_s, (PYTHON, "-m", what, *arguments), small)
 
 
-def tests(name: str, limit_s: int, file: str, *tool: str, rehearsed: str = "") -> Step:
-    """A step that runs the tests of a file, under a tool if one is given. A rehearsal runs one case of each test, or only of the test
-    `rehearsed`. Warnings of other versions of packages are no errors there."""
+def tests(name: str, limit_s: int, file: str, *tool: str, small: tuple[str, ...] = ()) -> Step:
+    """A step that runs the tests of a file, under a tool if one is given. A rehearsal runs one case of each test. Warnings of other
+    versions of packages are no errors there."""
     command = (*tool, PYTHON, "-m", "pytest", "-q", "--maxfail=3", "-W", "default", "-p", "no:cacheprovider", "-p", PLUGIN, "-m", MARKED)
-    return Step(name, limit_s, (*command, file), ("--one-case", *(("-k", rehearsed) if rehearsed else ())))
+    return Step(name, limit_s, (*command, file), ("--one-case", *small))
 
 
 def sanitized(tool: str) -> Step:
@@ -48,8 +48,9 @@ STEPS = (
     module("machine", 30, "tests.lab.gpu_day.machine"),
     # right answers: kernels against NumPy, families against transformers, bits in every batch, a chat over HTTP
     *(tests(f"kernels: {name}", 60, OF_KERNELS.format(name)) for name in KERNELS),
-    tests("families", 90, "tests/compiler/frontend/test_on_gpu.py", rehearsed="transformers"),
-    tests("bits", 60, "tests/e2e/test_gpu_bits.py", rehearsed="test_in_chunks"),
+    tests("families", 90, "tests/compiler/frontend/test_on_gpu.py", small=("-k", "transformers")),
+    # `make test` runs these on the card in software; to load a model for 64 sequences there takes most of a minute
+    tests("bits", 60, "tests/e2e/test_gpu_bits.py", small=("--collect-only",)),
     tests("chat over HTTP", 75, "tests/deploy/test_cuda.py"),
     # shares of what the card can do
     module("copies", 30, "tests.lab.gpu_day.shares", "copies", small=SMALL_MODEL),

@@ -38,3 +38,4 @@ def test_a_run_in_which_no_test_passed_has_failed(tmp_path: Path) -> None:
 def test_a_rehearsal_runs_one_case_of_each_test(tmp_path: Path) -> None:
     assert "4 passed, 1 skipped" in run(tmp_path).stdout
     assert "2 passed, 1 skipped" in run(tmp_path, "--one-case").stdout
+    assert run(tmp_path, "--one-case", "--collect-only").returncode == 0
