@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compiler.driver import Options, compile_module
-from compiler.frontend.gguf.dequantize import FORMATS, form_of
 from compiler.frontend.layers.nn import AS_STORED, Net
-from compiler.frontend.quantized.held import Form
+from compiler.frontend.quantized.held import Form, form_of_blocks
 from compiler.interpret.graph import Interpreter
+from compiler.ir.blocks import BLOCKS
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ir.numbers import TABLES, Kind
@@ -78,12 +79,11 @@ def test_inputs_are_reordered_as_the_columns_are(build: Callable[[Net, Var], Var
     np.testing.assert_allclose(found, np.concatenate(list(expected(build, x, a, b)), -1), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("number", [number for number, format in FORMATS.items() if format.has_units])
-def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
+@pytest.mark.parametrize("format", [format for format, blocks in BLOCKS.items() if blocks.has_units])
+def test_scales_in_units_are_stacked_with_their_units(format: str) -> None:
     """Two matrices whose scales are stored in units (GGUF) are stacked together with their units. The stacked product also compiles for
     machines that do not convert f16, such as WebAssembly."""
-    form, random = form_of(FORMATS[number]), np.random.default_rng(0)
-    assert form is not None and form.per_unit
+    form, random = replace(form_of_blocks(BLOCKS[format]), blocks=""), np.random.default_rng(0)
     net = Net({}, AS_STORED, forms={"a.weight": form, "b.weight": form})
     infos = {f"{name}.weight.{part}": info for name in "ab" for part, info in form.infos((OUTPUTS, 512)).items()}
     net.dtypes = {name: DType.from_numpy(info.dtype) for name, info in infos.items()}

@@ -2,7 +2,8 @@
 
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After, if the machine multiplies bytes fast: rows of x are
 quantised, to 16 bits for 8-bit weights and to 8 bits for 4-bit weights, and `integer_linear` multiplies integers. Products of the same rows
-share the quantised rows. q and its scales are packed into panels; for weights, this happens when they are loaded. This is the only pass
+share the quantised rows. If rows of the weight are looked up as well, because it is the table of embeddings, they are looked up in the
+product's panels. q and its scales are packed into panels; for weights, this happens when they are loaded. This is the only pass
 that changes results, within the errors that docs/decisions states.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. A sum of
@@ -44,9 +45,11 @@ from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import TAKE
 from compiler.ops.manipulate import BROADCAST_TO
 from compiler.ops.operands import num_elements
+from compiler.ops.products.blocks import PANEL_BLOCKS, UNPACK_BLOCKS
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR, EXPERT_WIDENED_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
+from compiler.ops.products.look_up import LOOK_UP, ZERO
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
@@ -71,26 +74,49 @@ class IntegerProducts:
 
     def __call__(self, module: IRModule) -> IRModule:
         values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
+        tables = self._tables(module)
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
             values[binding.var], before = value, binding.value
+            if isinstance(value, Call) and value.op is LOOK_UP and value.args[1] in tables:
+                return self._look_up(builder, value, tables[value.args[1]])
             if not isinstance(value, Call) or not isinstance(before, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
                 return None
             weight = _quantised(value, values)
             if weight is None:
                 return None
             rows = _Rows.of(value.args[0], values.get(before.args[0]) if isinstance(before.args[0], Var) else None)
-            if self._is_widened(weight):
+            if self._is_widened(weight) and weight.q not in tables:
                 return self._widened(builder, value, weight, rows)
-            format = next((tile.format for tile in self.tiles.integers if weight.fits(tile.format)), None)
-            if format is None:
-                return None
-            group = _part(weight, LONGEST[format.rows])
-            if group is None:
-                return None
-            return self._integer(builder, value, weight, rows, group, format)
+            found = self._format(weight)
+            return None if found is None else self._integer(builder, value, weight, rows, *found)
 
         return rewrite_module(module, replace)
+
+    def _tables(self, module: IRModule) -> dict[Atom, _Weight]:
+        """Return the weights of which rows are looked up as well, by their integers. Their panels serve both."""
+        found: dict[Atom, _Weight] = {}
+        for func in module.graph_functions.values():
+            values = {b.var: b.value for b in func.body.bindings}
+            calls = [value for value in values.values() if isinstance(value, Call)]
+            looked_up = {call.args[1]: frozenset(call.args) for call in calls if call.op is LOOK_UP and call.attrs.get("offset") != ZERO}
+            for weight in [_quantised(call, values) for call in calls if looked_up and call.op is LINEAR]:
+                if weight is not None and self._format(weight) and looked_up.get(weight.q, frozenset()).issuperset(weight.parts):
+                    found[weight.q] = weight
+        return found
+
+    def _format(self, weight: _Weight) -> tuple[int, Format] | None:
+        """Return how many elements a product adds up in i32, and the format of the weight. Return None if there is no integer product."""
+        format = next((tile.format for tile in self.tiles.integers if weight.fits(tile.format)), None)
+        group = None if format is None else _part(weight, LONGEST[format.rows])
+        return None if format is None or group is None else (group, format)
+
+    def _look_up(self, builder: Builder, call: Call, weight: _Weight) -> Value:
+        """Look rows up in the panels of the product."""
+        found = self._format(weight)
+        assert found is not None, call
+        panels, scale, units, offsets = self._packed(builder, weight, *found)
+        return Call(LOOK_UP, (call.args[0], panels, scale, *units, *offsets), {**call.attrs, "format": found[1].name})
 
     def _is_widened(self, weight: _Weight) -> bool:
         """Return whether the weight is widened to 8 bits, so that one integer sum covers the whole channel."""
@@ -110,11 +136,7 @@ class IntegerProducts:
         has_offset = weight.offset is not None
         wanted: dict[str, Any] = {"sums": True} if has_offset else {}
         quantised = builder.call(QUANTIZE_ROWS, rows.table, bits=bits, group=each, dtype=str(format.rows), **wanted)
-        panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
-        scales = weight.levels or (weight.scale if is_coarse else _for_parts(builder, weight, weight.scale, group),)
-        offsets = weight.offset_levels or tuple(_for_parts(builder, weight, o, group) for o in _offsets(builder, weight))
-        scale, *units = (builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in scales)
-        offsets = [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
+        panels, scale, units, offsets = self._packed(builder, weight, weight.group if is_coarse else group, format)
         q, steps, total, *sums = rows.fields(builder, quantised, 3 + has_offset)
         attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
         attrs |= {} if weight.is_centred else {"centred": False}
@@ -122,6 +144,19 @@ class IntegerProducts:
         op = INTEGER_LINEAR if linear.op is LINEAR else EXPERT_INTEGER_LINEAR
         experts, bias = ((), rest) if op is INTEGER_LINEAR else (rest[:1], rest[1:])
         return Call(op, (q, steps, total, panels, scale, *experts, *units, *sums, *offsets, *bias), attrs)
+
+    def _packed(self, builder: Builder, weight: _Weight, group: int, format: Format) -> tuple[Atom, Atom, list[Atom], list[Atom]]:
+        """Return the panels of a weight, its scales, their units, and its offsets with their units."""
+        if weight.blocks is None:
+            panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
+        else:
+            panels = builder.call(
+                PANEL_BLOCKS, weight.blocks.args[0], of=weight.blocks.attrs["format"], format=format.name, columns=self.columns
+            )
+        scales = weight.levels or (_for_parts(builder, weight, weight.scale, group),)
+        offsets = weight.offset_levels or tuple(_for_parts(builder, weight, o, group) for o in _offsets(builder, weight))
+        scale, *units = [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in scales]
+        return panels, scale, units, [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
 
     def _has_coarse_rows(self, linear: Call, weight: _Weight, format: Format) -> bool:
         """Return whether the product has coarse rows. A matrix unit is efficient only for long groups, so its rows are never coarse."""
@@ -179,8 +214,15 @@ class _Weight:
     # Otherwise empty.
     levels: tuple[Atom, ...]
     offset_levels: tuple[Atom, ...]
+    blocks: Call | None  # the call that takes the numbers out of the blocks of a file, if they come from blocks
     matrices: tuple[int, ...]  # extents of the leading axes; their indices select a matrix for each row, such as that of an expert
     kind: Kind
+
+    @property
+    def parts(self) -> tuple[Atom, ...]:
+        """The values from which the weight is dequantised."""
+        offset = () if self.offset is None else self.offset_levels or (self.offset,)
+        return self.q, *(self.levels or (self.scale,)), *offset
 
     def fits(self, format: Format) -> bool:
         """Return whether a product can read the weight in the format. Numbers of 6 bits also fit in 8 bits."""
@@ -247,9 +289,15 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
         attrs["shifted"],
         levels,
         offset_levels,
+        _unpacking(q, values),
         tuple(matrices),
         Kind(attrs["kind"]),
     )
+
+
+def _unpacking(q: Atom, values: Mapping[Var, Value]) -> Call | None:
+    made = values.get(q) if isinstance(q, Var) else None
+    return made if isinstance(made, Call) and made.op is UNPACK_BLOCKS else None
 
 
 def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:
