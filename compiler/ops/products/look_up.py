@@ -63,7 +63,8 @@ class _Table:
             raise AnnotationError(f"attribute format is {format!r}, expected an empty text or one of {', '.join(PANELS)}")
         if offset not in (NO_OFFSET, ZERO, SHIFT):
             raise AnnotationError(f"attribute offset is {offset!r}, expected an empty text, {ZERO} or {SHIFT}")
-        if format and (PANELS[format].kind if isinstance(PANELS[format], TablePanels) else Kind.INT) != kind:
+        panels = PANELS[format] if format else None
+        if panels is not None and (panels.kind if isinstance(panels, TablePanels) else Kind.INT) != kind:
             raise AnnotationError(f"attribute kind is {kind}, expected that of the numbers in {format}")
         if offset and kind != Kind.INT:
             raise AnnotationError(f"attribute offset is {offset!r}, expected an empty text for numbers of kind {kind}")
@@ -71,9 +72,9 @@ class _Table:
             raise AnnotationError(f"attribute offset is {offset!r}, expected {SHIFT} or an empty text for panels and for scales in units")
         size, length = int_attr(attrs, "size", 1), int_attr(attrs, "length", 1)
         bits = bits_attr(attrs, STORED)
-        if length % num_per_byte(bits) or (format and length % PANELS[format].depth):
+        if length % num_per_byte(bits) or (panels is not None and length % panels.depth):
             raise AnnotationError(f"attribute length is {length}, expected a multiple of what a byte, or a line of a panel, stores")
-        return _Table(size, length, bits, Kind(kind), PANELS[format] if format else None, bool_attr(attrs, "in_units"), offset)
+        return _Table(size, length, bits, Kind(kind), panels, bool_attr(attrs, "in_units"), offset)
 
     @property
     def names(self) -> tuple[str, ...]:

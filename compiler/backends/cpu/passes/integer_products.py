@@ -22,7 +22,7 @@ Each row has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -145,7 +145,7 @@ class IntegerProducts:
         experts, bias = ((), rest) if op is INTEGER_LINEAR else (rest[:1], rest[1:])
         return Call(op, (q, steps, total, panels, scale, *experts, *units, *sums, *offsets, *bias), attrs)
 
-    def _packed(self, builder: Builder, weight: _Weight, group: int, format: Format) -> tuple[Atom, Atom, list[Atom], list[Atom]]:
+    def _packed(self, builder: Builder, weight: _Weight, group: int, format: Format) -> tuple[Atom, Atom, Sequence[Atom], Sequence[Atom]]:
         """Return the panels of a weight, its scales, their units, and its offsets with their units."""
         if weight.blocks is None:
             panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
