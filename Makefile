@@ -26,7 +26,7 @@ TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.p
 # otherwise compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach test-real lint types bench image constraints audit sbom clean
+.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach test-real lint types bench gpu-day image constraints audit sbom clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -132,6 +132,10 @@ test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fail
 
 bench: setup        ## run the benchmark that ARGS names, of users or of the lab; without ARGS list them all
 	$(BIN)/python -m tests.lab $(ARGS)
+
+# The virtual environment of the rehearsal, and what was fetched for the machine, stay for the next time.
+gpu-day: $(VENV)/pycuda ## prepare a visit to a machine with an NVIDIA card: make the folder .gpu that travels, and rehearse without a card
+	$(BIN)/python -m tests.lab.gpu_day $(ARGS)
 
 image: setup        ## build docker/cpu.Dockerfile without a container engine and test the server in it
 	docker/check.sh

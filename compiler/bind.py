@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.frontend.finite import Checked
 from compiler.frontend.weights import WeightSource
 from runtime.device.base import Device, Tensor
 from runtime.errors import DamagedFile
@@ -47,6 +48,8 @@ def bind_weights(
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
+    if kept_in is None or not kept_in.exists():  # the first start checks the values; a check reads all of them
+        source = Checked(source)
     bound: dict[str, Array | Tensor] = {p.name: _row_major(source.read(p.name)) for p in plain}
     if computed:
         with _preparing(session, executable) as host:

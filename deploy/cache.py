@@ -14,6 +14,7 @@
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server
+    batches/                            uploaded files and batches (server/batches/store.py), which no command of the cache removes
 
 A file is written under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a leftover. A
 file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again.

@@ -63,7 +63,7 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
         return ServedForm(name, weights_bytes, 0, 0, room >= 0, _loss(files, format))
     num_tokens = max(0, room // plan.page_bytes - 1) * PAGE_SIZE
     longest = min(num_tokens, found.model_context)
-    return ServedForm(name, weights_bytes, num_tokens, longest, num_tokens >= found.max_context, _loss(files, format))
+    return ServedForm(name, weights_bytes, num_tokens, longest, num_tokens >= found.least_context, _loss(files, format))
 
 
 # --- size in bytes -----------------------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.facts import values_by_type
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import Asked, Progress, begin, carried, silent
-from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of
+from deploy.model_loading.modes import Encoder
+from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of, wanted_plan
 from deploy.model_loading.servable import Servable
+from deploy.model_loading.serving import limits_of
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
@@ -42,6 +44,7 @@ class Inspection:
     dtypes: dict[str, int]  # number of parameters by the type in which the files store them
     quantize: str
     max_context: int
+    least_context: int  # tokens of a sequence for which there must be memory
     model_context: int  # longest context that the model supports
     max_batch: int
     plan: Plan
@@ -77,8 +80,7 @@ def inspection_of(known: Compiled) -> Inspection:
     files, mode, load, program = known.files, known.mode, known.load, known.program
     tensors, counts = files.weights.tensors, values_by_type(files)
     limits = _limits_of(known)
-    # Plan without a memory limit, so that a plan that does not fit is reported as well.
-    unlimited = replace(known, load=msgspec.structs.replace(load, memory_limit_bytes=1 << 62))
+    plan = wanted_plan(known, limits)
     return Inspection(
         source=str(files.path),
         family=files.config.family,
@@ -89,10 +91,11 @@ def inspection_of(known: Compiled) -> Inspection:
         bytes_by_part=_by_part(files.weights),
         dtypes=counts,
         quantize=load.quantize,
-        max_context=mode.max_context,
+        max_context=mode.max_context if isinstance(mode, Encoder) else limits_of(mode, [of.num_pages for of in plan.groups]).capacity,
+        least_context=mode.max_context if isinstance(mode, Encoder) else mode.least_context,
         model_context=files.config.max_context,
         max_batch=load.max_batch,
-        plan=plan_of(unlimited, limits),
+        plan=plan,
         signature=signature(known.module, mode.entry),
         key=program.key,
         cache_hit=program.cache_hit,
@@ -119,7 +122,7 @@ def remedies(known: Opened, found: Inspection) -> Iterator[str]:
     """Yield settings with which the model would fit into this machine's memory, the smallest change first. Yield nothing if there are
     none."""
     room = found.available_bytes - WORKER_BYTES - (found.plan.total_bytes - found.plan.kv_cache_bytes)
-    least = -(-found.max_context // PAGE_SIZE) * found.plan.page_bytes
+    least = -(-found.least_context // PAGE_SIZE) * found.plan.page_bytes
     if room >= least + found.plan.page_bytes:
         num_tokens = room // found.plan.page_bytes * PAGE_SIZE
         yield f"--kv-cache-bytes {room >> 20}M: {num_tokens} tokens of context for all sequences together"

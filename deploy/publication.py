@@ -13,10 +13,9 @@ import msgspec
 
 from deploy.cache import kept
 from deploy.export.kept import export_kept
+from deploy.export.model import servable
 from deploy.export.web import export_web
 from deploy.model_loading.known import begin
-from deploy.model_loading.servable import Servable
-from deploy.model_loading.stages import advance
 from runtime.sealed import is_shared
 from server.interfaces import LoadError
 from server.messages import Load
@@ -29,7 +28,7 @@ def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     answer: dict[str, object] = {}
     try:
-        model = advance(begin(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu")), Servable)
+        model = servable(begin(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu")))
         cache, folder = kept(), Path(sys.argv[1])
         if cache is None or is_shared():  # browsers run the files of an export, and no seal protects them
             export_web(model, load.name, folder)

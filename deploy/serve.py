@@ -113,11 +113,13 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     # the texts of one request are encoded on one core, so that running streams keep the other cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warn_of_open_names(settings)
-    settings = with_descriptors(settings)
+    settings, cache = with_descriptors(settings), kept()
+    if settings.batch_dir is None and cache is not None:
+        settings = replace(settings, batch_dir=cache.folder / "batches")
     tracer = tracer_of(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)
-        return asyncio.run(_serve(settings, models, kept(), listener, greet, hub_token, tracer))
+        return asyncio.run(_serve(settings, models, cache, listener, greet, hub_token, tracer))
 
 
 def warn_of_open_names(settings: ServerSettings) -> None:

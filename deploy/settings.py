@@ -21,7 +21,7 @@ import yaml
 from deploy import catalogue, demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
-from server.models.sources import GGUF, is_hub_id, names_of, real
+from server.models.sources import GGUF, is_hub_id, names_of, settled
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 from server.text.dialects.registry import FORMATS
@@ -69,6 +69,9 @@ SETTINGS = (
     Setting("max_inputs", LIMITS, "Maximum number of texts in an embedding request."),
     Setting("max_schema_bytes", LIMITS, "Largest JSON schema or grammar."),
     Setting("response_store_bytes", LIMITS, "Memory for stored responses, such as 64M; 0 stores none."),
+    Setting("batch_dir", MODELS, "Folder of uploaded files and of batches, which a restart continues; by default in the cache."),
+    Setting("batch_store_bytes", LIMITS, "Disk space for uploaded files, such as 1G; 0 offers neither files nor batches."),
+    Setting("max_file_bytes", LIMITS, "Largest uploaded file."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of sequences per model that wait for a place in the batch."),
@@ -76,6 +79,7 @@ SETTINGS = (
     Setting("max_key_constraints", LIMITS, "Maximum number of different schemas and grammars that a key uses at once, per model."),
     Setting("max_timeout_s", TIMES, "Longest timeout that a request may ask for."),
     Setting("response_store_s", TIMES, "How long a response is stored after its last use."),
+    Setting("batch_store_s", TIMES, "How long the files that a batch writes are kept."),
     Setting("header_timeout_s", TIMES, "Longest time from a request's first byte to the end of its headers."),
     Setting("body_timeout_s", TIMES, "Longest time for the arrival of a whole body."),
     Setting("write_timeout_s", TIMES, "How long a client may read nothing before its connection is closed."),
@@ -340,18 +344,27 @@ def _spec(entry: object, where: str) -> ModelSpec:
 
 def model_spec(text: str) -> ModelSpec:
     """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory."""
-    source, _, name = text.partition("=")
+    source, equals, name = text.rpartition("=")
+    if not equals or _exists(text):  # the name of a file may contain the sign
+        source, name = text, ""
     if not source:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
-    path = Path(source).expanduser()
-    if source == demo.NAME and not path.exists():
+    exists = _exists(source)
+    if source == demo.NAME and not exists:
         return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
-    if not path.exists() and not _may_be_downloaded(source):
+    if not exists and not _may_be_downloaded(source):
         expected = "expected a folder, a .gguf file, a hub id such as ORGANISATION/NAME, or a name that `relaxserve ls --available` lists"
-        raise SettingsError(f"model {source!r} does not exist; {expected}")
-    found = str(real(path)) if path.exists() else source
+        raise SettingsError(f"model {source!r:.200} does not exist; {expected}")
+    found = str(settled(Path(source).expanduser())) if exists else source
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
+
+
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).expanduser().exists()
+    except OSError as error:  # a name that is too long, or a folder that this user may not read
+        raise SettingsError(f"model {source!r:.200} cannot be read: {error.strerror}") from error
 
 
 def _may_be_downloaded(source: str) -> bool:

@@ -1,9 +1,11 @@
-"""Require regular files: opening a FIFO can block forever, and a device can be read without end."""
+"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Recognise what downloads leave in place of
+a file."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -12,9 +14,31 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 def regular(path: Path) -> Path:
     """Return the path if it is a regular file or a link to a regular file. Otherwise raise an OSError that names the kind of file."""
-    kind = stat.S_IFMT(path.stat().st_mode)
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        raise FileNotFoundError(errno.ENOENT, f"it is a link to {path.readlink()}, which does not exist", str(path)) from None
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if kind != stat.S_IFREG:
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'special')}, expected a regular file", str(path))
     return path
+
+
+STAND_IN_BYTES = 1024  # bytes at the beginning of a file that show what it is
+AGAIN = "download the file again"
+_STAND_INS = (
+    (re.compile(rb"version https://git-lfs"), "is a Git LFS pointer in place of the file: run `git lfs pull` in its folder"),
+    (
+        re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE),
+        f"is a web page in place of the file: {AGAIN}, after a login if it needs one",
+    ),
+    (re.compile(rb'\s*\{\s*"error"\s*:'), f"is the answer of a server that refused the download: {AGAIN}, after a login if it needs one"),
+)
+
+
+def stand_in(head: bytes) -> str:
+    """Say what a file contains in place of a model's data, and what to do about it, or return "". `head` is the file's beginning."""
+    return next((said for pattern, said in _STAND_INS if pattern.match(head)), "")

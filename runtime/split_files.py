@@ -1,11 +1,11 @@
-"""The names of the files into which llama.cpp splits a large GGUF file: NAME-00001-of-00003.gguf and so on."""
+"""The names of the files into which a large model is split: NAME-00001-of-00003.gguf and so on, also with the suffix .safetensors."""
 
 from __future__ import annotations
 
 import re
 
 MOST_PARTS = 1000
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(gguf|safetensors)", re.ASCII | re.DOTALL)
 
 
 def parts_of(name: str) -> list[str]:
@@ -13,7 +13,7 @@ def parts_of(name: str) -> list[str]:
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= (count := int(match[3])) <= MOST_PARTS:
         return [name]
-    return [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, count + 1)]
+    return [f"{match[1]}-{number:05}-of-{match[3]}.{match[4]}" for number in range(1, count + 1)]
 
 
 def stem_of(name: str) -> str:

@@ -20,6 +20,7 @@ from server.api.answer.respond import json_answer
 from server.api.context import Context
 from server.api.description import describe_answers
 from server.api.request.fields import UNKNOWN_TYPE
+from server.batches.service import Batches
 from server.errors import (
     BAD_REQUEST,
     INVALID_JSON,
@@ -40,12 +41,17 @@ OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
 def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
+    batches = Batches(settings, registry)
+    context = Context(settings, registry, batches)
+
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         await registry.open()
+        await batches.open(app)
         try:
             yield
         finally:
+            await batches.close()
             await registry.close()
             await asyncio.gather(*(asyncio.to_thread(watcher.close) for watcher in watchers))
 
@@ -59,7 +65,6 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         redirect_slashes=False,  # clients handle a redirected POST worse than an error
         strict_content_type=False,  # Ollama's clients send no content type; the gateway has refused requests from pages of other sites
     )
-    context = Context(settings, registry)
     routers = endpoints.routers(context)
     for router in routers:
         app.include_router(router)
@@ -82,7 +87,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         watchers=watchers,
     )
     if settings.cors_origins:
-        exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "retry-after"]
+        exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,

@@ -174,6 +174,23 @@ RESPONSE_NOT_FOUND = ErrorKind(
     "Responses are forgotten `response_store_s` after their last use, earlier if `response_store_bytes` is reached, and when the "
     "server stops.",
 )
+FILE_NOT_FOUND = ErrorKind(
+    "file_not_found",
+    404,
+    NOT_FOUND,
+    "No uploaded file has this id, or it belongs to another key.",
+    "See `/v1/files`. Files that a batch wrote are forgotten after `batch_store_s`.",
+)
+BATCH_NOT_FOUND = ErrorKind("batch_not_found", 404, NOT_FOUND, "No batch has this id, or it belongs to another key.", "See `/v1/batches`.")
+BATCHES_OFF = ErrorKind(
+    "batches_off", 501, SERVER, "The server keeps no files, and so runs no batches.", "Start it with `--batch-dir FOLDER`."
+)
+CONFLICTING_BATCH = ErrorKind(
+    "conflicting_batch", 409, CONFLICT, "The batch has ended, or it has not ended yet.", "Read the message: it names the status."
+)
+STORE_FULL = ErrorKind(
+    "store_full", 507, SERVER, "Uploaded files take all the space that they may, or there are too many.", "Delete files or cancel batches."
+)
 PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
     "previous_response_not_found",
     400,

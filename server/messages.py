@@ -78,12 +78,12 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The token budget of a think block. When the budget is spent, the block is closed."""
+    """The token budget of thoughts. When the budget is spent, the block is closed, and no other one is opened."""
 
-    budget: int  # largest number of tokens in the block
-    open_id: int
+    budget: int  # largest number of tokens in all blocks together
+    open_ids: tuple[int, ...]  # tokens that open a block, one after the other
     close_id: int
-    is_open: bool  # the prompt ends inside the block
+    is_open: bool  # the prompt ends inside a block
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,7 +123,7 @@ class Load(Message, frozen=True, tag=True):
     name: str
     source: str
     quantize: str = "auto"
-    max_context: int | None = None
+    max_context: int | None = None  # None: the model's own, or as much of it as the memory allows
     max_batch: int = 64
     max_gap_ms: int = MAX_GAP_MS
     kv_cache_bytes: int | float | None = None  # below 1: a share of the memory that all other parts of the model leave
@@ -136,8 +136,12 @@ class Load(Message, frozen=True, tag=True):
     calibrate: str = ""  # path of the text by which a format such as 4bit is quantised; "": the built-in text
     reserved_bytes: int = 0  # free bytes that the KV cache must leave for models that are not loaded yet
     kv_share: float = 1.0  # share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
+    least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
+
+
+IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
 
 class Submit(Message, frozen=True, tag=True):
@@ -150,7 +154,7 @@ class Submit(Message, frozen=True, tag=True):
     num_choices: int = 1
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
-    priority: int = 0  # lower values run earlier
+    priority: int = 0  # lower values run earlier; IDLE: only what other requests leave
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
@@ -164,6 +168,7 @@ class Embed(Message, frozen=True, tag=True):
     deadline: float | None = None
     per_token: bool = False  # one vector per token instead of one for the text
     cache_salt: str = ""
+    priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
 
 

@@ -53,6 +53,10 @@ class ServerSettings:
     max_key_constraints: int = 64  # different constraints of one key's running and waiting requests, per model
     response_store_bytes: int = 64 << 20  # total size of responses stored for later requests; 0: store none
     response_store_s: float = 86400.0  # time for which responses are stored after their last use
+    batch_dir: Path | None = None  # folder of uploaded files and of batches; None: neither is offered
+    batch_store_bytes: int = 1 << 30  # limit on the total size of uploaded files; 0: offer neither files nor batches
+    batch_store_s: float = 2592000.0  # time for which files that batches write are kept
+    max_file_bytes: int = 200 << 20  # largest uploaded file
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
@@ -99,7 +103,7 @@ FORMS = {
     ),
 }
 
-MAY_BE_0 = ("response_store_bytes", "max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
+MAY_BE_0 = ("response_store_bytes", "batch_store_bytes", "max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
 
 
 def _require_size(name: str, value: float | None) -> None:

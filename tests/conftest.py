@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ from numpy.typing import NDArray
 from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.chromium import chromium, page
-from tests.forked import ForkServer
+from tests.forked import ForkServer, commands
 
 __all__ = ["chromium", "page"]  # fixtures that tests in several folders use
 
 ROOT = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent
+BIN = commands()
 GOLDEN = Path(__file__).parent / "golden"
 AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" / "amx_unit.c"
 
@@ -219,7 +218,7 @@ def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterato
     command = [BIN / "relaxserve", "serve", "--port", "0", *options]
     with (
         subprocess.Popen(command, cwd=ROOT, env={**environment, **variables}, stderr=subprocess.PIPE, text=True) as server,
-        closing(ForkServer()) as forks,
+        closing(ForkServer(BIN / "relaxserve")) as forks,
     ):
         try:
             url, banner = greeting(server)

@@ -6,11 +6,13 @@ and runs the installed script to its end. Modules in `deploy.cli` are not import
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import runpy
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,14 +20,33 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent
+COMMAND = """#!{python}
+import sys
+sys.path.insert(0, {entry!r})
+from relaxserve import main
+main()
+"""
+
+
+def commands(installed: Path = Path(sys.executable).parent) -> Path:
+    """Return the folder in which the command `relaxserve` is installed. If it is not, as on a machine that only runs the tests marked
+    `gpu`, make a folder with a command that runs the checkout."""
+    if (installed / "relaxserve").is_file():
+        return installed
+    folder = Path(tempfile.mkdtemp(prefix="relaxserve-command-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = folder / "relaxserve"
+    command.write_text(COMMAND.format(python=sys.executable, entry=str(ROOT / "deploy" / "entry")))
+    command.chmod(0o755)
+    return folder
 
 
 class ForkServer:
     """Runs `relaxserve` commands in forks of one process. This process starts with the first command."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Path) -> None:
+        self._command = command
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -44,7 +65,7 @@ class ForkServer:
         if self._process is None:
             # Only a process with a single thread can be forked safely, so OpenBLAS must not start threads.
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-            command = [sys.executable, "-P", __file__]
+            command = [sys.executable, "-P", __file__, str(self._command)]
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
@@ -57,10 +78,10 @@ class ForkServer:
             self._process = None
 
 
-def main() -> None:
-    command = find_spec("relaxserve")
-    assert command is not None and command.origin is not None
-    sys.path.insert(0, str(Path(command.origin).resolve().parents[3]))  # the source tree of the installed command
+def main(command: str) -> None:
+    package = find_spec("relaxserve")
+    assert package is not None and package.origin is not None
+    sys.path.insert(0, str(Path(package.origin).resolve().parents[3]))  # the source tree of the installed command
     import deploy.generate
     import deploy.serve
     import deploy.worker
@@ -73,8 +94,8 @@ def main() -> None:
         arguments, environment, stdout, stderr = json.loads(line)
         if (process := os.fork()) == 0:
             _become(environment, stdout, stderr)
-            sys.argv = [str(BIN / "relaxserve"), *arguments]
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            sys.argv = [command, *arguments]
+            runpy.run_path(command, run_name="__main__")
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 
 
@@ -88,4 +109,4 @@ def _become(environment: Mapping[str, str], stdout: str, stderr: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

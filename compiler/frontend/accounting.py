@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from compiler.frontend.errors import WeightMismatch, listed
+from compiler.frontend.quantized.held import PARTS
 from compiler.frontend.weights import WeightSource
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
@@ -31,6 +32,7 @@ class Accounting:
         self._taken: set[str] = set()
         self._missing: list[str] = []
         self._misshaped: list[str] = []
+        self._unscaled: list[str] = []
 
     def take(self, name: str, shape: tuple[int, ...]) -> None:
         """Record that the model needs this tensor in this shape."""
@@ -39,6 +41,8 @@ class Accounting:
             self._missing.append(f"{name} {list(shape)}")
         elif info.shape != shape:
             self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
+        elif info.dtype.kind in "iub" and name.rpartition(".")[2] not in PARTS:
+            self._unscaled.append(f"{name} ({info.dtype})")
 
     def ignore(self, *patterns: str) -> None:
         """Ignore tensors whose names match these shell patterns, such as tables that are recomputed and heads for other tasks."""
@@ -46,6 +50,11 @@ class Accounting:
 
     def check(self) -> None:
         surplus = sorted(self._tensors.keys() - self._taken)
-        kinds = (("missing", self._missing), ("of another shape", self._misshaped), ("not part of the model", surplus))
+        kinds = (
+            ("missing", self._missing),
+            ("of another shape", self._misshaped),
+            ("of integers, which need scales and a quantization_config", self._unscaled),
+            ("not part of the model", surplus),
+        )
         if problems := [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds if names]:
             raise WeightMismatch("the weights do not fit the configuration. Tensors " + "; ".join(problems))

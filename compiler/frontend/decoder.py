@@ -20,6 +20,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, classified, embed, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
@@ -65,8 +66,9 @@ def build_step(
     *,
     entry: str = ENTRY,
     forms: Mapping[str, Form] = NO_FORMS,
+    numerics: Numerics = Numerics.AUTO,
 ) -> IRModule:
-    return _module(Net(dtypes, format, forms=forms), config, bounds, cache_dtype, entry)
+    return _module(Net(dtypes, format, forms=forms, numerics=numerics), config, bounds, cache_dtype, entry)
 
 
 def build_observed(

@@ -19,6 +19,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, Texts, stem_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
@@ -62,9 +63,10 @@ def build_encode(
     format: WeightFormat = DEFAULT_FORMAT,
     *,
     forms: Mapping[str, Form] = NO_FORMS,
+    numerics: Numerics = Numerics.AUTO,
 ) -> IRModule:
     # Arithmetic, not reading weights, limits the speed of encoding whole texts, so weights of fewer bits would only cost precision.
-    net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms)
+    net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms, numerics=numerics)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
     i32 = DType.I32
     batch = Texts(

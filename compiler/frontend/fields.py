@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from compiler.frontend.errors import ConfigError
-from runtime.files import regular
+from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
 
 MAX_CONFIG_BYTES = 4 << 20
 REQUIRED: Any = object()
@@ -21,11 +21,16 @@ def read_json(path: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> Any:
     try:
         if (size := regular(path).stat().st_size) > most_bytes:
             raise ConfigError(f"{path.name} has {size} bytes; at most {most_bytes} are read")
-        return json.loads(path.read_bytes(), object_hook=_float_of)
+        content = path.read_bytes()
+        if found := stand_in(content[:STAND_IN_BYTES]):
+            raise ConfigError(f"{path.name} {found}")
+        return json.loads(content, object_hook=_float_of)
     except OSError as error:
         raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from error
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path.name} is not JSON: {error}") from error
+        raise ConfigError(f"{path.name} is not JSON: {error}; {AGAIN}") from error
 
 
 def _float_of(value: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
+from os.path import lexists
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from compiler.frontend import families
 from compiler.frontend.classes import read_classes
 from compiler.frontend.config import DECODERS_ONLY, ModelConfig, require_causal
-from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
+from compiler.frontend.errors import ConfigError, ModelError, UnknownModel, listed
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.joint import joint
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for na
 BOTH_WAYS = {name: family for family in FAMILIES.values() if isinstance(family, EncoderFamily) for name in family.both_ways}
 
 
+NO_MODEL = "expected a model directory as downloaded from a hub, or a .gguf file"
 ADAPTER = "adapter_config.json"  # the configuration of an adapter, in the format of peft
 
 
@@ -88,7 +90,7 @@ def load_config(path: str | Path) -> ModelConfig:
 
 def read_config(directory: Path) -> Mapping[str, Any]:
     """Return the fields of a model directory's config.json."""
-    if not (file := directory / "config.json").is_file():
+    if not lexists(file := directory / "config.json"):
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
     return read_json(file)
 
@@ -116,7 +118,8 @@ def _what_is_there(directory: Path) -> str:
         )
     if (directory / "params.json").is_file():
         return "params.json belongs to a publisher's own format; take the model's files for transformers, which have a config.json"
-    return "expected a model directory as downloaded from a hub, or a .gguf file"
+    models = [entry.name for entry in sorted(directory.iterdir()) if entry.suffix == ".gguf" or (entry / "config.json").is_file()]
+    return f"name one of the models in it: {listed(models)}" if models else NO_MODEL
 
 
 def parse_config(values: object) -> ModelConfig:

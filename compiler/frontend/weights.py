@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, listed
+from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
+from runtime.split_files import parts_of
 
 MAX_HEADER_BYTES = 16 << 20  # a header with names and shapes of about 100 000 tensors has this size
 MAX_RANK = 8
@@ -32,8 +34,9 @@ SAMPLE_BYTES = 4096
 
 Tensor = NDArray[Any]
 
+DOUBLE = np.dtype(np.float64)  # no program computes in this type: its values are read as f32
 DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
+    "F64": DOUBLE,
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -88,15 +91,18 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():  # opening a pipe would block until something writes to it
-            raise DamagedFile(f"{path.name} is not a regular file")
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            self.num_bytes = status.st_size
-            self._modified_ns = status.st_mtime_ns
-            if self.num_bytes == 0:
-                raise DamagedFile(f"{path.name} is empty")
-            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with regular(path).open("rb") as file:
+                status = os.fstat(file.fileno())
+                self.num_bytes = status.st_size
+                self._modified_ns = status.st_mtime_ns
+                if self.num_bytes == 0:
+                    raise DamagedFile(f"{path.name} is empty; {AGAIN}")
+                self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise DamagedFile(f"{path.name} cannot be read: {error.strerror}") from error
+        if found := _no_data(self.memory[:STAND_IN_BYTES], self.num_bytes):
+            raise DamagedFile(f"{path.name} {found}")
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> Tensor:
         """Return a view of the file if the bytes are aligned, else a copy. The caller has checked that the bytes are within the file."""
@@ -124,6 +130,17 @@ class MappedFile:
             digest.update(self.memory[start : start + SAMPLE_BYTES])
 
 
+def _no_data(head: bytes, num_bytes: int) -> str:
+    """Say what a file contains in place of tensors, or return ""."""
+    if found := stand_in(head):
+        return found
+    if not any(head):
+        return f"begins with zeros: its download was interrupted; {AGAIN}"
+    if num_bytes > STAND_IN_BYTES or not head.isascii() or not all(char.isprintable() or char.isspace() for char in head.decode()):
+        return ""
+    return f"is a text of {num_bytes} bytes that begins with {head.decode()[:60]!r}; {AGAIN}"
+
+
 # --- safetensors ------------------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +165,10 @@ class Safetensors:
     def read(self, name: str) -> Tensor:
         file, start = self._places[name]
         info = self.tensors[name]
-        return file.array(info.dtype, info.shape, start)
+        if info.num_bytes == info.dtype.itemsize * math.prod(info.shape):
+            return file.array(info.dtype, info.shape, start)
+        with np.errstate(over="ignore"):
+            return file.array(DOUBLE, info.shape, start).astype(info.dtype)
 
     def release(self, name: str) -> None:
         file, start = self._places[name]
@@ -223,14 +243,25 @@ def open_safetensors(path: str | Path) -> Safetensors:
     whole = path / "model.safetensors"
     if whole in found:
         return Safetensors([whole])
-    if len(found) == 1:
-        return Safetensors(found)
+    if (parts := _parts(found)) is not None:
+        return Safetensors(parts)
     if found:
         names = ", ".join(file.name for file in found)
         raise ModelError(f"{path} has several weight files and no {INDEX_FILE} to say which belong together: {names}")
     if pickles := sorted(file.name for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES):
         raise _unsafe(pickles)
     raise ModelError(f"{path} has no weights; expected model.safetensors, {INDEX_FILE} with its shards, or a .gguf file")
+
+
+def _parts(found: list[Path]) -> list[Path] | None:
+    """Return the parts of one model, in order, if the names of files without an index say that they are such, or the only file."""
+    names = {tuple(parts_of(file.name)) for file in found}
+    if len(names) != 1:
+        return None
+    parts = [found[0].with_name(name) for name in next(iter(names))]
+    if absent := [part.name for part in parts if not part.exists()]:
+        raise ModelError(f"parts of the model are missing in {found[0].parent}: {listed(absent)}. Is the download complete?")
+    return parts
 
 
 def _unsafe(names: list[str]) -> UnsafeFile:
@@ -282,6 +313,8 @@ def _parse_object(text: bytes, file: str) -> dict[str, Any]:
             found[name] = value
         return found
 
+    if found := stand_in(text[:STAND_IN_BYTES]):
+        raise DamagedFile(f"{file} {found}")
     try:
         value = json.loads(text, object_pairs_hook=unique)
     except DamagedFile:
@@ -320,7 +353,7 @@ def _check_tensor(entry: object, where: str) -> tuple[TensorInfo, int]:
     needed = math.prod(shape) * dtype.itemsize
     if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
         raise DamagedFile(f"{where}: data_offsets {list(offsets)} do not span the {needed} bytes that its shape needs")
-    return TensorInfo(shape, dtype, needed), offsets[0]
+    return TensorInfo(shape, np.dtype(np.float32) if dtype == DOUBLE else dtype, needed), offsets[0]
 
 
 def _naturals(value: object, where: str) -> tuple[int, ...]:

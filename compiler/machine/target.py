@@ -53,6 +53,11 @@ class Target:
         return f"{self.arch}:{self.feature_string}{system}"
 
     @property
+    def bf16_unit(self) -> str | None:
+        """The name of the unit that multiplies bf16 faster than f32, if a CPU has one."""
+        return next((name for name, features in BF16_UNITS.items() if features <= self.features), None)
+
+    @property
     def can_run_here(self) -> bool:
         return self.within(host())
 
@@ -64,6 +69,9 @@ class Target:
         """Return the number of elements of this size in a register."""
         return self.vector_bits // (8 * num_bytes)
 
+
+# The features of units that multiply bf16 faster than f32, by the name of the unit (docs/decisions/0008-where-bf16-is-multiplied.md).
+BF16_UNITS: Final = {"amx": frozenset(["amx-bf16"]), "bf16": frozenset(["avx512bf16", "sse4a"])}
 
 # LLVM adds the features that these imply; for example, avx2 implies avx and sse.
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])

@@ -1,4 +1,4 @@
-"""Store numbers of IQ4 in 8 bits where the target has no product that looks up their 4 bits in a table.
+"""Store numbers that 4 bits look up in a table in 8 bits, where the target has no product that looks them up.
 
 Before: `dequantize(q, scale, bits=4, kind="iq4")` of a product's weight. After: `dequantize(wide, scale, bits=8)`, with
 `wide = cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes.
@@ -6,9 +6,11 @@ Before: `dequantize(q, scale, bits=4, kind="iq4")` of a product's weight. After:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from compiler.ir.graph.atoms import Constant
+from compiler.ir.graph.atoms import Atom, Constant, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
@@ -28,9 +30,14 @@ def widen_tables(module: IRModule) -> IRModule:
         (q, scale), given = value.args, type_of(value.args[1])
         if not isinstance(given, TensorType) or given.shape is None or not all(dim.is_const for dim in given.shape):
             return None
-        shape = (*(dim.const for dim in given.shape[:-1]), 1)
-        numbers = builder.call(DEQUANTIZE, q, Constant(np.ones(shape, np.float32)), bits=4, kind=str(Kind.IQ4))
         others = {name: attr for name, attr in value.attrs.items() if name not in ("bits", "kind")}
-        return Call(DEQUANTIZE, (builder.call(CAST, numbers, dtype="i8"), scale), {**others, "bits": 8})
+        wide = in_bytes(builder, q, Kind.IQ4, [dim.const for dim in given.shape[:-1]])
+        return Call(DEQUANTIZE, (wide, scale), {**others, "bits": 8})
 
     return rewrite_module(module, replace)
+
+
+def in_bytes(builder: Builder, q: Atom, kind: Kind, rows: Sequence[int]) -> Var:
+    """Return the integers of 8 bits for which the 4 bits of `q` stand. `rows` are the extents of its axes but the last."""
+    ones = Constant(np.ones((*rows, 1), np.float32))
+    return builder.call(CAST, builder.call(DEQUANTIZE, q, ones, bits=4, kind=str(kind)), dtype="i8")

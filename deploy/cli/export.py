@@ -9,8 +9,11 @@ import msgspec
 import typer
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, Quantize, Source, load_of
 from runtime.units import in_units
+from server.models.state import LEAST_CONTEXT
+
+EXPORT_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, at most 4096, since an export takes the memory for it."
 
 
 def export(
@@ -24,7 +27,7 @@ def export(
     shared: Annotated[bool, typer.Option("--shared", help="Write libMODEL.so, a shared library, beside libMODEL.a.")] = False,
     quantize: Quantize = "auto",
     calibrate: Calibrate = "",
-    max_context: MaxContext = None,
+    max_context: Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=EXPORT_CONTEXT)] = None,
     kv_dtype: KvDtype = "auto",
     embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
 ) -> None:
@@ -40,10 +43,9 @@ def export(
     """
     from deploy.export.c import PREFIX, build_command, c_prefix, c_target, export_c
     from deploy.export.folder import new_folder
+    from deploy.export.model import servable
     from deploy.export.web import export_web
     from deploy.model_loading.known import begin
-    from deploy.model_loading.servable import Servable
-    from deploy.model_loading.stages import advance
 
     machine = None if target == "web" else c_target(target)
     names = c_prefix(PREFIX if prefix is None else prefix)
@@ -57,12 +59,12 @@ def export(
     load = msgspec.structs.replace(load, embeddings=embeddings)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
-        servable = advance(begin(load, report), Servable)
+        opened = servable(begin(load, report))
         if machine is None:
-            export_web(servable, load.name, folder, report)
+            export_web(opened, load.name, folder, report)
             what = "Serve it as static files and open chat.html."
         else:
-            library = export_c(servable, load.name, machine, folder, report, prefix=names, shared=shared)
+            library = export_c(opened, load.name, machine, folder, report, prefix=names, shared=shared)
             what = f"Build the example there: {build_command(library.name)}"
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False)

@@ -19,7 +19,7 @@ QUANTIZE = (
     "5bit, 4bit, or a number of bits per weight such as 4.6, quantised once by a text. int8-128 or int4-32 name the inputs per scale."
 )
 CALIBRATE = "Text file by which --quantize 4bit and other numbers of bits decide what matters; by default a built-in text."
-MAX_CONTEXT = "Maximum length of a sequence, in tokens."
+MAX_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, if the memory suffices."
 MAX_BATCH = "Maximum number of sequences per step."
 MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
 KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."

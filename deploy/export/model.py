@@ -6,15 +6,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 import numpy as np
 
+from deploy.model_loading.files import Opened
+from deploy.model_loading.known import Asked, carried
 from deploy.model_loading.modes import Embedder, Generator
 from deploy.model_loading.servable import Servable
+from deploy.model_loading.stages import advance
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer import Tokenizer
 
+DEFAULT_CONTEXT = 4096  # tokens; a browser or a board gives memory for a whole context at once
 NOTHING_SHOWN: Final[Mapping[int, bytes]] = MappingProxyType({})
+
+
+def servable(asked: Asked) -> Servable:
+    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another."""
+    known = advance(asked, Opened)
+    if known.load.max_context is None and known.files.config.is_causal:
+        load = msgspec.structs.replace(known.load, max_context=min(known.files.config.max_context, DEFAULT_CONTEXT))
+        known = Opened(**carried(known, Opened, load=load))
+    return advance(known, Servable)
 
 
 def require_generator(model: Servable, name: str) -> Generator:

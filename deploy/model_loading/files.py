@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.errors import UnknownModel
+from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.layers.nn import WeightFormat
@@ -79,7 +79,14 @@ def open_files(path: Path) -> ModelFiles:
 
 
 def dtypes_of(source: WeightSource) -> dict[str, DType]:
-    return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
+    """Return the types of the tensors. Raise ModelError for a type that no program reads."""
+    found: dict[str, DType] = {}
+    for name, info in source.tensors.items():
+        try:
+            found[name] = DType.from_numpy(np.dtype(info.dtype))
+        except ValueError as error:
+            raise ModelError(f"tensor {name!r}: {error}; convert the checkpoint, or take another one") from error
+    return found
 
 
 def _open_gguf(path: Path) -> ModelFiles:

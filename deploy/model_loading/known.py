@@ -66,6 +66,10 @@ def refusals() -> Generator[None]:
         yield
     except (ModelError, UnsafeCache) as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{error.filename} cannot be read: {error.strerror}") from error
     # the plan fitted, but the memory is missing: another process took it, or memory_limit_bytes exceeds the machine's memory
     except OutOfMemory as error:
         text = f"{error}. The memory was free when the load was planned: unload other models, or lower memory_limit_bytes"

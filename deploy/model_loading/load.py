@@ -12,6 +12,7 @@ from deploy.model_loading.known import Asked, Progress, begin
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
 from runtime.cache_groups import PAGE_SIZE
+from runtime.units import in_units
 from server.engine.worker import LoadedModel
 from server.messages import CachePages, ClassScores, Load, PairPrompt, Ready
 
@@ -83,9 +84,13 @@ def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
 def _context_note(known: Timed) -> str:
     if known.step_model is None:
         return ""  # the context of an encoder is the one on which it was trained
-    found, asked, most = known.max_context, known.mode.max_context, known.files.config.max_context
-    if found < asked:
-        return f"context is {found} of {asked} tokens, which fill the KV cache; raise kv_cache_bytes to extend it"
-    if known.load.max_context is None and found < most:
-        return f"context is {found} tokens; the model supports {most}: raise max_context to extend it"
-    return ""
+    found, most, load = known.max_context, known.files.config.max_context, known.load
+    asked = most if load.max_context is None else load.max_context
+    if found >= asked:
+        return ""
+    size = in_units(known.plan.kv_cache_bytes)
+    if found == known.mode.max_context:
+        return f"context is {found} tokens, the longest default; the model supports {most}: set max_context to extend it"
+    if load.kv_cache_bytes is not None:
+        return f"context is {found} of {asked} tokens, which fill the KV cache of {size}; raise kv_cache_bytes to extend it"
+    return f"context is {found} of {asked} tokens: the memory left for this model's KV cache is {size}; set kv_cache_bytes to extend it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from os.path import lexists
 from pathlib import Path
 
 from deploy import demo
@@ -14,6 +15,8 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.state import ModelSpec
 
+CONFIG = "config.json"
+SNAPSHOTS = "snapshots"  # the folder of the hub's cache that has a folder for each downloaded commit of a repository
 READ = (".json", ".safetensors", ".gguf", ".jinja")  # suffixes of the files that loading reads
 
 
@@ -33,7 +36,24 @@ def _here(source: str) -> Path | None:
     path = Path(source).expanduser()
     if source == demo.NAME or is_former_demo(path):
         return demo.MODEL
-    return path if path.exists() else origins.here(source)
+    try:
+        return _snapshot(path) if path.exists() else origins.here(source)
+    except OSError as error:  # a name that is too long, or a folder that this user may not read
+        raise LoadError(ErrorCode.INVALID_SOURCE, f"{source!r:.200} cannot be read: {error.strerror}") from error
+
+
+def _snapshot(path: Path) -> Path:
+    """Return the model of a repository's folder in the hub's cache, which has a folder `snapshots`. Return any other path unchanged."""
+    snapshots = path if path.name == SNAPSHOTS else path / SNAPSHOTS
+    if not snapshots.is_dir() or (path / CONFIG).exists():
+        return path
+    main = snapshots.parent / "refs" / "main"
+    found = sorted(folder.name for folder in snapshots.iterdir() if folder.is_dir())
+    named = [main.read_text().strip()] if main.is_file() else found
+    if len(named) == 1 and named[0] in found:
+        return snapshots / named[0]
+    listed = ", ".join(found) or "none"
+    raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} does not say which of its snapshots to load: {listed}; name the folder of one")
 
 
 def is_former_demo(path: Path) -> bool:
@@ -43,15 +63,24 @@ def is_former_demo(path: Path) -> bool:
 
 
 def _folder_or_gguf(path: Path) -> Path:
-    """Return the only GGUF file of a folder that has no config.json, or its first part, otherwise the path itself. Files with the image
-    encoder of a model (`mmproj`) do not count."""
-    if path.is_file() or (path / "config.json").exists():
+    """Return the only GGUF file, or its first part, of a folder that has no weights in safetensors files; otherwise the path itself. Files
+    with the image encoder of a model (`mmproj`) do not count."""
+    if path.is_file():
+        return _require_whole(path)
+    if lexists(path / CONFIG) and any(path.glob("*.safetensors")):
         return path
     found = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name)
     models = sorted({parts_of(file.name)[0] for file in found})
     if len(models) > 1:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} has several models: {', '.join(models)}; name one of the files")
     return found[0] if found else path
+
+
+def _require_whole(path: Path) -> Path:
+    """Raise LoadError if a file is one of several in the folder of a model."""
+    if path.suffix == ".gguf" or not lexists(path.with_name(CONFIG)):
+        return path
+    raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} is one of the files of a model; name its folder, {path.parent}")
 
 
 def files_of_model(path: Path) -> list[Path]:
@@ -64,15 +93,15 @@ def files_of_model(path: Path) -> list[Path]:
 def identity_of(source: str, hub_token: str | None = None) -> str:
     """Return a digest that changes when the files change. It is computed from names, sizes, times and inodes, or from the hub's revision,
     but not from the contents of files. Return "" if the source is inaccessible."""
-    if (path := _here(source)) is None:
-        return "" if source[:1] in ("/", ".", "~") else origins.revision(source, hub_token)
     digest = hashlib.sha256()
     try:
+        if (path := _here(source)) is None:
+            return "" if source[:1] in ("/", ".", "~") else origins.revision(source, hub_token)
         for file in files_of_model(path):
             status = file.stat()
             state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
             digest.update(f"{file.name}\0{state}\0".encode(errors="surrogateescape"))
-    except OSError:  # a file is being replaced right now
+    except (OSError, LoadError):  # a file is being replaced right now, or cannot be read
         return ""
     return digest.hexdigest()
 
@@ -83,12 +112,11 @@ BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bi
 def weigh(spec: ModelSpec) -> int:
     """Estimate the bytes of the weights from the sizes of the files, as if every weight had 16 bits. Return 0 if no files are on this
     machine."""
-    path = _here(spec.source)
-    if path is None:
-        return 0
     try:
+        if (path := _here(spec.source)) is None:
+            return 0
         num_bytes = sum(file.stat().st_size for file in files_of_model(path) if file.suffix in (".safetensors", ".gguf"))
-    except OSError:  # a file is being replaced right now
+    except (OSError, LoadError):  # a file is being replaced right now, or cannot be read
         return 0
     return num_bytes * BITS.get(spec.quantize.partition("-")[0], 16) // 16
 

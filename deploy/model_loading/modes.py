@@ -26,16 +26,20 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
 MAX_STEP_TOKENS = 512  # maximum number of tokens in one step, for which the arena is planned
-DEFAULT_CONTEXT = 4096
+# Tokens of the longest sequence if neither the load nor the files name a number. Page tables, and a GPU's work space, are planned for it.
+MOST_CONTEXT = 1 << 18
+SHORT_CONTEXT = 4096  # tokens for which there must be memory if the load names no context
+ENCODER_CONTEXT = 4096  # an encoder computes whole texts in one step, so its arena grows with the context
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The smallest and the largest number of pages of a cache group that are useful in a mode."""
+    """The numbers of pages of a cache group that are useful in a mode: floor <= least <= most."""
 
     group: CacheGroup
-    least: int
+    floor: int  # with fewer pages, the load is refused
+    least: int  # enough for one sequence of full length
     most: int
 
 
@@ -57,14 +61,16 @@ class _Decoder(_Mode):
     bounds: StepBounds
     kv_dtype: DType
     groups: tuple[CacheGroup, ...]
+    least_context: int  # tokens of a sequence for which there must be memory: all, if the load names a context
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
         format = WeightFormat.parse(load.quantize)
-        max_context = min(files.config.max_context, load.max_context or DEFAULT_CONTEXT)
+        max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
         bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch), load.max_batch, max_context)
         kv_dtype = _kv_dtype(load.kv_dtype, format)
-        return cls(files, format, bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context))
+        least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)
+        return cls(files, format, bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context), least_context)
 
     @property
     def max_context(self) -> int:
@@ -75,6 +81,13 @@ class _Decoder(_Mode):
         whole = -(-self.max_context // group.page_size)
         most = GroupLimits(0, group.window, page_size=group.page_size).most_pages(max_tokens)
         return whole if most is None else min(most, whole)
+
+    def _pages(self, group: CacheGroup, num_further: int) -> Pages:
+        """Return the useful numbers of pages. `num_further`: those beyond one sequence of full length. Page 0 is padding. Groups whose
+        pages do not grow with the sequence get the pages of a full sequence in any case, because they would end every longer sequence."""
+        least = 1 + self._most_pages(group, self.bounds.max_tokens)
+        floor = least if group.window is not None else 1 + -(-self.least_context // group.page_size)
+        return Pages(group, floor, least, least + num_further)
 
     def _module(self, entry: str) -> IRModule:
         weights = self.weights
@@ -102,14 +115,9 @@ class Generator(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the smallest and the largest useful number of pages of each group: enough for one sequence of full length, and enough for
-        a full batch of such sequences. Page 0 is padding."""
-        return tuple(Pages(group, 1 + self._most_pages(group, self.bounds.max_tokens), 1 + self._of_batch(group)) for group in self.groups)
-
-    def _of_batch(self, group: CacheGroup) -> int:
-        """Return the number of pages of a full batch in which one sequence computes many tokens, and each other sequence a single token."""
-        each, most = (self._most_pages(group, count) for count in (1, self.bounds.max_tokens))
-        return each * (self.bounds.max_seqs - 1) + most
+        """Return the useful numbers of pages of each group; at most enough for a full batch of sequences of full length, of which one
+        computes many tokens, and each other a single token."""
+        return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +138,10 @@ class Embedder(_Decoder):
         return self._module(HIDDEN)
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the smallest and the largest useful number of pages of each group: enough for one text of full length, and enough for the
-        texts of two steps, whose last pages are partial. Pages are released after a text's step."""
-        bounds = self.bounds
-        of_steps = 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs)
-        each = [(group, 1 + self._most_pages(group, bounds.max_tokens)) for group in self.groups]
-        return tuple(Pages(group, least, least + of_steps) for group, least in each)
+        """Return the useful numbers of pages of each group; at most enough for one text of full length and the texts of two steps, whose
+        last pages are partial. Pages are released after a text's step."""
+        of_steps = 2 * (self.bounds.max_tokens // PAGE_SIZE + self.bounds.max_seqs)
+        return tuple(self._pages(group, of_steps) for group in self.groups)
 
 
 # --- encoders ----------------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ class Encoder(_Mode):
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
         config = files.config
-        max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or DEFAULT_CONTEXT)
+        max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or ENCODER_CONTEXT)
         bounds = EncodeBounds(max(MAX_STEP_TOKENS, max_context), load.max_batch)
         return cls(files, WeightFormat.parse(load.quantize), max_context, bounds)
 

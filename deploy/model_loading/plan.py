@@ -71,32 +71,38 @@ def plan_memory(known: Compiled) -> Planned:
 
 
 def plan_of(known: Compiled, device: Limits) -> Plan:
-    """Plan the memory of a load. Raise LoadError if the plan exceeds the load's limit, or the free memory of the device minus the memory of
-    a worker."""
+    """Plan the memory of a load. Raise LoadError if the plan exceeds the memory that the load may take."""
+    plan, limit = wanted_plan(known, device), limit_of(known.load, device)
+    if plan.total_bytes <= limit:
+        return plan
+    parts = [f"{in_units(plan.weights_bytes)} of weights", f"{in_units(plan.arena_bytes)} of arena"]
+    parts += [f"{in_units(plan.graphs_bytes)} of graphs"] if plan.graphs_bytes else []
+    takes = f"the model takes {in_units(plan.total_bytes)}: {', '.join(parts)}, {in_units(plan.kv_cache_bytes)} of KV cache"
+    advice = _advice(known.load, limit - plan.total_bytes + plan.kv_cache_bytes, plan.page_bytes)
+    message = f"{takes}; {in_units(limit)} are free. {advice}"
+    raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, message, plan.total_bytes, limit)
+
+
+def limit_of(load: Load, device: Limits) -> int:
+    """Return the bytes that a load may take: its limit, or the free memory of the device minus the memory of a worker."""
+    return load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, device.free_bytes - WORKER_BYTES)
+
+
+def wanted_plan(known: Compiled, device: Limits) -> Plan:
+    """Plan the memory of a load, also if it exceeds what the load may take."""
     executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
     graphs_bytes = device.launch_bytes * captured_launches(executable) if device.launch_bytes else 0
-    limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, device.free_bytes - WORKER_BYTES)
-    room = limit - weights_bytes - arena_bytes - graphs_bytes
+    room = limit_of(load, device) - weights_bytes - arena_bytes - graphs_bytes
     groups = tuple(
         PlannedGroup(len(of.group.layers), of.group.window, of.group.keeps_states, of.group.page_size, count, of.group.bytes_per_page)
         for of, count in zip(pages, _num_pages(pages, load, room), strict=True)
     )
     kv_cache_bytes, num_pages = sum(group.num_bytes for group in groups), sum(group.num_pages for group in groups)
     page_bytes = sum(-(-group.page_bytes * PAGE_SIZE // group.page_size) for group in groups)
-    plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, graphs_bytes=graphs_bytes)
-    if plan.total_bytes > limit:
-        graphs = f", {in_units(graphs_bytes)} of graphs" if graphs_bytes else ""
-        raise LoadError(
-            ErrorCode.INSUFFICIENT_MEMORY,
-            f"the model takes {in_units(plan.total_bytes)}: {in_units(weights_bytes)} of weights, {in_units(arena_bytes)} of arena"
-            f"{graphs}, {in_units(plan.kv_cache_bytes)} of KV cache; {in_units(limit)} are free. {_advice(load, room, page_bytes)}",
-            plan.total_bytes,
-            limit,
-        )
-    return plan
+    return Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, graphs_bytes=graphs_bytes)
 
 
 def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
@@ -114,33 +120,37 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
     """Return the number of pages of each group. If `kv_cache_bytes` is a number of bytes, pages fill these bytes. Otherwise there are as
-    many pages as are useful, up to a limit: if `kv_cache_bytes` is a share, that share of the free memory; if it is None, DEFAULT_KV_BYTES
-    and this model's share of the free memory. The limit never goes below `least` pages."""
+    many pages as are useful, up to a limit: if `kv_cache_bytes` is a share, that share of the free memory; if it is None, the pages of one
+    sequence of full length or DEFAULT_KV_BYTES, and this model's share of the free memory. If the load names no context either, the rest
+    of the memory beyond DEFAULT_KV_BYTES is left to others by half. The limit never goes below `floor` pages."""
     each = [of.group.bytes_per_page for of in pages]
-    least, most = ([of.least for of in pages], [of.most for of in pages])
-    if load.kv_cache_bytes is None or least == most:
+    floor, least, most = ([of.floor for of in pages], [of.least for of in pages], [of.most for of in pages])
+    if load.kv_cache_bytes is None or not pages:
         shared_bytes = int((room_bytes - load.reserved_bytes) * load.kv_share)
+        if load.max_context is None:
+            shared_bytes = min(shared_bytes, max(DEFAULT_KV_BYTES, room_bytes // 2))
         wanted_bytes = min(_sum(most, each), max(_sum(least, each), DEFAULT_KV_BYTES))
-        return _divided(max(min(wanted_bytes, shared_bytes), _sum(least, each)), each, least, most)
+        return _divided(max(min(wanted_bytes, shared_bytes), _sum(floor, each)), each, (floor, least, most))
     if isinstance(load.kv_cache_bytes, float):
         share_bytes = int((room_bytes - load.reserved_bytes) * load.kv_cache_bytes)
-        return _divided(max(min(_sum(most, each), share_bytes), _sum(least, each)), each, least, most)
+        return _divided(max(min(_sum(most, each), share_bytes), _sum(floor, each)), each, (floor, least, most))
     if load.kv_cache_bytes < 2 * sum(each):
         text = f"kv_cache_bytes is {load.kv_cache_bytes}; expected at least two pages of {sum(each)} bytes"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
-    return _divided(load.kv_cache_bytes, each, least, most)
+    return _divided(load.kv_cache_bytes, each, (floor, least, most))
 
 
-def _divided(num_bytes: int, each: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
+def _divided(num_bytes: int, each: Sequence[int], stages: tuple[list[int], list[int], list[int]]) -> list[int]:
     """Return the number of pages of each group. A page of group i has `each[i]` bytes, and all pages together have at most `num_bytes`.
-    All groups grow in three stages: to two pages, to `least`, to `most`. If the memory does not suffice for a stage, each group gets the
-    same share of the pages that it lacks. Memory that remains after the last stage is divided in proportion to `most`."""
-    counts = [0] * len(each)
-    for target in ([2] * len(each), least, most):
+    All groups grow to two pages, then to the numbers of each stage. If the memory does not suffice for a stage, each group gets the same
+    share of the pages that it lacks. Memory that remains after the last stage is divided in proportion to its numbers."""
+    most = stages[-1]
+    counts, steps = [0] * len(each), most
+    for target in ([2] * len(each), *stages):
         if num_bytes < _sum(target, each):
             steps = [max(0, end - count) for count, end in zip(counts, target, strict=True)]
             break
-        counts, steps = list(target), list(most)
+        counts = target
     room_bytes, step_bytes = num_bytes - _sum(counts, each), max(1, _sum(steps, each))
     return [count + room_bytes * step // step_bytes for count, step in zip(counts, steps, strict=True)]
 

@@ -30,6 +30,7 @@ class TokenizerSource:
 
     def build(self) -> Tokenizer:
         with _refusal(self.path):
+            self._files.tokenizer()  # if the file is missing, it knows which others are there
             return Tokenizer(self._files.contents)
 
     def eos_ids(self) -> tuple[int, ...]:

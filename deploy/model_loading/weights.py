@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from compiler.bind import bind_weights
+from compiler.frontend.errors import ModelError
 from deploy.cache import NOT_CACHED
 from deploy.model_loading.known import carried
 from deploy.model_loading.plan import Planned
@@ -26,7 +27,10 @@ def bind(known: Planned) -> Bound:
     known.progress("pack", 0.0)
     packed = _packed_file(known)
     pack = partial(known.progress, "pack")
-    bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights, packed, pack)
+    try:
+        bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights, packed, pack)
+    except ModelError as error:
+        raise ModelError(f"{known.files.path}: {error}") from error
     return Bound(**carried(known, Planned), packed=packed)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from server.batches.service import Batches
 from server.http.auth import Access
 from server.http.record import RequestRecord
 from server.metrics import Metrics, ModelSeries
@@ -27,6 +28,7 @@ class Caller:
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
+    is_idle: bool = False  # the request is a line of a batch, and takes only what other requests leave
 
     @property
     def quota_key(self) -> str:
@@ -42,6 +44,7 @@ class Caller:
 class Context:
     settings: ServerSettings
     registry: Registry
+    batches: Batches
 
     @property
     def metrics(self) -> Metrics:

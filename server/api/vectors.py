@@ -21,7 +21,7 @@ from server.api.request.schema import EmbeddingBody, Prompts
 from server.api.request.texts import kept_of, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
-from server.messages import Embed, Ready
+from server.messages import IDLE, Embed, Ready
 from server.metrics import ENGINE
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
@@ -126,16 +126,17 @@ async def embed_all(
     nor waits until the queue is empty.
     """
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
-    record = caller(request).record
-    most = min(len(prompts), loaded.admission.max_at_once)
+    who = caller(request)
+    record = who.record
+    most = 1 if who.is_idle else min(len(prompts), loaded.admission.max_at_once)
     try:
-        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, map(len, prompts))), caller(request).quota_key)
+        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, map(len, prompts))), who.quota_key, is_idle=who.is_idle)
     except ApiError as error:
         context.metrics.rejected.labels(*labels, error.kind.code).inc()
         raise
     record.submit(model.spec.name, time.monotonic())
     try:
-        work = _embed_all(prompts, body, loaded, caller(request), context.settings, most, per_token=per_token, seconds=seconds)
+        work = _embed_all(prompts, body, loaded, who, context.settings, most, per_token=per_token, seconds=seconds)
         vectors = await while_connected(request, work)
     finally:
         lease.release()
@@ -162,7 +163,8 @@ async def _embed_all(
 
     async def embed(ids: Sequence[int], second: int | None) -> Vector:
         async with turns:
-            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt(), second)
+            priority = IDLE if who.is_idle else 0
+            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt(), priority, second)
             vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
         if per_token:
             return vector.reshape(len(ids), -1)

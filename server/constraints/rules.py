@@ -50,25 +50,28 @@ class Rules(Matcher):
         return self._bans.restrict_text
 
     def mask(self) -> Mask | None:
-        thinking = self._bans.params.thinking
-        banned = self._completing()
+        banned, closing = self._completing() + self._reopening(), self._closing()
         if len(self._token_ids) < self._bans.params.min_tokens:
             banned += self._bans.ender_ids
-        is_due = thinking is not None and self._thinks_from is not None and len(self._token_ids) - self._thinks_from >= thinking.budget
-        if not banned and not is_due:
+        if not banned and closing is None:
             return self._bans.mask
         mask = np.full(self._bans.num_words, ALL, np.int32) if self._bans.mask is None else self._bans.mask.copy()
         _clear(mask, banned)
-        if thinking is not None and is_due:
-            mask &= only(thinking.close_id, self._bans.num_words)
+        if closing is not None:
+            mask &= only(closing, self._bans.num_words)
         return mask
 
     def advance(self, token_ids: Sequence[int]) -> None:
         thinking = self._bans.params.thinking
         for token_id in token_ids:
             self._token_ids.append(token_id)
-            if thinking is not None and token_id in (thinking.open_id, thinking.close_id):
-                self._thinks_from = len(self._token_ids) if token_id == thinking.open_id else None
+            if thinking is None:
+                continue
+            if self._thinks:
+                self._thinks = token_id != thinking.close_id
+                self._num_thought += self._thinks
+            else:
+                self._thinks = tuple(self._token_ids[-len(thinking.open_ids) :]) == thinking.open_ids
 
     def drop(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` tokens."""
@@ -79,8 +82,24 @@ class Rules(Matcher):
     def _restart(self) -> None:
         thinking = self._bans.params.thinking
         self._token_ids: list[int] = []
-        # index of the first token in the open think block, or None outside of think blocks
-        self._thinks_from = 0 if thinking is not None and thinking.is_open else None
+        self._thinks = thinking is not None and thinking.is_open
+        self._num_thought = 0  # tokens in think blocks
+
+    def _closing(self) -> int | None:
+        """Return the token that must come now, because the thoughts have spent their budget."""
+        thinking = self._bans.params.thinking
+        return thinking.close_id if thinking is not None and self._thinks and self._num_thought >= thinking.budget else None
+
+    def _reopening(self) -> list[int]:
+        """Return the token that would open another think block after the budget is spent. Of several tokens that open a block, it is the
+        second, since a call or the content may begin like the first."""
+        thinking = self._bans.params.thinking
+        if thinking is None or self._thinks or self._num_thought < thinking.budget:
+            return []
+        first, *others = thinking.open_ids
+        if not others:
+            return [first]
+        return [others[0]] if self._token_ids[-1:] == [first] else []
 
     def _completing(self) -> list[int]:
         """Return the tokens that would complete a banned sequence."""

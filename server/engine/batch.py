@@ -38,6 +38,7 @@ class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
+        self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
         # per row: the sequence that its table shows, and the version of that sequence's pages
         self._shown: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
@@ -122,8 +123,9 @@ class BatchBuilder:
         return tuple(places)
 
     def _show(self, seq: Sequence) -> None:
-        for tables, held in zip(self._tables, seq.held.lists, strict=True):
-            row = tables[seq.slot]
-            row[: len(held.pages)] = held.pages
-            row[len(held.pages) :] = 0
+        for tables, num_shown, held in zip(self._tables, self._num_shown, seq.held.lists, strict=True):
+            row, num_pages = tables[seq.slot], len(held.pages)
+            row[:num_pages] = held.pages
+            row[num_pages : num_shown[seq.slot]] = 0
+            num_shown[seq.slot] = num_pages
         self._shown[seq.slot] = seq, seq.held.version

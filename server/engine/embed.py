@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import UNKNOWN_S
 from server.engine.step_model import EmbedModel
-from server.messages import Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
+from server.messages import IDLE, Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class Embedder:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
             self._publish(Failed(embed.request_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message))
             return
-        text = Text(embed, (0, self._num_arrived, 0))
+        text = Text(embed, (embed.priority, self._num_arrived, 0))
         self._num_arrived += 1
         self._texts[embed.request_id] = text
         self._queue.push(text)
@@ -108,6 +108,8 @@ class Embedder:
             self._queue.charge(embed.fairness_key, num_tokens)
             room -= num_tokens
             texts.append(text)
+            if embed.priority == IDLE:
+                break  # a text of a batch runs alone or last, so that the next request waits for one text at most
         return texts
 
 

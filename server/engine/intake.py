@@ -69,6 +69,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
         embed.request_id,
         embed.prompt_ids,
         SamplingParams(max_tokens=0),
+        priority=embed.priority,
         fairness_key=embed.fairness_key,
         cache_salt=embed.cache_salt,
         deadline=embed.deadline,
@@ -80,7 +81,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     request = Request(submit, arrival, embed)
     row = RowState(submit.params, 0, ())
     held = Held.nothing(limits, submit.cache_salt)
-    seq = Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(0, arrival, 0))
+    seq = Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(embed.priority, arrival, 0))
     seq.prompt_vectors = [] if embed.per_token else None
     request.sequences.append(seq)
     return request
@@ -98,7 +99,7 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
         "allowed_token_ids": params.allowed_token_ids,
         "banned_token_ids": params.banned_token_ids,
         "banned_sequences": [*chain.from_iterable(params.banned_sequences)],
-        "thinking": () if params.thinking is None else (params.thinking.open_id, params.thinking.close_id),
+        "thinking": () if params.thinking is None else (*params.thinking.open_ids, params.thinking.close_id),
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():

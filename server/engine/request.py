@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from server.constraints.matcher import Matcher
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
-from server.messages import Embed, FinishReason, Submit, TokenLogprob
+from server.messages import IDLE, Embed, FinishReason, Submit, TokenLogprob
 
 TURN = 32  # tokens that a sequence may generate before other sequences of its key go first
 
@@ -86,6 +86,11 @@ class Sequence:
         if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return len(self.prompt_logprobs) - 1
         return None if self.prompt_vectors is None else len(self.prompt_vectors)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the sequence belongs to a batch, and takes only what others leave."""
+        return self.request.submit.priority == IDLE
 
     @property
     def choosing(self) -> Matcher | None:

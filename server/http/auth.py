@@ -50,6 +50,7 @@ ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes th
     "/api/(pull|delete)",
 )
 ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
+INWARD = "relaxserve.inward"  # of a scope: the request comes from a batch of this server, and the value is its `Passed`
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
 # Types of bodies for Ollama's administration, since its clients send JSON without saying so. An HTML form cannot send JSON as either type,
 # and browsers name the origin of a script's request.

@@ -26,7 +26,7 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import FORM, Access, Guard
+from server.http.auth import FORM, INWARD, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
@@ -36,6 +36,7 @@ from server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 QUIET = frozenset({*(path.decode() for path in PROBES), "/metrics"})  # paths that are requested every few seconds
+UPLOADS = ("POST", "/v1/files")  # its bodies are read by the endpoint, which writes them to the disk
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
 
@@ -84,13 +85,23 @@ class Gateway:
             scope["relaxserve.error_shape"] = self._error_shapes[root]
         try:
             try:
-                passed = self._guard.check(scope["method"], scope["path"], headers)
+                inward: Passed | None = scope.get(INWARD)
+                passed = inward or self._guard.check(scope["method"], scope["path"], headers)
                 # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
-                body = b"" if passed.access is Access.OPEN else await self._read_body(headers, receive)
+                is_upload = (scope["method"], scope["path"]) == UPLOADS
+                body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
                 record.key = passed.key_name
                 scope["relaxserve.caller"] = Caller(
-                    request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant, passed.is_admin
+                    request_id,
+                    passed.key_digest,
+                    passed.access,
+                    began_s,
+                    len(body),
+                    record,
+                    passed.tenant,
+                    passed.is_admin,
+                    inward is not None,
                 )
                 if headers.get("content-type", "").startswith(FORM):
                     # no endpoint takes a form, and `curl -d` declares one whatever it sends; without a type, the body is read as JSON
@@ -98,7 +109,7 @@ class Gateway:
                 if scope["method"] == "HEAD":
                     await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
                 else:
-                    await self._app(scope, _replay(body, receive), send_with_headers)
+                    await self._app(scope, receive if is_upload else _replay(body, receive), send_with_headers)
             except ApiError as error:
                 if status:
                     raise  # too late for an error response; the stream has sent its own error

@@ -32,12 +32,18 @@ class Admission:
         self.num_queued_tokens = 0
         self.held: Counter[str] = Counter()  # sequences of each key
         self.constraints: dict[str, Counter[Constraint]] = {}  # by key: its running and waiting requests with each constraint
+        self._idle: Admission | None = None  # counts the sequences of batches, which take no place of others
         self._pace_s = FIRST_GUESS_S  # estimated seconds between completions while the model is full
         self._full_since: float | None = None  # time of the last completion, or time when the model became full; None: not full
 
-    def admit(self, num_sequences: int, num_tokens: int, key: str = "", constraint: Constraint | None = None) -> Lease:
+    def admit(
+        self, num_sequences: int, num_tokens: int, key: str = "", constraint: Constraint | None = None, *, is_idle: bool = False
+    ) -> Lease:
         """Admit a request. If the queue has no room, raise QUEUE_FULL with the time after which to retry. A request is always admitted if
-        no other request is, because otherwise a retry could never succeed. `key` identifies the API key, on a server that has keys."""
+        no other request is, because otherwise a retry could never succeed. `key` identifies the API key, on a server that has keys.
+        Requests of batches are counted apart if `is_idle`."""
+        if is_idle:
+            return self._of_batches.admit(num_sequences, num_tokens, key, constraint)
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
             self._check_share(key, num_sequences)
         if key and constraint is not None:
@@ -62,6 +68,18 @@ class Admission:
         if self._full_since is None and self.num_sequences >= self.max_running:
             self._full_since = time.monotonic()
         return Lease(self, num_sequences, num_tokens, key, constraint)
+
+    @property
+    def _of_batches(self) -> Admission:
+        if self._idle is None:
+            self._idle = Admission(
+                self.model,
+                max_running=self.max_running,
+                max_queued=0,
+                max_queued_tokens=self.max_queued_tokens,
+                max_constraints=self.max_constraints,
+            )
+        return self._idle
 
     def _check_share(self, key: str, num_sequences: int) -> None:
         """Raise KEY_QUOTA if a key would hold more than KEY_SHARE times the places that are free then. So a key alone may hold most places,

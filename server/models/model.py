@@ -11,12 +11,13 @@ from typing import Protocol
 
 from typing_extensions import TypedDict
 
-from server.interfaces import CachedModel, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
+from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
 from server.models.operations import Operation
 from server.models.processes import usage_of
+from server.models.prompts import LatestPrompts
 from server.models.state import ModelSpec
 from server.text.dialects.dialect import Dialect
 
@@ -74,6 +75,14 @@ class CompileCache(Protocol):
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 
+def sampling_of(defaults: GenerationDefaults) -> dict[str, float]:
+    """Return the sampling parameters that a model's files recommend. Files that recommend no sampling ask for the most probable token."""
+    found = {name: getattr(defaults, name) for name in NEUTRAL}
+    if defaults.do_sample is False:
+        found["temperature"] = 0.0
+    return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Loaded:
     """The objects that exist once a model is ready."""
@@ -84,13 +93,12 @@ class Loaded:
     dialect: Dialect
     admission: Admission
     renderer: Renderer | None  # renders the chat template; None if there is no template
+    prompts: LatestPrompts = field(default_factory=LatestPrompts)
 
     @property
     def sampling(self) -> dict[str, float]:
         """The sampling parameters of requests that set none."""
-        defaults = self.tokenizer.generation_defaults
-        found = {name: getattr(defaults, name) for name in NEUTRAL}
-        return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
+        return sampling_of(self.tokenizer.generation_defaults)
 
     @property
     def sampling_note(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from pathlib import Path
 
 from runtime.split_files import stem_of
 from server.errors import INVALID_SOURCE, ApiError
+from server.models.state import NAME
 from server.settings import ServerSettings
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # may end with a colon and the end of a file name
+CACHED = re.compile(r"/models--[^/]+?--([^/]+?)(?:/snapshots(?:/[^/]+)?)?/?$")  # a repository in the hub's cache
 
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
@@ -33,7 +36,7 @@ def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -
     if not path.is_relative_to(root):
         raise _invalid(source, "lies outside the model root; expected a path below it")
     if exists and path != root:
-        return str(path)
+        return str(settled(root / source))
     may_be_downloaded = source in names or is_hub_id(source)
     if settings.allow_hub and may_be_downloaded:
         return source
@@ -51,13 +54,27 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def settled(path: Path) -> Path:
+    """Return a path whose folders are no symbolic links. A link to a file keeps its name: the hub's cache stores files by their digests,
+    and the parts of a split file are found by their names."""
+    return real(path) if path.is_dir() else real(path.parent) / path.name
+
+
 def names_of(source: str) -> tuple[str, tuple[str, ...]]:
     """Return the default name of a source, and its aliases. A GGUF file is called by its name without the suffix and the number of a part,
-    because users call models so; the whole name of the file is an alias."""
+    because users call models so; the whole name of the file is an alias. A folder of the hub's cache is called by its repository."""
     file = source.rstrip("/").rpartition("/")[2]
+    if (found := CACHED.search(source)) is not None:
+        return _plain(found[1]), ()
     if not file.endswith(GGUF):
-        return file, ()
-    return stem_of(file), (file,)
+        return _plain(file), ()
+    return _plain(stem_of(file)), (file,) if re.fullmatch(NAME, file) else ()
+
+
+def _plain(name: str) -> str:
+    """Return a name that requests can use, if any letter or digit is left: accents are dropped, and other characters become hyphens."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._:-]+", "-", plain).strip("-._:") or name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +114,7 @@ def offered(settings: ServerSettings) -> list[Offer]:
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
     states = [file.stat() for file in files]
     return Offer(
-        str(path.relative_to(root)), str(real(path)), sum(state.st_size for state in states), max(state.st_mtime for state in states)
+        str(path.relative_to(root)), str(settled(path)), sum(state.st_size for state in states), max(state.st_mtime for state in states)
     )
 
 

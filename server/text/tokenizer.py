@@ -9,12 +9,15 @@ from typing import Any
 
 import tokenizers
 
+from runtime.files import AGAIN
 from server.text.pairs import PairTemplate
 from server.text.templates.outside import OutsideTemplate
 from server.text.templates.template import TemplateError
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
+# Values of recommended parameters, from the least to the largest. A repetition penalty divides logits.
+RANGES = {"temperature": (0, 100), "top_p": (0, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "repetition_penalty": (0.01, 100)}
 UNHEARD_OF = "\U0010fffd \U0010fffc"  # a text that no vocabulary contains
 
 
@@ -119,12 +122,12 @@ def _load_tokenizer(files: TokenizerFiles) -> tokenizers.Tokenizer:
         tokenizer.encode(UNHEARD_OF)  # some tokenizers need a token for unknown text and have none
         return tokenizer
     except Exception as error:  # the package raises bare Exception
-        raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
+        raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
     except BaseException as error:
         # A Rust panic is a BaseException whose class is not importable.
         if type(error).__name__ != "PanicException":
             raise
-        raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
+        raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
 
 
 def _max_context(files: TokenizerFiles) -> int | None:
@@ -150,9 +153,10 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
         elif field.name in ("top_k", "max_new_tokens"):
             fits, expected = type(value) is int and value >= 0, "a non-negative integer"
         else:
-            fits, expected = type(value) in (int, float) and 0 <= value < float("inf"), "a non-negative number"
+            least, most = RANGES[field.name]
+            fits, expected = type(value) in (int, float) and least <= value <= most, f"a number from {least:g} to {most:g}"
         if not fits:
-            raise ModelFilesError(f"{field.name} in generation_config.json is {value!r}, expected {expected}")
+            raise ModelFilesError(f"{field.name} in generation_config.json is {value!r}, expected {expected}; correct or remove it")
         values[field.name] = value
     return GenerationDefaults(**values)
 

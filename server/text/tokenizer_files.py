@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from runtime.files import regular
+from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
 
 T = TypeVar("T")
 TOKENIZER = "tokenizer.json"
@@ -31,6 +32,8 @@ FILES = (
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
 )
+# Files from which transformers can make a tokenizer.json. They do not say how a text is split into words.
+OTHERS = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
 MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -59,17 +62,20 @@ class _Vocabulary(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     contents: Mapping[str, bytes]  # by the names in FILES; only tokenizer.json is required
+    others: tuple[str, ...] = ()  # names of files in formats of other tokenizers
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:
-        return cls({name: _read(file) for name in FILES if (file := Path(path) / name).exists()})
+        contents = {name: _read(file) for name in FILES if lexists(file := Path(path) / name)}
+        return cls(contents, tuple(name for name in OTHERS if (Path(path) / name).exists()))
 
     def tokenizer(self) -> bytes:
         """Return the content of tokenizer.json."""
         if TOKENIZER not in self.contents:
+            beside = f", and {' and '.join(self.others)} cannot replace it" if self.others else ""
             raise ModelFilesError(
-                "tokenizer.json is missing. A model that has only tokenizer.model or vocab.txt is converted once by "
-                "transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+                f"tokenizer.json is missing{beside}. Download it, or let transformers write it once: "
+                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
         return self.contents[TOKENIZER]
 
@@ -85,7 +91,7 @@ class TokenizerFiles:
         try:
             value = json.loads(self.contents[name])
         except (ValueError, RecursionError) as error:
-            raise ModelFilesError(f"{name} is not JSON: {error}") from error
+            raise ModelFilesError(f"{name} is not JSON: {error}; {AGAIN}") from error
         if not isinstance(value, dict):
             raise ModelFilesError(f"{name} holds a {type(value).__name__}, expected an object")
         return value
@@ -133,16 +139,19 @@ class TokenizerFiles:
         try:
             return msgspec.json.decode(self.tokenizer(), type=type_)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
+            raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
 
 
 def _read(file: Path) -> bytes:
     try:
         if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
             raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
-        return file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise ModelFilesError(f"{file.name} cannot be read: {error.strerror}") from error
+    if found := stand_in(content[:STAND_IN_BYTES]):
+        raise ModelFilesError(f"{file.name} {found}")
+    return content
 
 
 def _is_unicode(text: str) -> bool:

@@ -284,7 +284,7 @@ class Supervisor:
                         self._watchdog.expect(0.0)
                         self._worker, self.card = worker, message.card
                         self._ready_s = time.monotonic()
-                        self._load = msgspec.structs.replace(self._load, restart=True)
+                        self._load = msgspec.structs.replace(self._load, restart=True, least_context=message.max_context)
                         return message
                     case LoadFailed():
                         raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)

@@ -46,6 +46,7 @@ class NullState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NullDefaults:
+    do_sample: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

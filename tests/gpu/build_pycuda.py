@@ -32,7 +32,7 @@ CUDA_ENABLE_GL = False
 CUDA_TRACE = False
 USE_SHIPPED_BOOST = True
 BOOST_INC_DIR = BOOST_LIB_DIR = BOOST_PYTHON_LIBNAME = BOOST_THREAD_LIBNAME = []
-CXXFLAGS = ["-O0", "-w"]
+CXXFLAGS = ["-O0", "-w", "-g0"]
 LDFLAGS = []
 """
 
@@ -40,17 +40,24 @@ LDFLAGS = []
 CHECK = ("--require-hashes", "--only-binary", ":all:", "-c", ROOT / "constraints.txt")
 
 
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *map(str, arguments)]
+def pip(*arguments: str | Path, python: str = sys.executable) -> None:
+    """Run this environment's pip in the environment of another interpreter."""
+    command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "-q", *map(str, arguments)]
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def install(folder: Path) -> None:
-    # Build the only source with numpy and setuptools of this environment, whose hashes were checked.
-    pip("download", *CHECK, "--no-deps", "--no-binary", "pycuda", "--no-build-isolation", "-d", folder, "pycuda")
+    pip("install", *CHECK, *NEEDED)
+    pip("install", "--no-index", "--no-deps", wheel(folder))
+
+
+def wheel(folder: Path, python: str = sys.executable) -> Path:
+    """Build pycuda in a folder for an interpreter, with numpy and setuptools of its environment, whose hashes were checked. Return the
+    wheel; the source lies in the folder, too."""
+    pip("download", *CHECK, "--no-deps", "--no-binary", "pycuda", "--no-build-isolation", "-d", folder, "pycuda", python=python)
     pip("download", *CHECK, "--no-deps", "-d", folder, *HEADERS)
-    for wheel in folder.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(folder / "headers")
+    for headers in folder.glob("*.whl"):
+        zipfile.ZipFile(headers).extractall(folder / "headers")
     with tarfile.open(next(folder.glob("pycuda-*.tar.gz"))) as source:
         source.extractall(folder / "source", filter="data")
     tree = next((folder / "source").iterdir())
@@ -59,9 +66,8 @@ def install(folder: Path) -> None:
     build(libraries)
     (libraries / "libcuda.so").symlink_to("libcuda.so.1")
     (tree / "siteconf.py").write_text(SETTINGS.format(root=str(root), libraries=str(libraries)))
-    pip("install", *CHECK, *NEEDED)
-    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder / "built", tree)
-    pip("install", "--no-index", "--no-deps", next((folder / "built").glob("*.whl")))
+    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder / "built", tree, python=python)
+    return next((folder / "built").glob("*.whl"))
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from deploy.bench.measure import Figure, report
+from server.settings import SettingsError
 from tests.lab.reporting.chart import CHART, STEPS, comparisons, drawn
+from tests.lab.reporting.day import read_day
 from tests.lab.reporting.record import Record, read_all
 from tests.lab.reporting.report import FILE, MOST_ROWS, PAGES, TERMS, pages
 
@@ -167,3 +169,38 @@ def test_the_chart_is_valid_xml_with_bars_to_scale(capsys):
     assert len(bars) == 10 and bars[0] == 2.5 * bars[1]
     assert "100 (2.50x)" in {text.text for text in root.findall("{*}text")}
     assert ElementTree.fromstring(drawn([])).findall("{*}rect") == []
+
+
+def day(folder, *, is_rehearsal=False, steps=None):
+    """Write the lines of a day with a card."""
+    told = {"machine": "A Processor, a GPU", "date": "2026-01-02", "commit": "abc", "is_rehearsal": is_rehearsal}
+    found = {
+        "machine": [told],
+        "rows": [],
+        "shape bf16": [{"copies_bytes_per_s": 3e12}, {"step": "decode 1 x 1024", "share_of_copies": 0.875, "kernels": [{"seconds": 1.0}]}],
+    }
+    lines = [
+        {"step": name, "outcome": "passed", "status": 0, "seconds": 2.5, "said": "6 passed" if name == "rows" else "", "found": rows}
+        for name, rows in (steps or found).items()
+    ]
+    lines.append({"step": "torn", "outcome": "died", "status": -11, "seconds": 1.0, "said": "", "found": []})
+    file = folder / "day.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_the_lines_of_a_day_with_a_card_become_a_record(results, tmp_path):
+    kept = read_day(day(tmp_path)).keep()
+    assert kept == results / "a-processor-a-gpu" / "cuda-day.json"
+    text = written(read_all())
+    assert f"## cuda-day\n\n{TERMS['cuda_day']}" in text
+    assert "| rows | passed | 2.5 | 6 passed |" in text and "| torn | died | 1 |  |" in text
+    assert "**shape bf16**: `python -m tests.lab cuda-day`, 2026-01-02, commit abc." in text
+    assert "| decode 1 x 1024 | 0.875 |" in text
+
+
+def test_lines_of_a_rehearsal_or_of_no_machine_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match=r"day.jsonl is of a rehearsal on a card in software.* name the lines of a visit"):
+        read_day(day(tmp_path, is_rehearsal=True))
+    with pytest.raises(SettingsError, match=r"day.jsonl has no result of the step 'machine'.* run the day again"):
+        read_day(day(tmp_path, steps={"rows": []}))

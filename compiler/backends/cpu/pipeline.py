@@ -11,21 +11,18 @@ from compiler.backends.cpu.passes.spread_rows import spread_rows
 from compiler.backends.cpu.schedule.rules import schedule
 from compiler.backends.pipeline import pipeline_of
 from compiler.ir.numbers import Kind
-from compiler.machine.formats import PANEL_IQ4
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.pack_operands import PackOperands
 from compiler.passes.round_operands import RoundOperands
-from compiler.passes.widen_tables import widen_tables
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     tiles = product_tiles(target)
     return pipeline_of(
         operators=[
-            *([] if any(tile.format is PANEL_IQ4 for tile in tiles.integers) else [widen_tables]),
-            *([IntegerProducts(tiles)] if tiles.integers else []),
+            IntegerProducts(tiles),
             *([RoundOperands(frozenset([Kind.E4M3] if tiles.scaled else []))] if tiles.pairs else []),
         ],
         nests=[

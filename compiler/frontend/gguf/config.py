@@ -132,11 +132,12 @@ def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any]
             "attention_factor": metadata.get("rope.scaling.attn_factor"),
             "original_max_position_embeddings": metadata.get("rope.scaling.original_context_length"),
         }
-    kind = metadata.get("rope.scaling.type", "none")
-    if kind == "none":
+    factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear"))  # the second key is that of older files
+    kind = metadata.get("rope.scaling.type", "none" if factor is None else "linear")
+    if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return None
     if kind != "yarn":
-        return {"rope_type": kind, "factor": metadata.get("rope.scaling.factor")}
+        return {"rope_type": kind, "factor": factor}
     if (mix := metadata.get("rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
         raise ModelError(
             f"{file.path.name}: rope.scaling.yarn_ext_factor is {mix!r}, expected 1: other mixes of scalings are not supported"

@@ -202,7 +202,7 @@ class _Cursor:
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
     if (magic := cursor.take(4)) != MAGIC:
-        raise DamagedFile(f"{cursor.name} begins with {magic!r}, expected {MAGIC!r}")
+        raise DamagedFile(f"{cursor.name} is no GGUF file: it begins with {magic!r}, expected {MAGIC!r}")
     version = cursor.number(4)
     if version not in (2, 3):
         what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version}"

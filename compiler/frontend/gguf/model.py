@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.errors import DamagedFile, UnknownModel
+from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, num_ahead, read_config, read_embedding
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.quantized.held import Form, form_of_blocks, is_held
@@ -42,6 +42,15 @@ COMMON_LAYER_NAMES = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+# What a file contains in place of a model, by its `general.type` or, in older files, `general.architecture`, and what to do about it.
+MODELS_OWN = "load the file of the model itself"
+OTHERS = {
+    "adapter": "an adapter (LoRA), and adapters are not supported: merge it into its model with llama.cpp's llama-export-lora",
+    "mmproj": f"the image encoder of a model; {MODELS_OWN}, which answers texts",
+    "clip": f"the image encoder of a model; {MODELS_OWN}, which answers texts",
+    "imatrix": f"an importance matrix, from which a quantiser reads what matters; {MODELS_OWN}",
+    "controlvector": f"a control vector, which changes the answers of a model; {MODELS_OWN}",
+}
 STACKED, GATE_UP = "attn_qkv", "ffn_gate_up_exps"
 UNSHIFTED = ".ssm_norm."  # norms to whose weights converters add nothing
 
@@ -62,6 +71,7 @@ class GgufModel:
 
     def __init__(self, path: str | Path) -> None:
         self.file = GgufFile(path)
+        _require_model(self.file)
         if (found := gguf_family(self.file.metadata)) is None:
             name = self.file.metadata.get("general.architecture")
             known = f"known are {', '.join(GGUF_FAMILIES)}. Encoders are read from their safetensors files"
@@ -196,6 +206,15 @@ class GgufModel:
         num_rows = len(range(*part.rows.indices(tensor.shape[axis])))
         shape = (*tensor.shape[:axis], num_rows, *tensor.shape[axis + 1 :])
         return TensorInfo(shape, dtype, tensor.num_bytes * num_rows // tensor.shape[axis])
+
+
+def _require_model(file: GgufFile) -> None:
+    """Raise ModelError if a file has something else than the weights of a model."""
+    kind, architecture = file.metadata.get("general.type", "model"), file.metadata.get("general.architecture")
+    if (other := OTHERS.get(str(kind)) or OTHERS.get(str(architecture))) is not None:
+        raise ModelError(f"{file.path.name} is {other}")
+    if not file.tensors and "tokenizer.ggml.model" in file.metadata:
+        raise ModelError(f"{file.path.name} has no tensors, only a vocabulary; take the file with the model's weights")
 
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:

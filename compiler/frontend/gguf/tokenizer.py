@@ -81,6 +81,10 @@ ROLES = {
 }
 
 
+TEMPLATE = "tokenizer.chat_template"
+# Tokens with which chat templates end a turn. Many files state only the token that ends a text.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
 SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -102,9 +106,8 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     except Exception as error:  # the package raises bare Exception for invalid input
         raise DamagedFile(f"tokenizer.ggml does not describe a valid tokenizer: {error}") from error
     config: dict[str, Any] = {role: vocabulary.tokens[id] for role in ROLES if (id := vocabulary.role_id(role)) is not None}
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        config["chat_template"] = template
+    if (templates := _templates(metadata)) is not None:
+        config["chat_template"] = templates
     generation = {"eos_token_id": vocabulary.end_ids(), **_sampling(metadata)}
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return {
@@ -113,6 +116,14 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         "tokenizer_config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),
     }
+
+
+def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
+    """Return the chat template, or templates by name, as tokenizer_config.json has them."""
+    default, tool_use = (metadata.get(name) for name in (TEMPLATE, f"{TEMPLATE}.tool_use"))
+    if not isinstance(default, str) or not isinstance(tool_use, str):
+        return default if isinstance(default, str) else None
+    return [{"name": name, "template": template} for name, template in (("default", default), ("tool_use", tool_use))]
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +194,14 @@ class _Vocabulary:
 
     def end_ids(self) -> tuple[int, ...]:
         ends = [self.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-        return tuple(sorted({id for id in ends if id is not None}))
+        return tuple(sorted({id for id in (*ends, self._turn_end()) if id is not None}))
+
+    def _turn_end(self) -> int | None:
+        """Return the token with which the chat template ends a turn, if the file does not state it."""
+        template = self._metadata.get(TEMPLATE)
+        if self.get("eot_token_id") is not None or not isinstance(template, str) or HARMONY_END in self.ids:
+            return None
+        return next((id for text in TURN_ENDS if text in template and (id := self.ids.get(text)) is not None), None)
 
     def role_id(self, role: str) -> int | None:
         return self.token_id(ROLES[role])

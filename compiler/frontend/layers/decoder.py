@@ -314,6 +314,7 @@ def mix(layer: Layer, q: Var) -> Var:
         window=window,
         softcap=c.attention_softcap or 0.0,
         value_size=layer.heads.value_size or 0,
+        exact=not net.rounds,
     )
 
 

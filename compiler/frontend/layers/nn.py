@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.errors import ConfigError
+from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import ORDER, UNIT, Form, Offset
 from compiler.ir.blocks import NUMBERS
 from compiler.ir.dims import Dim, DimLike
@@ -59,11 +60,6 @@ class WeightFormat:
         """The type of scales. With 4 bits, the size of scales matters. Rounding the scales costs no accuracy, since numbers are quantised
         with the rounded scale."""
         return "bf16" if self.bits == 4 else "f32"
-
-    @property
-    def tolerates(self) -> str | None:
-        """The type to which inputs of a product may be rounded."""
-        return "bf16" if self.bits == 16 else "i8" if self.fast else None
 
     @staticmethod
     def parse(text: str) -> WeightFormat:
@@ -115,6 +111,7 @@ class Net:
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
     prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
+    numerics: Numerics = Numerics.AUTO
     # If given, it collects the sum over all rows of the squares of each input, by the names of the matrices that read the input.
     squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
@@ -129,6 +126,16 @@ class Net:
             with self.builder.dataflow():
                 yield
             params.extend(self.weights.values())
+
+    @property
+    def rounds(self) -> bool:
+        """Whether machines may round operands of products to bf16."""
+        integers = any(form.kind is not Kind.E4M3 for form in self.forms.values())
+        return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
+
+    def tolerates(self, format: WeightFormat) -> str | None:
+        """Return the type to which machines may round the inputs of a product."""
+        return "i8" if format.fast else "bf16" if self.rounds and format.bits <= 16 else None
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -246,7 +253,9 @@ class Net:
         if forms != {None}:
             w = self.held([f"{n}.weight" for n in names], [(s, in_size) for s in sizes])
         else:
-            w = self.stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
+            matrices = [self.weight(f"{n}.weight", s, in_size) for n, s in pairs]
+            types = {matrix.type.dtype for matrix in matrices if isinstance(matrix.type, TensorType)}
+            w = self.stacked(matrices if len(types) == 1 else [self.as_f32(matrix) for matrix in matrices])
         return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
@@ -255,10 +264,9 @@ class Net:
         format = format or self.format
         if self._is_decoded(w):
             x = self.call(TAKE, x, self._orders[w], axis=1) if w in self._orders else x
-            tolerates = {"tolerates": format.tolerates} if self._decoded[w] is Kind.E4M3 else {}
-            return self.call(LINEAR, x, w, *([] if bias is None else [bias]), **tolerates)
+            return self.call(LINEAR, x, w, *([] if bias is None else [bias]), tolerates=self.tolerates(format))
         operands = (x, self._held(w, format), *([] if bias is None else [bias]))
-        return self.call(LINEAR, *operands, tolerates=format.tolerates)
+        return self.call(LINEAR, *operands, tolerates=self.tolerates(format))
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
         """Multiply each row by the matrix of its expert. `name` is the name of the tensor that joins the matrices of all experts."""
@@ -273,8 +281,7 @@ class Net:
         """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
-        rounds = not decoded or self._decoded[w] is Kind.E4M3
-        return self.call(EXPERT_LINEAR, *operands, tolerates=self.format.tolerates if rounds else None)
+        return self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format))
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)

@@ -52,3 +52,4 @@ class Attention:
     softcap: float = 0.0
     sinks: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads]
     bias: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads, 2 * m + 1]
+    exact: bool = False  # whether a schedule must not round queries and weights to bf16

@@ -15,7 +15,7 @@ from compiler.llvm.ssa import Code, fence, in_register, splat, vec
 from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4, THIRDS
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines, prefetch_twice
 from compiler.machine.intrinsics.product import ProductOp
-from compiler.machine.product_steps import avx2, avx512, neon, wasm
+from compiler.machine.product_steps import avx2, avx512, neon, portable, wasm
 from compiler.machine.product_steps.step import LARGEST, Parts, Step
 from compiler.machine.target import LINE_BYTES, Target
 
@@ -36,8 +36,9 @@ _BYTES = (
     avx2.SIGNED_BY_SMALL,
     wasm.SIGNED_BY_SMALL,
     wasm.WIDE_BY_SMALL,
+    portable.SIGNED_BY_SMALL,
 )
-_WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED, wasm.WORDS_BY_UNSIGNED)
+_WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED, wasm.WORDS_BY_UNSIGNED, portable.WORDS_BY_UNSIGNED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 Token `t` is at position `positions[t]` of sequence `seq_ids[t]`. It attends to all positions of its sequence up to its own position; with a
 window, only to the last `window` of those positions. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache
 has only keys, and a value is the first `value_size` elements of its key.
+
+Over pages of bf16, a back end may round queries and weights to bf16, to multiply them by its own units. If the attribute `exact` is true,
+it must not.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from compiler.ops.attention.dense import check_attributes, heads_share
 from compiler.ops.attention.kv_cache import PAGE, TOKENS, cache_operand, check_layer, check_per_token, layer_operand, scales_operand
 from compiler.ops.broadcast import output
 from compiler.ops.indices import Extent, checked, clamped
-from compiler.ops.operands import agree, float_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
 
@@ -67,6 +70,7 @@ def _attention_node(operands: Operands) -> Nest:
         window=int_attr(attrs, "window"),
         softcap=float_attr(attrs, "softcap"),
         sinks=sinks,
+        exact=bool_attr(attrs, "exact"),
     )
     tokens, heads, size = q.shape
     in_pages = cache.shape[0], Dim.of(1 if attrs["value_size"] else 2), *cache.shape[2:4]
@@ -90,6 +94,7 @@ def _attention_numpy(
     window: int,
     softcap: float,
     value_size: int,
+    exact: bool,
 ) -> Any:
     scales, *rest = extras if cache.dtype == np.int8 else (None, *extras)
     sinks = rest[0] if rest else None
@@ -124,7 +129,7 @@ PAGED_ATTENTION = define(
     _attention_type,
     _attention_numpy,
     _attention_node,
-    {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0},
+    {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0, "exact": False},
     relations=lambda args, _: heads_share(args[0], args[1], 3),
     indices={
         "page_tables": clamped(Extent("cache", 2), ahead=True),

@@ -99,9 +99,9 @@ def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 def _num_planes(attrs: Attrs) -> int:
     bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
-    if held not in (I8, I16) or bits < 8 * held.num_bytes:
-        raise AnnotationError(f"attribute dtype is {held}, expected i8{' or i16' if bits == 16 else ''} for {bits} bits")
-    return bits // (8 * held.num_bytes)
+    if held not in (I8, I16):
+        raise AnnotationError(f"attribute dtype is {held}, expected i8 or i16")
+    return max(1, bits // (8 * held.num_bytes))
 
 
 def _rows_nest(operands: Operands) -> Nest:
@@ -139,7 +139,7 @@ def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool) -> Any
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
     steps, scale = _steps(grouped, LARGEST[bits])
     held, v = DType(dtype), np.rint(steps).astype(np.int32)
-    planes = np.stack([v] if bits == 8 * held.num_bytes else _planes(v), -3)
+    planes = np.stack([v] if bits <= 8 * held.num_bytes else _planes(v), -3)
     q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])
     found = q, scale[..., 0], planes.sum(-1, dtype=np.int32)
     return (*found, found[1] * v.sum(-1, dtype=np.int32).astype(np.float32)) if sums else found

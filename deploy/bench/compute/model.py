@@ -97,39 +97,45 @@ class Model:
         kv_dtype: DType = DType.BF16,
         target: Target | None = None,
         device: str = CPU,
+        bounds: StepBounds | None = None,
     ) -> None:
+        """`bounds` are those of the steps that will run; by default, those of `works`."""
+        self.config = config
+        self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
+        longest = max(CONTEXTS) + PAGE_SIZE if bounds is None else bounds.max_context
+        bounds = bounds or StepBounds(max(PREFILLS), max(BATCHES), max(self.contexts) + PAGE_SIZE)
+        pages = 1 + bounds.max_seqs * (longest // PAGE_SIZE)
         if quantize == FP8:
-            self._build(config, fp8_model(config), AS_STORED, threads, kv_dtype, target, device)
+            self._build(fp8_model(config), AS_STORED, threads, kv_dtype, target, device, bounds, pages)
             return
         if quantize != Q4_K_M.lower():
-            self._build(config, RandomWeights(shapes_of(config)), WeightFormat.parse(quantize), threads, kv_dtype, target, device)
+            source = RandomWeights(shapes_of(config))
+            self._build(source, WeightFormat.parse(quantize), threads, kv_dtype, target, device, bounds, pages)
             return
         with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
             write_gguf(path := Path(folder) / "model.gguf", config, RandomWeights(shapes_of(config)), Q4_K_M)
-            self._build(config, HeldWeights(GgufModel(path)), AS_STORED, threads, kv_dtype, target, device)
+            self._build(HeldWeights(GgufModel(path)), AS_STORED, threads, kv_dtype, target, device, bounds, pages)
 
     def _build(
         self,
-        config: ModelConfig,
         source: WeightSource,
         format: WeightFormat,
         threads: int | None,
         kv_dtype: DType,
         target: Target | None,
         device: str,
+        bounds: StepBounds,
+        pages: int,
     ) -> None:
-        self.config = config
-        self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
-        bounds = StepBounds(max(PREFILLS), max(BATCHES), max(self.contexts) + PAGE_SIZE)
+        config = self.config
         self.module = build_step(config, dtypes_of(source), bounds, kv_dtype, format, forms=forms_of(source.tensors))
         self.options = Options(target or host())
         self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True, device_number=number_of(device))
         self.weights = bind_weights(self.session, self.executable, ENTRY, source)
         self.groups = groups_of(config, kv_dtype, bounds.max_context)
-        pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
         self.pages = min(pages, 1 + (4 << 30) // sum(group.bytes_per_page for group in self.groups if not group.keeps_states))
-        counts = [1 + max(BATCHES) if group.keeps_states else self.pages for group in self.groups]
+        counts = [1 + bounds.max_seqs if group.keeps_states else self.pages for group in self.groups]
         counted = zip(counts, self.groups, strict=True)
         limits = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for count, group in counted)
         self.limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, limits)

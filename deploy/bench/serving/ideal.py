@@ -16,7 +16,7 @@ from deploy.model_loading.costs import step_of
 from deploy.model_loading.serving import CompiledModel
 from server.engine.step_model import StepBatch
 
-NUM_PROMPT = NUM_NEW = 128  # tokens in each client's prompt; new tokens of each client
+LENGTH = 128  # tokens in each client's prompt, and new tokens of each client, unless an option says otherwise
 
 
 @dataclass(slots=True)
@@ -42,14 +42,14 @@ class Ideal:
         self._num_done = self._num_tokens = 0  # steps and tokens so far
 
     @staticmethod
-    def of_clients(model: CompiledModel, num_clients: int) -> Ideal:
+    def of_clients(model: CompiledModel, num_clients: int, length: int = LENGTH) -> Ideal:
         limits = model.limits
-        together = max(1, min(num_clients, limits.max_tokens // NUM_PROMPT))
+        together = max(1, min(num_clients, limits.max_tokens // length))
         counts = [min(together, num_clients - first) for first in range(0, num_clients, together)]
-        contexts = range(NUM_PROMPT + 1, NUM_PROMPT + NUM_NEW)
+        contexts = range(length + 1, 2 * length)
         return Ideal(
             model,
-            [step_of(limits, num_seqs=count, num_each=NUM_PROMPT, context=NUM_PROMPT) for count in counts],
+            [step_of(limits, num_seqs=count, num_each=length, context=length) for count in counts],
             [step_of(limits, num_seqs=num_clients, num_each=1, context=context) for context in contexts],
         )
 

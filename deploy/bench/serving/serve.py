@@ -1,7 +1,7 @@
 """`relaxserve bench serve`: throughput and latency for one client and for several clients of a model, and the time of a step outside
 kernels.
 
-    clients N   N clients at once, each with a prompt of 128 random tokens and 128 new tokens
+    clients N   N clients at once, each with a prompt of 128 random tokens and 128 new tokens; `--length` replaces both numbers
     prefix      two prompts, one after the other, that share their first 1,000 tokens
     arrival     a prompt of 2,000 tokens that arrives while 16 streams decode
     burst N     N clients at once, as the first requests after a start; a second burst; then 2 N clients that arrive at random, at
@@ -27,10 +27,11 @@ from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
-from deploy.bench.serving.ideal import NUM_NEW, NUM_PROMPT, Ideal, Took
+from deploy.bench.serving.ideal import LENGTH, Ideal, Took
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
+from runtime.device.registry import CPU
 from server.engine.step_model import StepLimits
 from server.messages import MAX_GAP_MS, Load
 from server.models.state import ModelSpec
@@ -50,12 +51,13 @@ class Texts:
     """Random prompts. The same number always gives the same prompt, and no two prompts share a prefix."""
 
     vocab_size: int
+    length: int = LENGTH  # tokens of a client's prompt, and new tokens
 
     def make(self, number: int, length: int) -> tuple[int, ...]:
         return tuple(np.random.default_rng(number).integers(3, self.vocab_size, length).tolist())
 
-    def several(self, number: int, count: int, num_new: int = NUM_NEW) -> list[Prompt]:
-        return [Prompt(self.make(1000 * number + i, NUM_PROMPT), num_new) for i in range(count)]
+    def several(self, number: int, count: int, num_new: int | None = None) -> list[Prompt]:
+        return [Prompt(self.make(1000 * number + i, self.length), num_new or self.length) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +71,42 @@ class Run:
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     clients: list[int] = options.clients
     spec = spec_of(folder, options)
-    loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch), lambda _stage, _fraction: None)
+    load = Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch, device=spec.device)
+    loaded = load_model(load, lambda _stage, _fraction: None)
     model = loaded.step_model
     assert isinstance(model, CompiledModel)
     limits, driver = model.limits, InProcess(loaded, temperature=options.temperature)
+    texts = Texts(limits.vocab_size, options.length)
     if options.burst is None:
-        figures = [figure for n in clients for figure in run_figures(driver, model, [f"{n} clients"], n)]
-        texts = Texts(limits.vocab_size)
+        figures = [figure for n in clients for figure in run_figures(driver, model, [f"{n} clients"], n, texts)]
         figures += prefix_figures(driver, texts, limits, "") + arrival_figures(driver, model, texts)
     else:
-        figures = burst_figures(driver, model, options.burst) + arrival_figures(driver, model, Texts(limits.vocab_size))
+        figures = burst_figures(driver, model, options.burst, texts) + arrival_figures(driver, model, texts)
     driver.close()
     del loaded, model, driver  # servers load the model again
     if options.http:
         with served(spec) as url:
-            figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, clients, figures)
+            figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, clients, figures, texts)
     return figures
 
 
 def spec_of(folder: Path, options: argparse.Namespace) -> ModelSpec:
     most = max(options.burst or max(options.clients), NUM_DECODING + 1)
-    return ModelSpec(NAME, str(folder), options.quantize, max_batch=most)
+    return ModelSpec(NAME, str(folder), options.quantize, max_batch=most, device=options.device)
 
 
-def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
+def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int, texts: Texts) -> list[Figure]:
     names = [f"{which} burst of {num_clients}" for which in ("first", "second")]
-    figures = run_figures(driver, model, names, num_clients)
-    return figures + arrivals_figures(driver, model, num_clients)
+    figures = run_figures(driver, model, names, num_clients, texts)
+    return figures + arrivals_figures(driver, model, num_clients, texts)
 
 
-def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], num_clients: int) -> list[Figure]:
+def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], num_clients: int, texts: Texts) -> list[Figure]:
     """Run the same number of clients once per name, in turns with the ideal."""
-    texts = Texts(model.limits.vocab_size)
     figures: list[Figure] = []
     compared: list[Figure] = []
     for number, name in enumerate(names):
-        ideal = Ideal.of_clients(model, num_clients)
+        ideal = Ideal.of_clients(model, num_clients, texts.length)
         busy_s, processor_s, began_s = -model.busy_s, -time.process_time(), time.perf_counter()
         streams = driver.run(texts.several(1000 * number + num_clients, num_clients), beside=ideal)
         wall_s, busy_s, processor_s = time.perf_counter() - began_s, busy_s + model.busy_s, processor_s + time.process_time()
@@ -137,26 +139,25 @@ def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
     ]
 
 
-def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
+def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int, texts: Texts) -> list[Figure]:
     """Let 2 * num_clients clients arrive at random. The ideal assumes that only the average number of simultaneous clients is unfinished
     when the last client arrives, and adds the time that the model needs for these."""
     random = np.random.default_rng(0)
-    capacity = num_clients / Ideal.of_clients(model, num_clients).run().wall_s
+    capacity = num_clients / Ideal.of_clients(model, num_clients, texts.length).run().wall_s
     gaps_s = random.exponential(1 / (ARRIVAL_SHARE * capacity), 2 * num_clients - 1)
     at_s = [0.0, *np.cumsum(gaps_s).tolist()]
-    prompts = Texts(model.limits.vocab_size).several(77, len(at_s))
+    prompts = texts.several(77, len(at_s))
     streams = driver.run([replace(prompt, at_s=at) for prompt, at in zip(prompts, at_s, strict=True)])
     wall_s = max(stream.times_s[-1] for stream in streams) - streams[0].began_s
     at_once = sum(stream.times_s[-1] - stream.began_s for stream in streams) / wall_s
-    drain_s = Ideal.of_clients(model, max(1, min(num_clients, round(at_once)))).run().wall_s
+    drain_s = Ideal.of_clients(model, max(1, min(num_clients, round(at_once))), texts.length).run().wall_s
     name = f"arrivals at {ARRIVAL_SHARE} of capacity"
     note = f"{wall_s:.1f} s; last arrival after {at_s[-1]:.1f} s; on average {at_once:.1f} at once, ideal {drain_s:.1f} s for them"
     goal = 0.95 if num_clients == JUDGED_CLIENTS else None
     return [*stream_figures(name, streams), Figure(f"{name}: throughput / ideal", (at_s[-1] + drain_s) / wall_s, "", goal, True, note)]
 
 
-def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], inside: list[Figure]) -> list[Figure]:
-    texts = Texts(limits.vocab_size)
+def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], inside: list[Figure], texts: Texts) -> list[Figure]:
     driver.run(texts.several(0, 1, num_new=8))
     rates = {figure.name: figure.value for figure in inside}
     figures: list[Figure] = []
@@ -248,7 +249,9 @@ def options_of(prog: str, description: str | None) -> argparse.ArgumentParser:
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED_FORMATS[0])
+    parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--clients", type=_counts, default=list(CLIENTS), help="as 1,4,32")
+    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of each client's prompt, and new tokens of each client")
     parser.add_argument("--burst", type=int, help="measure only this number of clients at once, twice, and arrivals at random")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--http", action="store_true", help="also measure a server over HTTP")
@@ -269,7 +272,7 @@ def parsed(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
 
 def judged(figures: list[Figure], options: argparse.Namespace) -> list[Figure]:
     """Return the figures with their goals only if these apply to the model."""
-    if options.model == JUDGED_MODEL and options.quantize in JUDGED_FORMATS:
+    if options.model == JUDGED_MODEL and options.length == LENGTH and options.quantize in JUDGED_FORMATS:
         return figures
     return [replace(figure, goal=None) for figure in figures]
 

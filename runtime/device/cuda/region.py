@@ -10,7 +10,6 @@ a graph whenever its integers have orders of magnitude that did not occur before
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from runtime.device.base import Bases, Launch, Placed, TimeTo
 from runtime.device.cuda import driver
-from runtime.device.cuda.card import Card
+from runtime.device.cuda.card import Card, Owned
 from runtime.device.cuda.clock import Clock
 from runtime.device.cuda.driver import Graph, Parameters
 from runtime.device.cuda.last_launch import LastLaunch
@@ -84,6 +83,7 @@ class CudaRegion:
         self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []
         self._graphs: dict[bytes, Graph] = {}  # graphs by the bytes of a `Magnitudes` array
         self._copied = card.event(self)  # event after which the card has read the words
+        self._events: list[tuple[Owned, Owned]] = []  # for each launch, events around its kernel, made when kernels are first timed
 
     def _launched(self, launches: Sequence[Launch]) -> list[_Launched]:
         found: list[_Launched] = []
@@ -184,12 +184,18 @@ class CudaRegion:
         driver.launch(launched.function, *sizes, launched.parameters, stream, f"kernel {launched.kernel}")
 
     def _run_singly(self, time_to: TimeTo) -> None:
-        for launched, blocks in zip(self._launches, self._blocks(), strict=True):
-            self._card.wait()
-            start = time.perf_counter()
+        """Launch the kernels one after another without a graph, with an event before and after each. The host does not wait between them,
+        so that a time does not include what the host needs for a launch."""
+        events = self._events = self._events or [(self._card.event(self), self._card.event(self)) for _ in self._launches]
+        for launched, blocks, (begin, end) in zip(self._launches, self._blocks(), events, strict=True):
+            begin.thing.record(self._card.stream)
             self._launch(launched, blocks)
-            self._card.wait()
-            time_to(launched.kernel, time.perf_counter() - start)
+            end.thing.record(self._card.stream)
+        self._card.wait()
+        for launched, (begin, end) in zip(self._launches, events, strict=True):
+            passed_s = self._card.elapsed_s(begin, end)
+            assert passed_s is not None, "the card has reached all events"
+            time_to(launched.kernel, passed_s)
 
 
 def _close_all(graphs: Mapping[tuple[int, ...], Graph]) -> None:

@@ -11,7 +11,7 @@ from server.api.answer.shapes import UsageCounts
 from server.api.context import Caller
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, SHUTTING_DOWN, ApiError, of_request
 from server.interfaces import RequestError
-from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
+from server.messages import IDLE, FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import ModelSeries
 from server.models.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
@@ -132,7 +132,9 @@ class Generation:
     async def steps(self) -> AsyncGenerator[Step, None]:
         submit, worker = self._job.submit, self._loaded.worker
         try:
-            lease = self._loaded.admission.admit(submit.num_choices, len(submit.prompt_ids), self._quota_key, submit.params.constraint)
+            lease = self._loaded.admission.admit(
+                submit.num_choices, len(submit.prompt_ids), self._quota_key, submit.params.constraint, is_idle=submit.priority == IDLE
+            )
         except ApiError as error:
             self._metrics.metrics.rejected.labels(*self._metrics.labels, error.kind.code).inc()
             raise

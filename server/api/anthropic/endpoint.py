@@ -16,6 +16,7 @@ from server.api.context import Context, caller
 from server.api.openai.chat import conversation_of, plan_chat, render_prompt
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
+from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, context_of, job_like, off_loop, require_generator
 from server.api.request.schema import ChatBody
 from server.api.request.texts import encode_prompts
@@ -76,7 +77,7 @@ def router(context: Context) -> APIRouter:
         generation = Generation(loaded, job, context.metrics_of(model.spec.name), who)
         plan = ChatPlan(plan.prompt, job, plan.rules)
         answer = MessageAnswer(plan, generation, body.model or model.spec.name, is_capped=room < body.max_tokens)
-        headers = response_headers(loaded, ignored)
+        headers = response_headers(loaded, ignored) | await prefix_header(chat, plan, loaded)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
 
     @routes.post("/v1/messages/count_tokens", responses=gives(TokenCount))

@@ -41,7 +41,7 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     choice, output = body.tool_choice, body.output_config
-    budget = body.thinking.budget_tokens if body.thinking is not None and dialect.thought_ids is not None else None
+    budget = body.thinking.budget_tokens if body.thinking is not None and dialect.thought_bounds is not None else None
     sampling: dict[str, Any] = {}
     if isinstance(body, MessagesBody):
         sampling = {name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k", "seed")}

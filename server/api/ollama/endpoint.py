@@ -31,6 +31,7 @@ from server.api.openai.chat import plan_chat
 from server.api.openai.completions import plan_completion
 from server.api.request.fields import Options, check_unknown
 from server.api.request.limits import check_sizes
+from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, off_loop, require_generator
 from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import Responses, gives, new_router, schema_of
@@ -82,12 +83,20 @@ def router(context: Context) -> APIRouter:
         return [(model, model.loaded) for model in registry.models() if model.state is ModelState.READY and model.loaded is not None]
 
     async def answer(
-        request: Request, plan: ChatPlan, body: OllamaChatBody | OllamaGenerateBody, ignored: list[str], model: Model, loaded: Loaded
+        request: Request,
+        plan: ChatPlan,
+        body: OllamaChatBody | OllamaGenerateBody,
+        ignored: list[str],
+        model: Model,
+        loaded: Loaded,
+        *,
+        asked: ChatBody | None = None,
     ) -> Response:
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
-        asked = None if body.options is None else body.options.num_predict
-        headers = response_headers(loaded, ignored) | capped_header(asked, plan.job, name="options.num_predict")
+        num_asked = None if body.options is None else body.options.num_predict
+        headers = response_headers(loaded, ignored) | capped_header(num_asked, plan.job, name="options.num_predict")
+        headers |= {} if asked is None else await prefix_header(asked, plan, loaded)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request))
         made = OllamaAnswer(plan, generation, body.model, is_chat=isinstance(body, OllamaChatBody), ended=let_go)
         return await respond(request, made, headers, stream=body.streams, settings=settings, framing=FRAMING)
@@ -100,7 +109,8 @@ def router(context: Context) -> APIRouter:
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
         made = await _made(request, body, lambda: chat_of(body))
-        return await answer(request, await plan_chat(made, model, loaded, caller(request), settings), body, ignored, model, loaded)
+        plan = await plan_chat(made, model, loaded, caller(request), settings)
+        return await answer(request, plan, body, ignored, model, loaded, asked=made)
 
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
@@ -112,7 +122,7 @@ def router(context: Context) -> APIRouter:
         who = caller(request)
         if not (body.raw or body.suffix or loaded.renderer is None):
             made = await _made(request, body, lambda: chat_of_prompt(body))
-            return await answer(request, await plan_chat(made, model, loaded, who, settings), body, ignored, model, loaded)
+            return await answer(request, await plan_chat(made, model, loaded, who, settings), body, ignored, model, loaded, asked=made)
         require_generator(model, loaded)
 
         def plan() -> ChatPlan:

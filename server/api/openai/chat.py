@@ -16,6 +16,7 @@ from server.api.openai.chat_answer import ChatAnswer
 from server.api.request.conversation import for_template
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
+from server.api.request.prefix import prefix_header
 from server.api.request.prepare import (
     ChatPlan,
     capped_header,
@@ -41,6 +42,7 @@ from server.text.dialects.dialect import Dialect
 from server.text.dialects.preamble import described
 from server.text.templates.template import RESERVED, TemplateError
 
+BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # tokens of thoughts for an effort; higher efforts have no limit
 encode = msgspec.json.encode
 
 
@@ -57,6 +59,7 @@ def router(context: Context) -> APIRouter:
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
         answer = ChatAnswer(body, plan, generation, model, loaded)
         headers = response_headers(loaded, ignored) | capped_header(body.max_completion_tokens or body.max_tokens, plan.job)
+        headers |= await prefix_header(body, plan, loaded)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     @routes.post("/v1/chat/completions/render", responses=gives(Render))
@@ -105,7 +108,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
         prompt_logprobs=body.prompt_logprobs,
         constraint=constraint,
         seed=seed_of(body),
-        thinking=_thinking(body.thinking_token_budget, loaded, is_open=thinking),
+        thinking=_thinking(body, loaded.dialect, is_open=thinking),
     )
     job = job_of(
         body,
@@ -146,6 +149,8 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
         extra.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.enable_thinking is not None:
         extra.setdefault("enable_thinking", body.enable_thinking)
+    if body.thinking_token_budget is not None and body.thinking_token_budget >= 0:
+        extra.setdefault("thinking_budget", body.thinking_token_budget)  # Seed-OSS was trained to keep to it
     if body.documents is not None:
         extra.setdefault("documents", body.documents)
     for name in sorted(RESERVED & extra.keys()):
@@ -250,11 +255,18 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     return dialect.framed(constraint, thinking=thinking, is_call=use.demanded)
 
 
-def _thinking(budget: int | None, loaded: Loaded, *, is_open: bool) -> Thinking | None:
-    if budget is None or budget < 0:  # -1: no limit
+def _thinking(body: ChatBody, dialect: Dialect, *, is_open: bool) -> Thinking | None:
+    """Return the budget of thoughts: the one that the request names, or else that of its effort, unless the model itself reads the
+    effort."""
+    asked, bounds = body.thinking_token_budget, dialect.thought_bounds
+    if asked is None:
+        effort = body.reasoning_effort or (body.chat_template_kwargs or {}).get("reasoning_effort")
+        budget = None if dialect.reads_effort or bounds is None else BUDGETS.get(str(effort))
+    else:
+        budget = None if asked < 0 else asked  # -1: no limit
+    if budget is None:
         return None
-    ids = loaded.dialect.thought_ids
-    if ids is None:
+    if bounds is None:
         message = "thinking_token_budget is not supported: this model has no tokens that open and close its thoughts"
         raise ApiError(UNSUPPORTED_FIELD, message, param="thinking_token_budget")
-    return Thinking(budget, *ids, is_open)
+    return Thinking(budget, *bounds, is_open)

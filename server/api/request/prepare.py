@@ -19,7 +19,7 @@ from server.api.request.schema import GenerationBody, JsonObject, ResponseFormat
 from server.api.request.texts import encode_texts, too_long
 from server.errors import INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.interfaces import Tokenizer
-from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
+from server.messages import IDLE, Constraint, ConstraintKind, SamplingParams, Submit, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.detokenize import StopRules
@@ -176,7 +176,7 @@ def job_of(
         prompt_ids=tuple(prompt_ids),
         params=params,
         num_choices=num_choices,
-        priority=body.priority or 0,
+        priority=IDLE if caller.is_idle else body.priority or 0,
         fairness_key=caller.key_digest,
         cache_salt=caller.salt(body.cache_salt),
         deadline=deadline_of(body.timeout, settings),

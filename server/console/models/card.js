@@ -28,7 +28,7 @@ export function modelCard(model, acts) {
       model.web && h("a", {class: "button outline", href: address(model.web)}, "Run in this browser"),
       h("button", {type: "button", class: "plain", onclick: () => acts.log(model)}, "Load log"),
       h("button", {type: "button", class: "outline", onclick: () => acts.unload(model)}, "Unload")),
-    model.context_note && h("p", {class: "notice"}, model.context_note),
+    model.context_note && h("p", {class: "faint small"}, model.context_note),
     model.embedding_note && h("p", {class: "notice"}, model.embedding_note),
     model.restarting && h("p", {class: "fault-box"}, `Its worker has ended and is being restarted: ${model.restarting.error ?? "trying"}`),
     h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),

@@ -19,7 +19,7 @@ export class LoadForm {
       name: h("input", {maxlength: 128, placeholder: "same as the source", autocomplete: "off"}),
       quantize: h("select", {}, FORMS.map(form => new Option(form))),
       kv_dtype: h("select", {}, CACHES.map(form => new Option(form))),
-      max_context: h("input", {type: "number", min: 1, placeholder: "the model's"}),
+      max_context: h("input", {type: "number", min: 1, placeholder: "the model's, if it fits"}),
       max_batch: h("input", {type: "number", min: 1, placeholder: "64"}),
       aliases: h("input", {placeholder: "separated by commas", autocomplete: "off"}),
     };

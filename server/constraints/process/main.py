@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from array import array
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -51,11 +52,15 @@ def main(settings_fd: str, parent_pid: str) -> None:
 
 
 def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | str:
-    """Return the tokenizer, or an error message if it cannot be used."""
-    try:
-        return LLTokenizer(tokenizer_json, n_vocab=settings.vocab_size, eos_token=settings.eos_ids or None)
-    except ValueError as error:
-        return f"constraints cannot use this model's tokenizer: {error}"
+    """Return the tokenizer, or an error message if it cannot be used. Its own size is used if it has more tokens than the model: vision
+    models have tokens for images, for which some decoders have no embedding."""
+    fault = ""
+    for n_vocab in (settings.vocab_size, None):
+        try:
+            return LLTokenizer(tokenizer_json, n_vocab=n_vocab, eos_token=settings.eos_ids or None)
+        except ValueError as error:
+            fault = f"constraints cannot use this model's tokenizer: {error}"
+    return fault
 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:
@@ -101,14 +106,15 @@ def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSe
         num_refused = len(token_ids) - matcher.try_consume_tokens(token_ids)
         num_tokens = len(token_ids)
         if question == Question.STATE:
-            is_complete, forced = matcher.is_stopped(), matcher.compute_ff_tokens()
+            is_complete = matcher.is_stopped()
+            forced = [*takewhile(lambda token_id: token_id < settings.vocab_size, matcher.compute_ff_tokens())]
             meter.count(num_tokens)
             answer = Answer.COMPLETE if is_complete else Answer.GOES_ON
             payload = array("i", forced[: MAX_TEXT_BYTES // 4]).tobytes()
             if not _reply(sock, answer, payload, matcher, meter, number=num_refused) or is_complete or forced or num_refused:
                 continue
             num_tokens = 0
-        mask = matcher.compute_bitmask()[:mask_bytes]  # the result may have one word more than the mask
+        mask = matcher.compute_bitmask()[:mask_bytes]  # the result may have more words than the mask
         meter.count(num_tokens + 1)
         _reply(sock, Answer.MASK, mask, matcher, meter)
 

@@ -53,6 +53,11 @@ class FairQueue(Generic[T]):
     def __contains__(self, item: T) -> bool:
         return item in self._items
 
+    @property
+    def first_priority(self) -> int | None:
+        """The priority of the next item; None: the queue is empty."""
+        return min(self._levels, default=None)
+
     def push(self, item: T) -> None:
         ring = self._levels.setdefault(item.rank[0], OrderedDict())
         line = ring.setdefault(item.fairness_key, Line())

@@ -22,6 +22,8 @@ EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this fa
 LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
 SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
 UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
+IDLE_SHARE = 1.04  # largest factor by which idle sequences may lengthen the steps of others
+IDLE_STEP_S = 0.05  # longest step of idle sequences alone
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -119,6 +121,16 @@ class Pace:
         if num_decode == 0 or chunk <= SMALLEST:
             return chunk
         return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
+
+    def idle_budget(self, num_live: int) -> int:
+        """Return how many tokens of idle sequences a step may take. Beside `num_live` tokens of other sequences they may make it a little
+        longer. A step without others must be short, because the next request waits for it; it may always take as long as two of the
+        shortest steps, since even those are long on a slow machine."""
+        most = self._max_tokens - num_live
+        if num_live:
+            limit_s = IDLE_SHARE * self._costs(num_live)
+            return self._costs.most_tokens(num_live, num_live + most, limit_s) - num_live if limit_s else 0
+        return self._costs.most_tokens(1, most, max(IDLE_STEP_S, 2 * self._costs(1)))
 
     def context_tokens(self, context: int) -> int:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""

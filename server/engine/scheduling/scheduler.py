@@ -6,6 +6,8 @@ a sequence of a key that has more than its share of slots is preempted. Within a
 until both hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The best-ranked
 sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
 
+Sequences of batches (`IDLE`) take what others leave: the steps of others get hardly longer by them, and a step with nothing else is short.
+
 A plan may be made while the step before it still runs: the tokens of that step are then `awaited`. `settle` closes the plan once they are
 known. If a sequence ends or is parked before that, it is taken out of the open plan.
 """
@@ -23,7 +25,7 @@ from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import StepLimits
-from server.messages import MAX_GAP_MS
+from server.messages import IDLE, MAX_GAP_MS
 
 
 class Item(Struct, eq=False):
@@ -51,6 +53,7 @@ class Plan:
     num_rows: int = 0
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
     num_context: int = 0
+    num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
     num_changes: int = 0  # how often items were added, removed or changed
 
     def add(self, item: Item) -> None:
@@ -58,6 +61,7 @@ class Plan:
         self.num_changes += 1
         self.num_tokens += item.count
         self.num_rows += item.num_rows
+        self.num_idle += item.count * item.seq.is_idle
         if item.is_prefill:
             self.num_prefill += item.count
             self.num_context += item.num_context
@@ -67,6 +71,7 @@ class Plan:
         self.num_changes += 1
         self.num_tokens -= item.count
         self.num_rows -= item.num_rows
+        self.num_idle -= item.count * item.seq.is_idle
         if item.is_prefill:
             self.num_prefill -= item.count
             self.num_context -= item.num_context
@@ -170,6 +175,8 @@ class Scheduler:
             return plan
         most = self.pace.prefill_budget(plan.num_decode)
         while (budget := self._left_of(most)) > 0 and (seq := self.queue.head(self._fresh_first)) is not None and seq not in plan.items:
+            if seq.is_idle and self._left_for_idle() < 1:
+                break
             if seq.stage is Stage.WAITING and not self._admit(seq):
                 self._plan_admitted(most)
                 break
@@ -182,6 +189,13 @@ class Scheduler:
         """Return how many more prompt tokens the open plan may take, if its budget for prompts is `most`."""
         plan = self._open
         return min(self.limits.max_tokens - plan.num_tokens, most - plan.num_prefill - plan.num_context)
+
+    def _left_for_idle(self) -> int:
+        """Return how many more tokens of idle sequences the open plan may take: none while a prompt of another sequence waits."""
+        plan, first = self._open, self.queue.first_priority
+        if first is not None and first < IDLE:
+            return 0
+        return self.pace.idle_budget(plan.num_tokens - plan.num_idle) - plan.num_idle
 
     def settle(self, plan: Plan) -> Plan:
         """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed."""
@@ -221,24 +235,31 @@ class Scheduler:
     def _plan_decodes(self) -> None:
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
+        left_for_idle: int | None = None  # found after the last sequence that is not idle
         for seq in list(self.running):
             num_tokens = len(seq.token_ids) + seq.num_awaited
             if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue):
                 continue  # its last token is awaited, or it was preempted just now, or its prompt is not computed
             count = min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens)
+            if seq.is_idle:
+                left_for_idle = (self._left_for_idle() if left_for_idle is None else left_for_idle) - count
+                if left_for_idle < 0:
+                    break
             if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False) and queue is not None:
                 queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
         """Plan the next chunk of a prompt."""
         count = min(seq.num_to_compute, budget)
+        if seq.is_idle:
+            count = min(count, self._left_for_idle())
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
             # A step has max_seqs rows at most. Rows that were computed before a preemption do not count.
             num_done = max(num_known - seq.num_computed, 0)
             count = min(count, num_done + self.limits.max_seqs - self._open.num_rows)
             num_rows = max(count - num_done, 0)
-        if self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
+        if count < 1 or self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
             return
         self.queue.charge(seq.fairness_key, count)
         if self._open.items[seq].draws:

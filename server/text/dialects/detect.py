@@ -59,6 +59,16 @@ def shows_system(template: ChatTemplate | None) -> bool:
         return False
 
 
+def reads_effort(template: ChatTemplate | None) -> bool:
+    """Return whether a prompt tells the model how much to think. Such a model was trained to follow it."""
+    messages: list[dict[str, object]] = [{"role": "user", "content": "probe"}]
+    try:
+        found = {template and template.render(messages, variables={"reasoning_effort": each}, limits=PROBE) for each in ("low", "high")}
+    except Exception:  # a template may raise any exception
+        return False
+    return len(found) > 1
+
+
 def _written_by(template: ChatTemplate) -> Format | None:
     """Return the format that reads back the calls which the template writes. Some templates refuse several calls in one message, or ids of
     another length than Mistral's, and some write the id and not the name."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from server.interfaces import Tokenizer
 from server.messages import Constraint, Trigger
-from server.text.dialects.detect import detected, shows_system, shows_tools
-from server.text.dialects.format import AnswerRules, Format
+from server.text.dialects.detect import detected, reads_effort, shows_system, shows_tools
+from server.text.dialects.format import AnswerRules, Bounds, Format
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.round_trip import fault_of
 from server.text.dialects.thoughts import Thoughts
@@ -24,6 +24,8 @@ class Dialect:
     thinks: bool
     shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
     infill: Infill | None = None
+    thought_bounds: Bounds | None = None  # the tokens around thoughts; None: no single token ends them, so they have no budget
+    reads_effort: bool = False  # the chat template tells the model the effort of a request
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
     has_system: bool = True  # the chat template writes a system message
@@ -103,7 +105,11 @@ class Dialect:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         written, writes_calls = detected(tokenizer)
         form = written if tool_parser is None else FORMATS[tool_parser]
-        in_vocabulary = [one for one in form.thoughts if one.in_vocabulary(lambda marker: tokenizer.encode(marker, False))]
+
+        def ids_of(marker: str) -> list[int]:
+            return tokenizer.encode(marker, False)
+
+        in_vocabulary = [one for one in form.thoughts if one.in_vocabulary(ids_of)]
         thoughts = next(iter([*in_vocabulary, *form.thoughts]), None)
         reads_tools = shows_tools(tokenizer.chat_template)
         markers = [*form.markers, *((thoughts.opening, thoughts.closing) if thoughts else ())]
@@ -113,6 +119,8 @@ class Dialect:
             bool(in_vocabulary) or thoughts is None if thinks is None else thinks,
             _single_tokens(tokenizer, markers),
             Infill.of(tokenizer),
+            form.thought_bounds(thoughts, ids_of),
+            reads_effort(tokenizer.chat_template),
             reads_tools,
             writes_calls,
             reads_tools or shows_system(tokenizer.chat_template),

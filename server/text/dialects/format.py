@@ -9,7 +9,7 @@ Dialect           a format with the ids of its markers in one model's vocabulary
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from server.text.dialects.calls.syntax import CallParser, CallSyntax
 from server.text.dialects.thoughts import THINK, Thoughts
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials
+
+Bounds = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ class Format(ABC):
     def call_syntax(self) -> CallSyntax | None:
         """The syntax of calls between other text; None if an answer is no text with calls in it."""
         return None
+
+    def thought_bounds(self, thoughts: Thoughts | None, ids_of: Callable[[str], list[int]]) -> Bounds | None:
+        """Return the tokens that open thoughts, one after the other, and the token that ends them, or None if there are no such tokens."""
+        if thoughts is None or not thoughts.in_vocabulary(ids_of):
+            return None
+        return tuple(ids_of(thoughts.opening)), ids_of(thoughts.closing)[0]
 
     @abstractmethod
     def parser(self, rules: AnswerRules) -> AnswerParser: ...

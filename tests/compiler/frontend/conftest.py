@@ -18,6 +18,7 @@ from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import AS_STORED, WeightFormat
+from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import forms_of
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
@@ -163,20 +164,25 @@ def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
 
 @pytest.fixture(scope="session")
 def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalModel]:
-    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)` returns the model of a case. The model is compiled on
-    first use. With the format fp8, its matrices are those of an fp8 checkpoint."""
-    known: dict[tuple[str, str, str, str, DType], CausalModel] = {}
+    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32, numerics=AUTO)` returns the model of a case. The model
+    is compiled on first use. With the format fp8, its matrices are those of an fp8 checkpoint."""
+    known: dict[tuple[str, str, str, str, DType, Numerics], CausalModel] = {}
 
     def compiled(
-        case: str, format: str = "f32", entry: str = ENTRY, target: Target | None = None, kv_dtype: DType = DType.F32
+        case: str,
+        format: str = "f32",
+        entry: str = ENTRY,
+        target: Target | None = None,
+        kv_dtype: DType = DType.F32,
+        numerics: Numerics = Numerics.AUTO,
     ) -> CausalModel:
         target = target or host()
-        key = case, format, entry, target.name, kv_dtype
+        key = case, format, entry, target.name, kv_dtype, numerics
         if key not in known:
             config, source, golden = _wide() if case == "wide" else _golden(GOLDEN / case)
             source = fp8_weights(source, FP8_BLOCK) if format == FP8 else source
             held, forms = AS_STORED if format == FP8 else WeightFormat.parse(format), forms_of(source.tensors)
-            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry, forms=forms)
+            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry, forms=forms, numerics=numerics)
             known[key] = CausalModel(config, source, entry, compiled_once(module, target), golden, kv_dtype)
         return known[key]
 

@@ -76,7 +76,7 @@ def test_a_header_of_any_length_gives_aligned_tensors(tmp_path: Path, length: in
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     """A model file that is no regular file is refused at once: opening a named pipe would block until somebody writes to it."""
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(DamagedFile, match="is not a regular file"):
+    with pytest.raises(DamagedFile, match="it is a FIFO, expected a regular file"):
         open_safetensors(tmp_path)
 
 

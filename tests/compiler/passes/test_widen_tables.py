@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.text.parser import parse
-from compiler.machine.target import NAMED
 from compiler.passes.base import Pass
 from compiler.passes.widen_tables import widen_tables
 
@@ -33,9 +31,3 @@ def test_indices_become_integers() -> None:
 
 def test_other_numbers_stay(stays: Callable[[Pass, str], None]) -> None:
     stays(widen_tables, PROGRAM.replace("iq4", "e2m1"))
-
-
-def test_it_runs_where_no_product_looks_numbers_up() -> None:
-    assert widen_tables in pipeline(NAMED["x86-64-v3"]).passes and widen_tables in pipeline(NAMED["wasm-simd128"]).passes
-    for name in ("avx512-vnni-bf16", "amx", "aarch64-dotprod"):
-        assert widen_tables not in pipeline(NAMED[name]).passes

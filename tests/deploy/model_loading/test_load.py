@@ -877,7 +877,7 @@ def test_weights_that_are_no_numbers_are_refused(case: str, folder_of: Callable[
     tensors = {name: np.array(source.read(name)) for name in source.tensors}
     max(tensors.values(), key=lambda tensor: tensor.size)[0, 0] = np.nan
     save_file(tensors, damaged / "model.safetensors")
-    with pytest.raises(LoadError, match="are not finite; its weights may be damaged"):
+    with pytest.raises(LoadError, match="has values that are not finite numbers; its file may be damaged"):
         load(damaged, max_batch=8)
 
 

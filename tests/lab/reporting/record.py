@@ -29,7 +29,7 @@ class Record:
 
     @classmethod
     def of(cls, benchmark: str, arguments: Sequence[str], printed: str) -> Self:
-        return cls(benchmark, tuple(arguments), _machine(), datetime.now(UTC).date().isoformat(), _commit(), json.loads(printed))
+        return cls(benchmark, tuple(arguments), machine_name(), datetime.now(UTC).date().isoformat(), commit_name(), json.loads(printed))
 
     @classmethod
     def read(cls, file: Path) -> Self:
@@ -55,7 +55,7 @@ def file_name(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9.]+", text.lower()))
 
 
-def _machine() -> str:
+def machine_name() -> str:
     found = survey()
     facts: Iterable[str] = (
         found.processor,
@@ -67,7 +67,7 @@ def _machine() -> str:
     return ", ".join(facts)
 
 
-def _commit() -> str:
+def commit_name() -> str:
     """Return the commit of the checkout, followed by + if files differ from the commit."""
     described = subprocess.run(
         ("git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=9"), capture_output=True, text=True, check=False

@@ -1,5 +1,5 @@
 """`python -m tests.lab report`: write BENCHMARKS.md, a page per machine and the chart from the figures that
-`python -m tests.lab NAME --keep` stored in tests/lab/results."""
+`python -m tests.lab NAME --keep` stored in tests/lab/results. `--day FILE` first stores the lines of a day with a card there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tests.lab.reporting.chart import CHART, STEPS, drawn, peer_title
+from tests.lab.reporting.day import read_day
 from tests.lab.reporting.record import ROOT, Record, file_name, read_all
 
 FILE = ROOT / "BENCHMARKS.md"
@@ -45,6 +46,10 @@ p50 and p99 are percentiles. A benchmark has a table for each set of options wit
 TERMS = {
     "apis": "The first row is the speed of chat; the other rows are speeds relative to it, measured with the same questions and the "
     "same tokens. The front is the process that answers HTTP requests.",
+    "cuda_day": "The steps of a day with a card, and below them what they found. The bandwidth of copies counts bytes that are read and "
+    "bytes that are written. `planned bytes` are those that the kernels of a step must read; the share of copies is the time for "
+    "copying as many bytes, divided by the time of the step. Shapes have few layers; the speed of the whole shape is computed from "
+    "the times of the kernels that every layer repeats.",
     "hostile": "Each row is a field of an endpoint. While requests with large values of the field are sent, one client reads a stream "
     "and another requests `/health/live` (the probe). The figure is the longest pause of the stream or the longest wait of "
     "the probe, and the note names the value that caused it. `without requests` is the same measurement in pauses, so it "
@@ -266,7 +271,10 @@ def _text(value: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lab report", description=__doc__)
-    parser.parse_args(argv)
+    parser.add_argument("--day", type=Path, help="day.jsonl of a day with a card: add its figures to those that are stored")
+    options = parser.parse_args(argv)
+    if options.day is not None:
+        print(f"written to {read_day(options.day).keep()}")
     records = read_all()
     written = {**pages(records), CHART: drawn(records)}
     for file in {*PAGES.glob("*.md")} - written.keys():

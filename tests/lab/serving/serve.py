@@ -17,11 +17,11 @@ from server.models.state import ModelSpec
 from tests.lab.serving.peer_servers import PEER_SERVERS, Weights, check, peer_served
 
 
-def peer_figures(spec: ModelSpec, peers: Sequence[str], temperature: float, num_clients: int) -> list[Figure]:
+def peer_figures(spec: ModelSpec, peers: Sequence[str], temperature: float, num_clients: int, length: int) -> list[Figure]:
     """Compare this server and its peers under a burst of requests over HTTP."""
     files = open_files(locate(spec.source))
     weights = Weights(spec.name, Path(spec.source), files.config, files.weights, spec.quantize)
-    texts = Texts(files.config.vocab_size)
+    texts = Texts(files.config.vocab_size, length)
 
     def burst(url: str) -> list[Stream]:
         driver = OverHttp(url, spec.name, temperature=temperature)
@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> None:
     with model_folder(options.model) as folder:
         figures = measure(folder, options)
         if options.peer:
-            figures += peer_figures(spec_of(folder, options), options.peer, options.temperature, options.burst or JUDGED_CLIENTS)
+            figures += peer_figures(
+                spec_of(folder, options), options.peer, options.temperature, options.burst or JUDGED_CLIENTS, options.length
+            )
     report(judged(figures, options), as_json=options.json)
 
 

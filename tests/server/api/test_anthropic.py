@@ -180,7 +180,7 @@ def test_thoughts_are_asked_for(serve, connect, monkeypatch):
     client = connect(server)
     ask(client, max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024})
     assert seen[-1]["enable_thinking"] is True
-    assert server.worker.submits[-1].params.thinking == Thinking(1024, 258, 259, False)
+    assert server.worker.submits[-1].params.thinking == Thinking(1024, (258,), 259, False)
     ask(client)
     assert seen[-1]["enable_thinking"] is False and server.worker.submits[-1].params.thinking is None
     ask(client, thinking={"type": "adaptive"}, output_config={"effort": "low"})

@@ -74,12 +74,30 @@ def test_the_end_is_banned_until_enough_is_drawn() -> None:
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_thoughts_are_closed_when_their_budget_is_spent(is_open) -> None:
-    bans = bans_of(thinking=Thinking(2, OPEN, CLOSE, is_open))
+    bans = bans_of(thinking=Thinking(2, (OPEN,), CLOSE, is_open))
     before = () if is_open else (OPEN,)
     assert allowed_behind(bans, *before, 50) == ALL
     assert allowed_behind(bans, *before, 50, 50) == {CLOSE}
-    assert allowed_behind(bans, *before, 50, 50, CLOSE, 50, 50) == ALL
+    assert allowed_behind(bans, *before, 50, 50, CLOSE, 50, 50) == ALL - {OPEN}
+    assert allowed_behind(bans, *before, 50, CLOSE, 50, OPEN, 50) == {CLOSE}, "all blocks share the budget"
     assert allowed_behind(bans, 50, 50, 50) == ({CLOSE} if is_open else ALL)
+
+
+def test_without_a_budget_no_thought_begins() -> None:
+    bans = bans_of(thinking=Thinking(0, (OPEN,), CLOSE, is_open=False))
+    assert allowed_behind(bans) == allowed_behind(bans, 50) == ALL - {OPEN}
+    assert allowed_behind(bans_of(thinking=Thinking(0, (OPEN,), CLOSE, is_open=True))) == {CLOSE}
+
+
+def test_several_tokens_may_open_a_thought() -> None:
+    """As in harmony, whose header of an answer or of a call begins like that of a thought."""
+    header = (OPEN, 20, 21)
+    bans = bans_of(thinking=Thinking(2, header, CLOSE, is_open=False))
+    assert allowed_behind(bans, *header, 50) == ALL
+    assert allowed_behind(bans, *header, 50, 50) == {CLOSE}
+    assert allowed_behind(bans, *header, 50, 50, CLOSE) == ALL
+    assert allowed_behind(bans, *header, 50, 50, CLOSE, OPEN) == ALL - {20}
+    assert allowed_behind(bans, OPEN, 22, 21, 50, 50, 50) == ALL
 
 
 def test_a_token_under_rules_must_be_allowed_by_both() -> None:
@@ -98,7 +116,7 @@ def test_forced_tokens_are_drawn_where_rules_restrict_the_text() -> None:
 def test_a_draft_that_is_taken_back_leaves_no_trace_in_the_rules() -> None:
     """Discarding a draft restores what the rules knew before the draft: the matched part of a banned sequence, the token count, and whether
     a thought is open."""
-    thinking = Thinking(3, OPEN, CLOSE, is_open=False)
+    thinking = Thinking(3, (OPEN,), CLOSE, is_open=False)
     bans = bans_of(ender_ids=(0,), min_tokens=2, banned_sequences=((6, 7),), thinking=thinking)
     rules = Rules(bans, (6,))
     matcher = RuledMatcher(rules, Drafting())

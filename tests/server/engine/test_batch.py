@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from runtime.cache_groups import PAGE_SIZE
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.scheduler import Plan
@@ -66,3 +67,24 @@ def test_prompts_stand_before_single_tokens(rig, monkeypatch: pytest.MonkeyPatch
     assert {name: outcome.token_ids for name, outcome in outcomes.items()} == {
         name: outcome.token_ids for each in (*streams, *prompts) for name, outcome in alone.run([each]).items()
     }
+
+
+def test_tables_have_no_pages_beyond_a_sequence(rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is cleared only as far as the sequence before it reached."""
+    one, seen = rig(), 0
+    model = one.engine._model
+    run = model.run
+
+    def spy(batch: StepBatch) -> Logits:
+        nonlocal seen
+        for places in batch.places:
+            for row, length in zip(places.page_tables, batch.context_lens, strict=True):
+                num_pages = -(-int(length) // PAGE_SIZE)
+                assert row[:num_pages].all() and not row[num_pages:].any()
+                seen = max(seen, len(row) - num_pages)
+        return run(batch)
+
+    monkeypatch.setattr(model, "run", spy)
+    one.run([submit("a", 60), submit("bb", 60)])
+    one.run([submit("ccc", 4), submit("dddd", 60), submit("eeeee", 20)])
+    assert seen > 2, "some sequences are shorter than others of the same step"

@@ -170,7 +170,7 @@ def test_from_a_directory_with_a_template_of_its_own(tmp_path: Path) -> None:
         ("generation_config.json", b"[", "not JSON"),
         ("generation_config.json", b"[" * 100_000, "not JSON"),
         ("generation_config.json", b"[1]", "expected an object"),
-        ("generation_config.json", b'{"temperature": "hot"}', r"temperature.*'hot'.*non-negative number"),
+        ("generation_config.json", b'{"temperature": "hot"}', r"temperature.*'hot'.*a number from 0 to 100"),
         ("generation_config.json", b'{"temperature": 1e999}', "temperature"),
         ("generation_config.json", b'{"top_k": -1}', "top_k"),
         ("config.json", b'{"eos_token_id": "x"}', "eos_token_id in config.json"),

@@ -21,6 +21,7 @@ from server.api.openai.responses.shapes import InputItemList, InputTokens, Respo
 from server.api.openai.responses.store import Items, ResponseStore, Stored
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
+from server.api.request.prefix import prefix_header
 from server.api.request.prepare import capped_header, context_of, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
 from server.api.request.texts import encode_prompts
@@ -80,6 +81,7 @@ def router(context: Context) -> APIRouter:
 
         answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
         headers = response_headers(loaded, ignored) | capped_header(body.max_output_tokens, plan.job, name="max_output_tokens")
+        headers |= await prefix_header(chat, plan, loaded)
         if body.background:
             return json_answer(msgspec.Raw(_begin(answer, items, owner, store)), headers=headers)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)

@@ -11,7 +11,7 @@ A message is a header up to `<|message|>`, and a body up to one of ENDS. The pro
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,7 +20,7 @@ import msgspec
 from server.messages import Constraint, ConstraintKind
 from server.text.detokenize import overlap
 from server.text.dialects.calls.syntax import new_call_id
-from server.text.dialects.format import AnswerRules, Format
+from server.text.dialects.format import AnswerRules, Bounds, Format
 from server.text.dialects.thoughts import Thoughts
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import Specials, alternatives, marker_rule, up_to_marker
@@ -29,6 +29,7 @@ from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 CHANNEL, CONSTRAIN, MESSAGE = "<|channel|>", "<|constrain|>", "<|message|>"
 START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
 ENDS = (END, CALL, RETURN, START)
+ANALYSIS = "analysis"  # the channel of thoughts
 MARKERS = (CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 HEADER_BEGINNINGS = ("<|", "to=")
 MAX_HEADER = 256  # characters; a longer text is content without a header
@@ -47,6 +48,13 @@ class Harmony(Format):
     @property
     def markers(self) -> tuple[str, ...]:
         return MARKERS
+
+    def thought_bounds(self, thoughts: Thoughts | None, ids_of: Callable[[str], list[int]]) -> Bounds | None:
+        found = [ids_of(text) for text in (CHANNEL, ANALYSIS, MESSAGE, END)]
+        if any(len(ids) != 1 for ids in found):
+            return None
+        *opening, closing = (ids[0] for ids in found)
+        return tuple(opening), closing
 
     def parser(self, rules: AnswerRules) -> ChannelParser:
         return ChannelParser(frozenset(tool.name for tool in rules.tools), rules.max_calls, splits=rules.splits)
@@ -116,7 +124,7 @@ class ChannelParser:
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
             self._begin(_Kind.CALL)
             parts.append(CallStart(self.num_calls, new_call_id(), name))
-        elif channel is None or channel[1] != "analysis":
+        elif channel is None or channel[1] != ANALYSIS:
             self._begin(_Kind.CONTENT)
         elif self._splits:
             self._begin(_Kind.THOUGHT)
@@ -191,7 +199,7 @@ def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool
     channel, message, start = (marker_rule(marker, specials) for marker in (CHANNEL, MESSAGE, START))
     final = "" if is_call else f'{channel} "final" {message} '
     head = [
-        f'start: ({channel} "analysis" {message} thought {start} "assistant")* {final}answer',
+        f'start: ({channel} "{ANALYSIS}" {message} thought {start} "assistant")* {final}answer',
         up_to_marker("thought", END, specials),
     ]
     return msgspec.structs.replace(constraint, head="\n".join(head))

@@ -226,7 +226,7 @@ def entry(name: str, code: int, value: bytes) -> bytes:
     ("content", "error", "message"),
     [
         (b"", DamagedFile, "is empty"),
-        (b"GGU", DamagedFile, "Is the download complete"),
+        (b"GGU", DamagedFile, "is a text of 3 bytes that begins with .GGU.; download the file again"),
         (b"PK\x03\x04" + bytes(40), DamagedFile, "begins with"),
         (header(1), ModelError, "has version 1"),
         (header(3 << 24), ModelError, "big-endian"),

@@ -379,8 +379,7 @@ def _round_groups(draw: Draw) -> None:
 def _quantize_rows(draw: Draw) -> None:
     groups, group, bits = draw.size(0, 1, 2), draw.one_of([0, 4, 8]), draw.one_of([8, 16])
     shape = [*_shape(draw, 0, 1), groups * (group or 4)]
-    dtype = draw.one_of(["i8", "i16"]) if bits == 16 else "i8"
-    draw.call(draw.tensor(shape), bits=bits, group=group, dtype=dtype, sums=draw.chance(0.5))
+    draw.call(draw.tensor(shape), bits=bits, group=group, dtype=draw.one_of(["i8", "i16"]), sums=draw.chance(0.5))
 
 
 @row("row_planes")
@@ -573,7 +572,7 @@ def _paged_attention(draw: Draw) -> None:
     scales = [draw.tensor([layers, halves, pages, kv_heads, PAGE], F32)] if dtype is I8 else []
     sinks = [draw.tensor([kv_heads * each])] if draw.chance(0.2) else []
     q, layer = draw.tensor([tokens, kv_heads * each, size]), draw.index(layers)
-    attrs = {"window": draw.one_of([0, 0, 5]), "softcap": draw.one_of([0.0, 5.0]), "value_size": value_size}
+    attrs = {"window": draw.one_of([0, 0, 5]), "softcap": draw.one_of([0.0, 5.0]), "value_size": value_size, "exact": draw.chance(0.5)}
     draw.call(q, cache, tables, *of_tokens, layer, *scales, *sinks, scale=0.5, **attrs)
 
 

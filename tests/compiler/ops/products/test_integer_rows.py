@@ -68,8 +68,8 @@ def test_deduction(deduced):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=12)
     with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group size, 4"):
         deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
-    with pytest.raises(AnnotationError, match="attribute dtype is i16, expected i8 for 8 bits"):
-        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i16")
+    with pytest.raises(AnnotationError, match="attribute dtype is i32, expected i8 or i16"):
+        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i32")
 
 
 # --- row_planes: which rows need two planes ----------------------------------------------------------------------------

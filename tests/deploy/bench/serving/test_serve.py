@@ -13,7 +13,7 @@ import pytest
 from deploy import demo
 from deploy.bench.serving.drive import LATE_AFTER, InProcess, Prompt, Stream
 from deploy.bench.serving.ideal import Ideal
-from deploy.bench.serving.serve import late_figures, main, stream_figures
+from deploy.bench.serving.serve import late_figures, main, measure, options_of, spec_of, stream_figures
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
 from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
@@ -134,6 +134,20 @@ def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["--model", "demo", "--burst", "2", "--http"])
     assert "--http measures --clients" in capsys.readouterr().err
+
+
+def test_the_device_reaches_the_engine_and_the_server(monkeypatch: pytest.MonkeyPatch):
+    class Loading(Exception):
+        pass
+
+    def load(given: Load, _: object):
+        raise Loading(given.device)
+
+    monkeypatch.setattr("deploy.bench.serving.serve.load_model", load)
+    options = options_of("serve", None).parse_args(["--device", "cuda:1"])
+    with pytest.raises(Loading, match="cuda:1"):
+        measure(demo.MODEL, options)
+    assert spec_of(demo.MODEL, options).device == "cuda:1"
 
 
 def stream(began_s: float, times_s: Sequence[float]) -> Stream:

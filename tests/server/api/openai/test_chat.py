@@ -350,6 +350,26 @@ def test_an_answer_bears_the_name_of_its_request(server, name):
 def test_a_thinking_budget_names_the_tokens_around_thoughts(serve):
     server = serve(tokenizer=ByteTokenizer(specials=["<think>", "</think>"]))
     server.chat(thinking_token_budget=7)
-    assert server.worker.submits[-1].params.thinking == Thinking(7, 258, 259, is_open=False)
+    assert server.worker.submits[-1].params.thinking == Thinking(7, (258,), 259, is_open=False)
     server.chat(reasoning_budget=-1)
     assert server.worker.submits[-1].params.thinking is None
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", lambda effort: {"messages": MESSAGES, "reasoning_effort": effort}),
+        ("/v1/responses", lambda effort: {"input": "hi", "reasoning": {"effort": effort}}),
+        ("/v1/messages", lambda effort: {"messages": MESSAGES, "max_tokens": 9, "output_config": {"effort": effort}}),
+        ("/v1/chat/completions", lambda effort: {"messages": MESSAGES, "chat_template_kwargs": {"reasoning_effort": effort}}),
+    ],
+)
+def test_an_effort_is_a_budget_of_thoughts(serve, path, fields):
+    """Clients send an effort to every model, so a model whose thoughts no token ends is no error."""
+    server, plain = serve(tokenizer=ByteTokenizer(specials=["<think>", "</think>"])), serve()
+    for effort, budget in {"minimal": 512, "low": 2048, "medium": 8192, "high": None}.items():
+        for one in (server, plain):
+            assert one.http().post(path, json={"model": "null", **fields(effort)}).status_code == 200
+        found = server.worker.submits[-1].params.thinking
+        assert found == (None if budget is None else Thinking(budget, (258,), 259, is_open=False))
+        assert plain.worker.submits[-1].params.thinking is None

@@ -13,9 +13,9 @@ from statistics import median
 
 import pytest
 
-from server.engine.scheduling.pace import RECENT, SMALLEST, Measured, Pace, StepCosts
+from server.engine.scheduling.pace import IDLE_STEP_S, RECENT, SMALLEST, Measured, Pace, StepCosts
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import SamplingParams, Submit
+from server.messages import IDLE, SamplingParams, Submit
 
 LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, groups=(GroupLimits(8000),))
 UNBOUNDED_S = 3600.0
@@ -36,6 +36,7 @@ class Request:
     at_s: float
     num_prompt: int
     num_new: int
+    priority: int = 0
 
 
 class Fixed(Pace):
@@ -93,7 +94,7 @@ def serve(rig, machine: Machine, pace: Pace, requests: Sequence[Request]) -> Ser
             number, request = waiting.pop(0)
             prompt = tuple((i * 7 + number) % 64 for i in range(request.num_prompt))
             params = SamplingParams(request.num_new, temperature=0.0, ignore_eos=True)
-            one.engine.submit(Submit(str(number), prompt, params))
+            one.engine.submit(Submit(str(number), prompt, params, priority=request.priority))
         num_streams = len(begun) - len(ended)
         one.engine.step()
         if num_streams:
@@ -275,3 +276,65 @@ def test_one_disturbed_step_changes_little() -> None:
     for _ in range(12):
         costs.observe(256, before)
     assert costs(256) == pytest.approx(before, rel=0.05)
+
+
+def of_a_batch(num: int = 40, num_prompt: int = 128) -> list[Request]:
+    return [Request(0.0, num_prompt, 64, IDLE)] * num
+
+
+@machines
+def test_streams_are_hardly_slower_beside_a_batch(rig, machine) -> None:
+    """Streams that begin while a batch runs wait for one short step, and are then as fast as alone."""
+    streams = [Request(1.0, 16, 200)] * 8
+
+    def served(requests: Sequence[Request]) -> Served:
+        return serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), requests)
+
+    alone, beside = served(streams), served([*of_a_batch(), *streams])
+    step_s = max(IDLE_STEP_S, 2 * machine[1])
+    assert max(beside.first_s[-8:]) <= max(alone.first_s) + 1.5 * step_s
+    assert max(beside.whole_s[-8:]) <= 1.05 * max(alone.whole_s) + 1.5 * step_s
+
+
+@machines
+def test_a_batch_gets_all_that_others_leave(rig, machine) -> None:
+    """Beside other requests, a batch takes hardly longer than alone plus the time of the others; alone it uses most of what short steps
+    allow."""
+
+    def served(requests: Sequence[Request]) -> Served:
+        return serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), requests)
+
+    others = [Request(float(at), 128, 32) for at in range(1, 8)]
+    alone = served(of_a_batch())
+    both = served([*of_a_batch(), *others])
+    assert max(both.whole_s[:40]) <= 1.1 * (alone.wall_s + sum(both.whole_s[40:]))
+    assert alone.wall_s <= 1.5 * served([Request(0.0, 128, 64)] * 40).wall_s
+
+
+def test_a_batch_waits_while_a_prompt_waits(rig) -> None:
+    """No token of a batch delays the prompt of another request, whatever the pace allows."""
+    one = rig(limits=LIMITS, pace=Pace(LIMITS.max_tokens, Measured(), UNBOUNDED_S))
+    one.engine.submit(Submit("batch", tuple(range(40)), SamplingParams(50, ignore_eos=True), priority=IDLE))
+    one.steps(3)
+    one.engine.submit(Submit("other", tuple(range(60)), SamplingParams(3, ignore_eos=True)))
+    before = len(one.outcomes["batch", 0].token_ids)
+    one.until(lambda: ("other", 0) in one.outcomes)
+    assert len(one.outcomes["batch", 0].token_ids) <= before + 1, "a token was under way"
+    one.run()
+    assert len(one.outcomes["batch", 0].token_ids) == 50
+
+
+def test_a_batch_gives_up_its_places(rig) -> None:
+    """A batch that fills all places makes room for other requests, and gets the same tokens as without them."""
+    limits = StepLimits(vocab_size=64, max_context=256, max_tokens=64, max_seqs=4, groups=(GroupLimits(40),))
+    lines = [Submit(f"line {i}", tuple(range(i, 30 + i)), SamplingParams(40, ignore_eos=True, seed=i), priority=IDLE) for i in range(6)]
+    alone = rig(limits=limits).run(lines)
+    one = rig(limits=limits)
+    for line in lines:
+        one.engine.submit(line)
+    one.steps(6)
+    for i in range(4):
+        one.engine.submit(Submit(f"other {i}", tuple(range(20 + i)), SamplingParams(10, ignore_eos=True)))
+    one.until(lambda: all((f"other {i}", 0) in one.outcomes for i in range(4)), max_steps=8)
+    found = one.run()
+    assert [found[line.request_id, 0].token_ids for line in lines] == [alone[line.request_id, 0].token_ids for line in lines]

@@ -78,8 +78,9 @@ class PagedOperands:
 
     @property
     def fits_pairs(self) -> bool:
-        """Whether pages hold bf16, and keys and values have sizes that instructions for pairs of bf16 multiply."""
-        return self.cache.dtype is DType.BF16 and self.size % PAGE == self.value_size % PAGE == 0
+        """Whether products may multiply pairs of bf16: the program lets them round queries and weights, pages hold bf16, and keys and
+        values have sizes that such instructions multiply."""
+        return not self.node.exact and self.cache.dtype is DType.BF16 and self.size % PAGE == self.value_size % PAGE == 0
 
     # --- tokens and pages ----------------------------------------------------------------------------------------------
 

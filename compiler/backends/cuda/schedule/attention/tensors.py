@@ -28,7 +28,7 @@ PAGES = SPLIT // PAGE  # number of pages of a split
 
 def schedule_tensor_attention(prim: PrimFunc) -> PrimFunc | None:
     match prim.body:
-        case Attention(keys=Paged(scales=None) as source) as node if node.positions is not None:
+        case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
             pass
         case _:
             return None

@@ -82,10 +82,11 @@ def test_rows_that_the_product_lets_round_take_one_plane_in_groups(becomes: Call
     becomes(IntegerProducts(BYTES), before, expected)
 
 
-@pytest.mark.parametrize(("tiles", "k", "group"), [(WORDS, 128, 0), (BYTES, 96, 0), (BYTES, 128, 64)])
+@pytest.mark.parametrize(("k", "group"), [(96, 0), (128, 64)])
+@pytest.mark.parametrize("tiles", [BYTES, WORDS], ids=["bytes", "words"])
 def test_other_rows_beside_eight_bits_keep_sixteen(tiles: ProductTiles, k: int, group: int) -> None:
-    """Although the product tolerates 8-bit rows, its rows are quantised to 16 bits in three cases: the tile multiplies 16-bit integers, the
-    row length is no multiple of 64, or weights have a scale per group."""
+    """Although the product tolerates 8-bit rows, its rows are quantised to 16 bits if the row length is no multiple of 64, or if weights
+    have a scale per group."""
     program = f"""
         func main(x: f32[n, {k}], q: i8[6, {k}], s: f32[6, {k // (group or k)}]) -> object {{
           w = dequantize(q, s, group={group}) y = linear(x, w, tolerates="i8") return y
@@ -140,14 +141,17 @@ def test_floats_of_four_bits_are_multiplied_as_integers_of_four_bits() -> None:
         calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
         assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
         assert calls["integer_linear"] == {"format": "panel_e2m1", "size": 6, "dtype": "f32"}
-    assert IntegerProducts(BYTES)(program) is program, "no tile takes the floats"
+    module = IntegerProducts(WORDS)(program)  # no tile takes the floats, so their integers are stored in 8 bits
+    calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
+    assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i16"}
+    assert calls["integer_linear"] == {"format": "panel8_words", "size": 6, "dtype": "f32"}
 
 
 def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Callable[[Pass, str, str], None]) -> None:
     before = """
         func main(x: f32[n, 64], q: u8[6, 32], s: bf16[6, 2], b: f32[6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=4, group=32, dtype="f32")
-          y = linear(x, w, b)
+          y = linear(x, w, b, tolerates="bf16")
           return y
         }
     """
@@ -170,7 +174,8 @@ def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Call
     longer = (
         before.replace("64]", "65600]").replace("32]", "32800]").replace("6, 2]", "6, 2050]")
     )  # rows so long that the i32 sum of a channel might overflow
-    for program, tiles in ((before, BYTES), (longer, WIDENED)):
+    exact = before.replace(', tolerates="bf16"', "")
+    for program, tiles in ((before, BYTES), (longer, WIDENED), (exact, WIDENED)):
         module = IntegerProducts(tiles)(parse(program))
         assert any(isinstance(b.value, Call) and b.value.op.name == "integer_linear" for b in module.graph("main").body.bindings)
 
@@ -275,7 +280,7 @@ def test_rows_that_choose_a_widened_matrix(becomes: Callable[[Pass, str, str], N
     before = """
         func main(x: f32[n, 64], q: u8[3, 6, 32], s: f16[3, 6, 2], e: i32[n], b: f32[3, 6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=4, group=32, dtype="f32")
-          y = expert_linear(x, w, e, b)
+          y = expert_linear(x, w, e, b, tolerates="bf16")
           return y
         }
     """
@@ -303,10 +308,10 @@ def test_rows_of_a_small_table_are_quantised_before_they_are_looked_up(becomes: 
     before = f"""
         func main({params}) -> f32[8*t, 6] {{
           w = dequantize(q, s, bits=4, group=32, dtype="f32")
-          h = linear(x, w)
+          h = linear(x, w, tolerates="bf16")
           g = embedding(h, i)
           u = dequantize(p, z, bits=4, group=32, dtype="f32")
-          y = expert_linear(g, u, e)
+          y = expert_linear(g, u, e, tolerates="bf16")
           return y
         }}
     """
@@ -348,7 +353,7 @@ def test_rows_of_a_large_table_are_quantised_after_they_are_looked_up() -> None:
         func main(x: f32[1000, 64], i: i32[t], q: u8[6, 32], s: f16[6, 2]) -> f32[t, 6] {
           g = embedding(x, i)
           w = dequantize(q, s, bits=4, group=32, dtype="f32")
-          y = linear(g, w)
+          y = linear(g, w, tolerates="bf16")
           return y
         }
     """)

@@ -45,7 +45,7 @@ def quantised(bits: int, group: int, n: int) -> str:
           dataflow {{
             g2 = quantize(g, {form}) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, {form})
             u2 = quantize(u, {form}) uq = u2.0 us = u2.1 ud = dequantize(uq, us, {form})
-            a = linear(x, gd) b = linear(x, ud) s = silu(a) p = multiply(s, b) y = add(p, residual)
+            a = linear(x, gd, tolerates="bf16") b = linear(x, ud, tolerates="bf16") s = silu(a) p = multiply(s, b) y = add(p, residual)
           }}
           return y
         }}
@@ -141,7 +141,9 @@ def test_a_number_of_rows_that_is_known_when_compiling(amx: Target, compiled: Ca
 
 WIDENED = """
 func main(x: f32[m, 1536], g: f32[64, 1536]) -> object {
-  dataflow { g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32) y = linear(x, gd) }
+  dataflow {
+    g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32) y = linear(x, gd, tolerates="bf16")
+  }
   return y
 }
 """
@@ -198,7 +200,7 @@ def widened(rows: int, length: int, group: int) -> tuple[str, list[Any]]:
     form = f"bits=4, group={group}"
     text = f"""
         func main(x: f32[m, {length}], g: f32[40, {length}]) -> object {{
-          dataflow {{ g2 = quantize(g, {form}) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, {form}) y = linear(x, gd) }}
+          dataflow {{ g2 = quantize(g, {form}) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, {form}) y = linear(x, gd, tolerates="bf16") }}
           return y
         }}
     """
@@ -254,7 +256,7 @@ func main(x: f32[m, {CHOSEN[0]}], g: f32[{MATRICES}], u: f32[{MATRICES}], e: i32
   dataflow {{
     g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
     u2 = quantize(u, bits=4, group=64) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=64)
-    p = expert_linear(x, gd, e, b) q = expert_linear(x, ud, e) s = silu(p) y = multiply(s, q) r = (y, p)
+    p = expert_linear(x, gd, e, b, tolerates="bf16") q = expert_linear(x, ud, e, tolerates="bf16") s = silu(p) y = multiply(s, q) r = (y, p)
   }}
   return r
 }}
@@ -286,7 +288,7 @@ func main(x: f32[m, 256], g: f32[4096, 256], u: f32[4096, 256]) -> object {
   dataflow {
     g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
     u2 = quantize(u, bits=4, group=32) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=32)
-    a = linear(x, gd) b = linear(x, ud) s = silu(a) y = multiply(s, b)
+    a = linear(x, gd, tolerates="bf16") b = linear(x, ud, tolerates="bf16") s = silu(a) y = multiply(s, b)
   }
   return y
 }

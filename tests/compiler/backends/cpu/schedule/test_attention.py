@@ -35,6 +35,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
+    exact: bool = False  # queries and weights must not be rounded to bf16
 
     @property
     def halves(self) -> int:
@@ -48,6 +49,7 @@ class Case:
         q, out = (f"f32[t, {self.heads}, {size}]" for size in (self.size, self.value_size or self.size))
         cache = f"{self.kind}[2, {self.halves}, {PAGES}, {self.kv_heads}, {16 * self.size}]"
         attributes = f"scale=0.2, window={self.window}, softcap={self.softcap}, value_size={self.value_size}"
+        attributes += ", exact=true" if self.exact else ""
         return f"""
 func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {out}
     where t in 0..256, s in 0..8, p in 0..96 {{
@@ -121,7 +123,7 @@ def rounded_to(case: Case, target: Target) -> str:
     tiles = product_tiles(target)
     if case.kind == "i8" and case.size % 16 == 0 and any(t.format.bits == 8 for t in tiles.integers):
         return "i16"
-    return "bf16" if case.kind == "bf16" and tiles.pairs is not None else "f32"
+    return "bf16" if case.kind == "bf16" and not case.exact and tiles.pairs is not None else "f32"
 
 
 def check_near(found: NDArray[np.float32], meaning: NDArray[np.float32], rounding: str) -> None:
@@ -148,6 +150,29 @@ def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArra
             np.testing.assert_array_equal(np.concatenate(parts), whole)
         for row in range(0, len(ROWS), 4):
             np.testing.assert_array_equal(run(case, args, slice(row, row + 1), target)[0], whole[row])
+
+
+PLAIN = Target("plain", "x86_64", frozenset(["fma", "f16c"]), 128)  # without instructions that multiply integers and add
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind in ("bf16", "i8")], ids=str)
+def test_exact_attention_has_the_same_bits_on_all_targets(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
+    case = replace(case, exact=True)
+    args = case.arguments(np.random.default_rng(6), ROWS)
+    whole = run(case, args, target=PLAIN)
+    check_near(whole, Interpreter(parse(case.program)).call("main", *(a.copy() for a in args)), "i16" if case.kind == "i8" else "f32")
+    for target in filter(lambda t: t.can_run_here, (host(), *NAMED.values())):
+        np.testing.assert_array_equal(run(case, args, target=target), whole)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "i8"])
+def test_exact_attention_does_not_use_a_matrix_unit(
+    run: Callable[..., NDArray[np.float32]], amx: Target, matrix_unit: Any, kind: str
+) -> None:
+    case, before = Case(8, 2, 64, kind, exact=True), matrix_unit.counts
+    args = case.arguments(np.random.default_rng(6), ROWS)
+    np.testing.assert_array_equal(run(case, args, target=amx), run(case, args, target=PLAIN))
+    np.testing.assert_array_equal(matrix_unit.counts, before)
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
@@ -236,8 +261,8 @@ def attention_in(found: dict[str, PrimFunc]) -> list[PrimFunc]:
 
 
 def test_pages_of_bytes_are_multiplied_as_integers(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """Products with an 8-bit cache use the tile of integers that the target has. Where it has none, or the head size is not a multiple of
-    16, they are in f32."""
+    """Products with an 8-bit cache use the tile of integers that the target has. If the head size is not a multiple of 16, they are in
+    f32."""
 
     def tiles_of(case: Case, target: str) -> set[str]:
         (kernel,) = attention_in(kernels(case.program, target))
@@ -245,8 +270,9 @@ def test_pages_of_bytes_are_multiplied_as_integers(kernels: Callable[..., dict[s
 
     fits = Case(4, 2, 64, "i8")
     assert tiles_of(fits, "avx512-bf16-amd") == tiles_of(fits, "amx") == tiles_of(fits, "aarch64-dotprod") == {"dot_panel", "pack_bytes"}
-    assert tiles_of(fits, "x86-64-v3") == tiles_of(fits, "wasm-relaxed") == {"dot_words", "pack_bytes"}
-    assert not tiles_of(fits, "riscv64") and not tiles_of(Case(4, 2, 40, "i8"), "avx512-bf16-amd")
+    for target in ("x86-64-v3", "wasm-relaxed", "aarch64-neon", "riscv64"):
+        assert tiles_of(fits, target) == {"dot_words", "pack_bytes"}
+    assert not tiles_of(Case(4, 2, 40, "i8"), "avx512-bf16-amd")
 
 
 # --- the tile that multiplies pairs of bf16 ----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ func main(x: bf16[m, 128], q: i8[5, 64, 128], s: f32[5, 64, 1], chosen: i32[m]) 
 """
 WIDENED = """
 func main(x: f32[m, 448], q: u8[5, 64, 224], s: f32[5, 64, 14], chosen: i32[m]) -> object {
-  dataflow { w = dequantize(q, s, bits=4, group=32) y = expert_linear(x, w, chosen) }
+  dataflow { w = dequantize(q, s, bits=4, group=32) y = expert_linear(x, w, chosen, tolerates="bf16") }
   return y
 }
 """
@@ -110,7 +110,8 @@ def test_weights_of_integers(
     agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], bits: int, group: int, kind: str, k: int
 ) -> None:
     """Experts may have quantised weights. Two products with the same choice share a kernel; each expert has panels of its own, and rows are
-    quantised, too. A matrix unit does not widen channels of 96 weights, so all targets compute the same bits."""
+    quantised, too. All targets compute
+    the same bits."""
     held, length, groups = ("i8", k, 1) if bits == 8 else ("u8", k // 2, k // group)
     text = f"""
         func main(x: f32[m, {k}], gate: {held}[3, 40, {length}], up: {held}[3, 40, {length}], s: f32[3, 40, {groups}], chosen: i32[m])

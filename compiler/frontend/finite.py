@@ -1,0 +1,56 @@
+"""Refuse matrices with values that are no finite numbers, which spread to every answer that reads them.
+
+A step of one token, which every load runs, reads all weights except the rows that it does not choose: those of an embedding table and of
+experts. Those are matrices, so vectors are not checked here: some have infinite values on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.errors import DamagedFile
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from runtime.files import AGAIN
+
+PIECE = 1 << 18  # values that are checked at once, which fit into a cache
+# the bits of the exponent, which all are 1 in infinity and NaN, and the type of integers of the same size
+EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
+    np.dtype(np.float32): (np.uint32, 0x7F800000),
+    np.dtype(np.float16): (np.uint16, 0x7C00),
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
+}
+
+
+class Checked:
+    """A source whose matrices are checked when they are read."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self.tensors: Mapping[str, TensorInfo] = source.tensors
+
+    def read(self, name: str) -> Tensor:
+        tensor = self._source.read(name)
+        if tensor.ndim > 1 and not is_finite(tensor):
+            raise DamagedFile(f"tensor {name!r} has values that are not finite numbers; its file may be damaged: {AGAIN}")
+        return tensor
+
+    def release(self, name: str) -> None:
+        self._source.release(name)
+
+    def digest(self) -> str:
+        return self._source.digest()
+
+
+def is_finite(tensor: NDArray[Any]) -> bool:
+    """Return whether all values are finite. Types without infinity and NaN in the usual place, such as 8-bit floats, count as finite."""
+    if tensor.dtype not in EXPONENTS:
+        return True
+    integers, mask = EXPONENTS[tensor.dtype]
+    flat = np.ascontiguousarray(tensor).reshape(-1).view(integers)
+    pieces = (flat[start : start + PIECE] for start in range(0, flat.size, PIECE))
+    return not any(bool(((piece & integers(mask)) == mask).any()) for piece in pieces)

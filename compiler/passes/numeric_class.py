@@ -1,0 +1,44 @@
+"""Name the numeric class of a program on a target. Programs of one class compute the same bits from the same weights, on any machine.
+
+portable      products of integers, and products of f32 in one order, on machines that multiply and add with one rounding
+unfused       the same where a multiply-add rounds twice: WebAssembly without relaxed SIMD
+bf16          products of rows that are rounded to bf16, by instructions of AMD
+amx           the same on Intel's matrix unit, with schemes of its own for integers
+sm_90a, ...   a GPU's tensor cores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.values import Call
+from compiler.ir.graph.visit import walk_values
+from compiler.ir.module import IRModule
+from compiler.machine.target import GPU, Target
+from compiler.ops.attention.paged import PAGED_ATTENTION
+from compiler.ops.products.experts import EXPERT_LINEAR
+from compiler.ops.products.matmul import LINEAR
+
+PORTABLE, UNFUSED = "portable", "unfused"
+
+
+def numeric_class(module: IRModule, target: Target) -> str:
+    if target.system == GPU:
+        return target.name
+    if not target.has_fma:
+        return UNFUSED
+    return (target.bf16_unit if tolerates_rounding(module) else None) or PORTABLE
+
+
+def tolerates_rounding(module: IRModule) -> bool:
+    """Return whether some product of the program may round its operands to bf16."""
+    return any(isinstance(value, Call) and _tolerates(value) for f in module.graph_functions.values() for value in walk_values(f.body))
+
+
+def _tolerates(call: Call) -> bool:
+    attrs: Mapping[str, Any] = call.attrs
+    if call.op is PAGED_ATTENTION:
+        return not attrs.get("exact", False)
+    return call.op in (LINEAR, EXPERT_LINEAR) and attrs.get("tolerates") == str(DType.BF16)

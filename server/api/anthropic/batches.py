@@ -1,0 +1,201 @@
+"""/v1/messages/batches: batches of conversations, in Anthropic's shape. They run as those of /v1/batches do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from starlette.responses import StreamingResponse
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import json_answer
+from server.api.context import Caller, Context, caller
+from server.api.openai.files import page_of
+from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.request.prepare import invalid
+from server.api.routes import gives, new_router
+from server.batches import lines
+from server.batches.lines import MAX_ID_CHARS, Written
+from server.batches.records import BatchRecord, FileRecord, Status, now
+from server.batches.service import OF_ANTHROPIC, REQUESTS, Batches
+
+ENDPOINT = "/v1/messages"
+MOST_LISTED = 1000
+MAX_REQUESTS = 10_000  # further limited by the size of a body
+
+
+class BatchedRequest(Options):
+    custom_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+    params: dict[str, Any]
+
+
+class MessageBatchBody(Options):
+    requests: Annotated[list[BatchedRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
+
+
+class MessageCounts(TypedDict):
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(TypedDict):
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: MessageCounts
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    archived_at: str | None
+    results_url: str | None
+
+
+class MessageBatchList(TypedDict):
+    data: Sequence[MessageBatch]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class MessageBatchDeleted(TypedDict):
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+def router(context: Context) -> APIRouter:
+    routes, batches, strict = new_router("Anthropic"), context.batches, context.settings.strict
+
+    def found(request: Request, batch_id: str) -> BatchRecord:
+        return batches.batch(batch_id, caller(request).tenant, OF_ANTHROPIC)
+
+    @routes.post("/v1/messages/batches", responses=gives(MessageBatch))
+    async def create_message_batch(request: Request, body: MessageBatchBody) -> Response:
+        """Answer many conversations while the server has nothing else to do."""
+        ignored, who = check_unknown(body, strict=strict), caller(request)
+        _check_ids(body.requests)
+        record = batches.create(_stored(batches, body, who), who.key_digest, ENDPOINT, None, OF_ANTHROPIC)
+        return json_answer(describe(record, request), headers=ignored_header(ignored))
+
+    @routes.get("/v1/messages/batches", responses=gives(MessageBatchList))
+    async def list_message_batches(
+        request: Request, limit: int = 20, after_id: str | None = None, before_id: str | None = None
+    ) -> Response:
+        """List the caller's batches, the newest first."""
+        records = batches.batches_of(caller(request).tenant, OF_ANTHROPIC)
+        if before_id is not None:
+            records, limit = _before(records, before_id, limit), max(limit, 1)
+        ids, has_more = page_of([record.id for record in records], limit, after_id, MOST_LISTED)
+        data = [describe(record, request) for record in records if record.id in ids]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        listed: MessageBatchList = {"data": data, "has_more": has_more, "first_id": first, "last_id": last}
+        return json_answer(listed)
+
+    @routes.get("/v1/messages/batches/{batch_id}", responses=gives(MessageBatch))
+    async def get_message_batch(request: Request, batch_id: str) -> Response:
+        """Describe a batch and its progress."""
+        return json_answer(describe(found(request, batch_id), request))
+
+    @routes.post("/v1/messages/batches/{batch_id}/cancel", responses=gives(MessageBatch))
+    async def cancel_message_batch(request: Request, batch_id: str) -> Response:
+        """Stop a batch."""
+        record = found(request, batch_id)
+        batches.cancel(record)
+        return json_answer(describe(record, request))
+
+    @routes.delete("/v1/messages/batches/{batch_id}", responses=gives(MessageBatchDeleted))
+    async def delete_message_batch(request: Request, batch_id: str) -> Response:
+        """Forget a batch that has ended."""
+        batches.delete(found(request, batch_id))
+        deleted: MessageBatchDeleted = {"id": batch_id, "type": "message_batch_deleted"}
+        return json_answer(deleted)
+
+    @routes.get("/v1/messages/batches/{batch_id}/results", response_class=Response)
+    async def get_results(request: Request, batch_id: str) -> Response:
+        """Return one line of JSON per request, in the order in which they were answered."""
+        record = found(request, batch_id)
+        if not record.has_ended:
+            raise invalid("batch_id", f"batch {batch_id} is {record.status}; its results are readable once it has ended")
+        return StreamingResponse(_results(batches, record), media_type="application/x-jsonl")
+
+    return routes
+
+
+def describe(record: BatchRecord, request: Request) -> MessageBatch:
+    is_canceled = Status.CANCELLING in record.times
+    ended = next((record.times[status] for status in record.times if status is record.status and record.has_ended), None)
+    done = record.completed + record.failed + record.unanswered
+    return {
+        "id": record.id,
+        "type": "message_batch",
+        "processing_status": "ended" if record.has_ended else "canceling" if is_canceled else "in_progress",
+        "request_counts": {
+            "processing": 0 if record.has_ended else max(0, record.total - done),
+            "succeeded": record.completed,
+            "errored": record.failed,
+            "canceled": record.unanswered if is_canceled else 0,
+            "expired": 0 if is_canceled else record.unanswered,
+        },
+        "created_at": _time(record.created_at),
+        "expires_at": _time(record.expires_at),
+        "ended_at": None if ended is None else _time(ended),
+        "cancel_initiated_at": _time(record.times[Status.CANCELLING]) if is_canceled else None,
+        "archived_at": None,
+        "results_url": f"{request.base_url}v1/messages/batches/{record.id}/results" if record.has_ended else None,
+    }
+
+
+def _check_ids(requests: Sequence[BatchedRequest]) -> None:
+    seen: set[str] = set()
+    for place, asked in enumerate(requests):
+        if asked.custom_id in seen:
+            raise invalid(f"requests[{place}].custom_id", f"custom_id {asked.custom_id!r:.80} is that of an earlier request")
+        seen.add(asked.custom_id)
+
+
+def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord:
+    """Store the requests of a body as the input file of a batch."""
+    upload = batches.store.new_upload()
+    try:
+        for asked in body.requests:
+            line = {"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}
+            upload.write(msgspec.json.encode(line) + b"\n")
+        return upload.finish(lambda file_id, size: FileRecord(file_id, who.tenant, "requests.jsonl", REQUESTS, size, now()))
+    except BaseException:
+        upload.abandon()
+        raise
+
+
+def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[BatchRecord]:
+    """Return the `limit` entries that come directly before one in the list."""
+    ids = [record.id for record in records]
+    if before_id not in ids:
+        raise invalid("before_id", f"before_id is {before_id!r:.80}; expected the id of an entry of the list")
+    place = ids.index(before_id)
+    return records[max(0, place - limit) : place]
+
+
+def _results(batches: Batches, record: BatchRecord) -> Iterator[bytes]:
+    for file_id in (record.output_file_id, record.error_file_id):
+        for line in lines.written(batches.store.lines(file_id)):
+            yield msgspec.json.encode({"custom_id": line.custom_id, "result": _result(line, record)}) + b"\n"
+
+
+def _result(line: Written, record: BatchRecord) -> dict[str, Any]:
+    if line.response is None:
+        return {"type": "canceled" if Status.CANCELLING in record.times else "expired"}
+    if line.response.status_code == HTTPStatus.OK:
+        return {"type": "succeeded", "message": line.response.body}
+    return {"type": "errored", "error": line.response.body}
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,169 @@
+"""/v1/files: files of requests that clients upload, and the answers that batches write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, NotRequired
+
+import anyio
+from fastapi import APIRouter, Request, Response
+from starlette.responses import FileResponse
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import json_answer
+from server.api.context import Context, caller
+from server.api.request.prepare import invalid
+from server.api.routes import gives, new_router
+from server.batches.records import FileRecord, now
+from server.errors import BODY_TOO_LARGE, REQUEST_TIMEOUT, ApiError
+from server.http.multipart import Form
+from server.settings import ServerSettings
+
+PURPOSES = ("batch", "user_data")
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+SHORTEST_S, LONGEST_S = 3600, 2592000  # limits of expires_after, as in OpenAI's API
+SLOWEST = 64 << 10  # bytes per second of an upload that may take longer than body_timeout_s
+MOST_LISTED = 10_000
+
+
+class FileObject(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: NotRequired[int]
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+
+
+class FileList(TypedDict):
+    object: Literal["list"]
+    data: Sequence[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+def router(context: Context) -> APIRouter:
+    routes, settings, batches = new_router("OpenAI"), context.settings, context.batches
+
+    @routes.post("/v1/files", responses=gives(FileObject))
+    async def upload_file(request: Request) -> Response:
+        """Store a file. The body is a form with `file`, `purpose` and, if the file shall expire, `expires_after`."""
+        owner = caller(request).tenant
+        upload = batches.store.new_upload()
+        try:
+            form = Form(request.headers.get("content-type", ""), upload.write)
+            await form.read(_limited(request, settings), "file")
+            return json_answer(describe(upload.finish(lambda file_id, size: _record(file_id, size, owner, form))))
+        except BaseException:
+            upload.abandon()
+            raise
+
+    @routes.get("/v1/files", responses=gives(FileList))
+    async def list_files(request: Request, purpose: str | None = None, limit: int = MOST_LISTED, after: str | None = None) -> Response:
+        """List the caller's files, the newest first."""
+        files = [file for file in batches.files_of(caller(request).tenant) if purpose is None or file.purpose == purpose]
+        found, has_more = page_of([file.id for file in files], limit, after, MOST_LISTED)
+        data = [describe(file) for file in files if file.id in found]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        listed: FileList = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+        return json_answer(listed)
+
+    @routes.get("/v1/files/{file_id}", responses=gives(FileObject))
+    async def get_file(request: Request, file_id: str) -> Response:
+        """Describe a file."""
+        return json_answer(describe(batches.store.file(file_id, caller(request).tenant)))
+
+    @routes.get("/v1/files/{file_id}/content", response_class=Response)
+    async def get_content(request: Request, file_id: str) -> Response:
+        """Return the bytes of a file."""
+        file = batches.store.file(file_id, caller(request).tenant)
+        return FileResponse(batches.store.data(file.id), media_type="application/octet-stream")
+
+    @routes.delete("/v1/files/{file_id}", responses=gives(FileDeleted))
+    async def delete_file(request: Request, file_id: str) -> Response:
+        """Delete a file that no running batch uses."""
+        batches.delete_file(batches.store.file(file_id, caller(request).tenant))
+        deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
+        return json_answer(deleted)
+
+    return routes
+
+
+def describe(file: FileRecord) -> FileObject:
+    described: FileObject = {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+    if file.expires_at is not None:
+        described["expires_at"] = file.expires_at
+    return described
+
+
+def page_of(ids: Sequence[str], limit: int, after: str | None, most: int) -> tuple[frozenset[str], bool]:
+    """Return the ids of one page of a list, and whether more follow."""
+    if not 1 <= limit <= most:
+        raise invalid("limit", f"limit is {limit}; expected 1 to {most}")
+    if after is not None and after not in ids:
+        raise invalid("after", f"after is {after!r:.80}; expected the id of an entry of the list")
+    begin = 0 if after is None else ids.index(after) + 1
+    return frozenset(ids[begin : begin + limit]), begin + limit < len(ids)
+
+
+def _record(file_id: str, size: int, owner: str, form: Form) -> FileRecord:
+    if form.filename is None:
+        raise invalid("file", "file is absent; expected a form with a file")
+    purpose = form.fields.get("purpose", "")
+    if purpose not in PURPOSES:
+        raise invalid("purpose", f"purpose is {purpose!r:.40}; expected one of {', '.join(PURPOSES)}")
+    return FileRecord(file_id, owner, form.filename[:255], purpose, size, now(), _expiry(form))
+
+
+def _expiry(form: Form) -> int | None:
+    """Return when the file expires, if the form says so."""
+    anchor, seconds = form.fields.get(ANCHOR), form.fields.get(SECONDS)
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise invalid(ANCHOR, f"{ANCHOR} is {anchor!r:.40}; expected 'created_at'")
+    if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds[:12]) <= LONGEST_S:
+        raise invalid(SECONDS, f"{SECONDS} is {seconds!r:.40}; expected {SHORTEST_S} to {LONGEST_S}")
+    return now() + int(seconds)
+
+
+async def _limited(request: Request, settings: ServerSettings) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives, within limits on its size and its time."""
+    most, declared = settings.max_file_bytes, request.headers.get("content-length", "")
+    too_large = ApiError(BODY_TOO_LARGE, f"the file is larger than {most} bytes (max_file_bytes)")
+    if declared.isdigit() and int(declared) > most + (64 << 10):
+        raise too_large
+    began_s, num_bytes, stream = time.monotonic(), 0, request.stream()
+    while True:
+        late_s = began_s + settings.body_timeout_s + num_bytes / SLOWEST - time.monotonic()
+        try:
+            with anyio.fail_after(max(0.0, late_s)):
+                data = await anext(stream, None)
+        except TimeoutError:
+            raise ApiError(
+                REQUEST_TIMEOUT, f"after {num_bytes} bytes, the file arrives more slowly than {SLOWEST} bytes per second"
+            ) from None
+        if data is None:
+            return
+        num_bytes += len(data)
+        if num_bytes > most:
+            raise too_large
+        yield data

@@ -1,0 +1,69 @@
+"""Say where a prompt departs from the earlier prompts, so that a user of the API can see why the prefix cache found less than expected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from server.api.request.conversation import text_of
+from server.api.request.prepare import ChatPlan, off_loop
+from server.api.request.schema import ChatBody, Message, Tool
+from server.models.model import Loaded
+
+
+async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[str, str]:
+    """Return the header that names the first part of the prompt which differs from the most similar earlier prompt. There is none if the
+    prompt continues that one, or if there is no earlier prompt."""
+
+    def find() -> dict[str, str]:
+        at = loaded.prompts.difference(plan.job.submit.cache_salt, plan.prompt)
+        return {} if at is None else {"x-prefix-ends": part_at(plan.prompt, at, body)}
+
+    return await off_loop(len(plan.prompt), find)
+
+
+def part_at(prompt: str, at: int, body: ChatBody) -> str:
+    """Name the part of a request which the template wrote at a character of the prompt: `system[0], character 81` or `tools[4]`."""
+    messages = list(_named(body.messages))
+    end, following = 0, 0  # the end of the last message found, and the index of the one after it
+    for index, (name, message) in enumerate(messages):
+        said = text_of(message.content)
+        text = said.strip()  # as templates write it
+        start = prompt.find(text, end) if text else -1
+        if start < 0:
+            continue
+        if at < start:
+            break
+        if at < start + len(text):
+            return f"{name}, character {at - start + said.index(text)}"
+        end, following = start + len(text), index + 1
+    before = messages[following - 1][1] if following else None
+    tools = body.tools or ()
+    if tools and (before is None or before.role in {"system", "developer"}):
+        named = _tool_at(prompt, at, end, tools)
+        if named is not None:
+            return named
+    if before is not None and before.tool_calls:
+        return messages[following - 1][0]
+    return messages[following][0] if following < len(messages) else "template"
+
+
+def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
+    """Yield each message with its role and its number among the messages of this role."""
+    counts: Counter[str] = Counter()
+    for message in messages:
+        yield f"{message.role}[{counts[message.role]}]", message
+        counts[message.role] += 1
+
+
+def _tool_at(prompt: str, at: int, start: int, tools: Sequence[object]) -> str | None:
+    """Return the last tool whose name the prompt has between `start` and `at`."""
+    found = None
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Tool):
+            continue  # the model does not see it
+        start = prompt.find(f'"{tool.function.name}"', start, at + len(tool.function.name) + 2)
+        if start < 0:
+            break
+        found = f"tools[{index}]"
+    return found

@@ -1,0 +1,54 @@
+"""Send a request to this server's own application, without a connection. Its answer has the bytes that a client would get."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Scope
+
+from server.http.auth import INWARD, Passed
+
+
+@dataclass(slots=True)
+class Answer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    body: bytearray = field(default_factory=bytearray)
+
+
+async def call(app: ASGIApp, path: str, body: bytes, passed: Passed, client: str, gone: asyncio.Event) -> Answer:
+    """Post a JSON body. `passed` is what the access check would say about the request, and `client` what the log says in the place of an
+    address. Once `gone` is set, the request ends as if its client had closed the connection."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+        "client": (client, 0),
+        "server": None,
+        INWARD: passed,
+    }
+    answer, pending = Answer(), [body]
+
+    async def receive() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            answer.body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    return answer

@@ -1,0 +1,91 @@
+"""What the store keeps about a file and about a batch, as JSON beside the data."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from enum import StrEnum
+
+import msgspec
+
+DAY_S = 86400
+
+
+class Status(StrEnum):
+    """The stages of a batch, in the names of OpenAI's API."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"  # the input file is not valid, and no line ran
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED})
+
+
+class FileRecord(msgspec.Struct):
+    """A file that a client uploaded, or that a batch wrote."""
+
+    id: str
+    owner: str  # tenant of the key that made it; "" on a server without keys
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None = None
+
+
+class Fault(msgspec.Struct):
+    """An error in an input file."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchRecord(msgspec.Struct):
+    """A batch. Times are seconds since 1970; None: the batch has not reached that stage."""
+
+    id: str
+    owner: str
+    key_digest: str  # of the key that made it, with which its requests take turns
+    endpoint: str
+    input_file_id: str
+    output_file_id: str
+    error_file_id: str
+    created_at: int
+    expires_at: int
+    window: str = "24h"
+    metadata: dict[str, str] | None = None
+    status: Status = Status.VALIDATING
+    total: int = 0  # lines of the input file
+    completed: int = 0  # lines that were answered
+    failed: int = 0  # lines that were answered with an error
+    unanswered: int = 0  # lines that were not answered before the batch ended
+    faults: list[Fault] = msgspec.field(default_factory=list[Fault])
+    times: dict[Status, int] = msgspec.field(default_factory=dict[Status, int])
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def num_done(self) -> int:
+        return self.completed + self.failed + self.unanswered
+
+    def reach(self, status: Status) -> None:
+        self.status = status
+        self.times[status] = now()
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"

@@ -1,0 +1,236 @@
+"""Run batches: each line is a request to this server that takes only what other requests leave.
+
+A batch runs a file's lines in order, as many at a time as the model's batch holds. Lines of several batches for one model take turns. A
+line that the server cannot take now, such as one for a model that is still loading, is tried again until the batch expires. Every line
+gets exactly one line in the output or the error file: a restarted server continues with the lines that have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+from starlette.types import ASGIApp
+
+from server.batches import inward, lines
+from server.batches.lines import Head, Line
+from server.batches.records import BatchRecord, FileRecord, Status, now
+from server.batches.store import Store
+from server.errors import ApiError
+from server.http.auth import Access, Passed
+from server.models.registry import Registry
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16  # requests at a time for a model that is not loaded
+LONGEST_WAIT_S = 30.0  # between two tries of a line
+READ_AT_ONCE = 64  # lines read from the disk at a time
+AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Run:
+    """A batch while it runs."""
+
+    record: BatchRecord
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # no line begins, and lines that run are aborted
+
+
+class Runner:
+    def __init__(self, store: Store, registry: Registry, app: ASGIApp, *, max_line_bytes: int, keep_s: int) -> None:
+        self._store = store
+        self._registry = registry
+        self._app = app
+        self._max_line_bytes = max_line_bytes
+        self._keep_s = keep_s
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, Run] = {}
+        self._is_closing = False
+
+    def start(self, record: BatchRecord) -> None:
+        run = self._runs[record.id] = Run(record)
+        if record.status is Status.CANCELLING:
+            run.stopped.set()
+        self._tasks[record.id] = asyncio.create_task(self._guarded(run), name=record.id)
+
+    def cancel(self, record: BatchRecord) -> None:
+        """Stop a batch. Lines that run are aborted."""
+        record.reach(Status.CANCELLING)
+        self._store.save(record)
+        if self._tasks[record.id].done():  # an error has stopped it
+            self.start(record)
+        self._runs[record.id].stopped.set()
+
+    async def close(self) -> None:
+        """Leave all batches as they are. The next start continues them."""
+        self._is_closing = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # --- one batch -------------------------------------------------------------------------------------------------------
+
+    async def _guarded(self, run: Run) -> None:
+        try:
+            await self._whole(run)
+        except* OSError as errors:
+            log.error("batch %s has stopped: %s; it continues when the server is started again", run.record.id, errors.exceptions[0])
+        except* Exception:
+            log.exception("batch %s has stopped; it continues when the server is started again", run.record.id)
+        else:
+            del self._runs[run.record.id], self._tasks[run.record.id]
+
+    async def _whole(self, run: Run) -> None:
+        record = run.record
+        if not record.total:
+            await self._validate(record)
+        if record.has_ended:
+            return
+        done = await asyncio.to_thread(self._recovered, record)
+        timer = asyncio.get_running_loop().call_later(max(0, record.expires_at - now()), run.stopped.set)
+        try:
+            await self._answer_all(run, done)
+        finally:
+            timer.cancel()
+        await asyncio.to_thread(self._finish, record)
+
+    async def _validate(self, record: BatchRecord) -> None:
+        record.total, record.faults = await asyncio.to_thread(self._check, record)
+        if record.faults:
+            record.reach(Status.FAILED)
+        elif record.status is Status.VALIDATING:  # it was not cancelled meanwhile
+            record.reach(Status.IN_PROGRESS)
+        await asyncio.to_thread(self._store.save, record)
+        log.info("batch %s of %d lines for %s: %s", record.id, record.total, record.endpoint, record.status)
+
+    def _check(self, record: BatchRecord) -> tuple[int, list[lines.Fault]]:
+        return lines.check(self._lines(record.input_file_id), record.endpoint, self._max_line_bytes)
+
+    def _lines(self, file_id: str) -> Iterator[bytes]:
+        return self._store.lines(file_id, self._max_line_bytes)
+
+    def _recovered(self, record: BatchRecord) -> set[str]:
+        """Return the ids of lines that have an answer, and count them."""
+        done: set[str] = set()
+        record.completed = record.failed = record.unanswered = 0
+        for file_id in (record.output_file_id, record.error_file_id):
+            self._store.recover(file_id)
+            for line in lines.written(self._store.lines(file_id)):
+                done.add(line.custom_id)
+                record.unanswered += line.response is None
+                is_completed = line.response is not None and line.response.status_code == HTTPStatus.OK
+                record.completed += is_completed
+                record.failed += line.response is not None and not is_completed
+        return done
+
+    async def _answer_all(self, run: Run, done: set[str]) -> None:
+        record = run.record
+        todo = (line for line in lines.read(self._lines(record.input_file_id)) if line.custom_id not in done)
+        async with asyncio.TaskGroup() as tasks:
+            async for line in _in_portions(todo):
+                slots = self._slots_of(msgspec.json.decode(line.body, type=Head).model)
+                has_slot = await _is_first(slots.acquire(), run.stopped.wait())
+                if run.stopped.is_set():
+                    if has_slot:
+                        slots.release()
+                    break
+                tasks.create_task(self._answer(run, line, slots))
+
+    def _slots_of(self, model: str | None) -> asyncio.Semaphore:
+        """Return the places of lines that run at the same time for a model. Batches wait for them in the order of arrival."""
+        name, count = "", AT_ONCE  # the lines of all models that are not loaded share places
+        with suppress(ApiError):
+            found, loaded = self._registry.serve(model)
+            name, count = found.spec.name, loaded.admission.max_running
+        return self._slots.setdefault(name, asyncio.Semaphore(count))
+
+    # --- one line --------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, run: Run, asked: Line, slots: asyncio.Semaphore) -> None:
+        try:
+            answer = await self._call(run, asked)
+        finally:
+            slots.release()
+        if answer is None:
+            return
+        is_error = answer.status != HTTPStatus.OK
+        record = run.record
+        line = lines.answered(asked.custom_id, answer.status, answer.headers.get("x-request-id", ""), bytes(answer.body))
+        await asyncio.to_thread(self._store.append, record.error_file_id if is_error else record.output_file_id, line)
+        record.failed += is_error
+        record.completed += not is_error
+
+    async def _call(self, run: Run, line: Line) -> inward.Answer | None:
+        """Return the answer to a line, or None if the batch was stopped before."""
+        record, wait_s = run.record, 1.0
+        passed = Passed(Access.KEY, record.key_digest, record.owner)
+        while not run.stopped.is_set():
+            answer = await inward.call(self._app, line.url, bytes(line.body), passed, record.id, run.stopped)
+            if self._is_closing:
+                raise asyncio.CancelledError  # the gateway has answered the cancellation as a request of a server that stops
+            if run.stopped.is_set() and answer.status != HTTPStatus.OK:
+                break  # the request was aborted
+            if answer.status not in AGAIN:
+                return answer
+            with suppress(TimeoutError):
+                await asyncio.wait_for(run.stopped.wait(), wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        return None
+
+    # --- the end ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self, record: BatchRecord) -> None:
+        """Write lines for the requests that have no answer, and make the output files readable."""
+        is_cancelled = record.status is Status.CANCELLING
+        if record.num_done < record.total:
+            code, why = ("batch_cancelled", "the batch was cancelled") if is_cancelled else ("batch_expired", "the batch expired")
+            done = self._recovered(record)
+            for line in lines.read(self._lines(record.input_file_id)):
+                if line.custom_id not in done:
+                    text = f"{why} before this request was answered"
+                    self._store.append(record.error_file_id, lines.unanswered(line.custom_id, code, text))
+            self._recovered(record)
+        for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "errors")):
+            self._publish(record, file_id, kind)
+        record.times.setdefault(Status.FINALIZING, now())
+        record.reach(Status.CANCELLED if is_cancelled else Status.EXPIRED if record.unanswered else Status.COMPLETED)
+        self._store.save(record)
+        log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
+
+    def _publish(self, record: BatchRecord, file_id: str, kind: str) -> None:
+        path = self._store.data(file_id)
+        if path.exists() and file_id not in self._store.files:
+            name = f"{record.id}_{kind}.jsonl"
+            size, expires_at = path.stat().st_size, now() + self._keep_s
+            self._store.keep(FileRecord(file_id, record.owner, name, "batch_output", size, now(), expires_at))
+
+
+async def _is_first(work: Coroutine[None, None, object], other: Coroutine[None, None, object]) -> bool:
+    """Await `work` or `other`, and cancel the one that has not ended. Return whether `work` has."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].done()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _in_portions(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield items that another thread reads from the disk, some at a time."""
+    iterator = iter(items)
+
+    def portion() -> list[T]:
+        return [item for _, item in zip(range(READ_AT_ONCE), iterator, strict=False)]
+
+    while found := await asyncio.to_thread(portion):
+        for item in found:
+            yield item

@@ -1,0 +1,164 @@
+"""Files and batches as the endpoints use them: create, find, list, cancel and delete."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, TypeVar
+
+from starlette.types import ASGIApp
+
+from server.batches.records import DAY_S, BatchRecord, FileRecord, Status, new_id, now
+from server.batches.runner import Runner
+from server.batches.store import Store, StoreError, Upload
+from server.errors import BATCH_NOT_FOUND, BATCHES_OFF, CONFLICTING_BATCH, INVALID_VALUE, STORE_FULL, ApiError
+from server.models.registry import Registry
+from server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = DAY_S  # a batch expires after the only completion window of OpenAI's API, "24h"
+MAX_RUNNING = 64  # batches of one key that have not ended
+SWEEP_S = 60.0
+R = TypeVar("R", FileRecord, BatchRecord)
+INPUT, REQUESTS = "batch", "requests"  # purposes of input files; `requests` are those in the body of an Anthropic batch
+OF_OPENAI, OF_ANTHROPIC = "batch_", "msgbatch_"  # how ids of batches begin
+
+
+class Batches:
+    """The store and the runner of a server. Without a folder, every call raises BATCHES_OFF."""
+
+    def __init__(self, settings: ServerSettings, registry: Registry) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._opened: tuple[Store, Runner] | None = None
+        self._why_off = "the server was started without a folder for files (batch_dir), or with batch_store_bytes 0"
+        self._lock: IO[bytes] | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def open(self, app: ASGIApp) -> None:
+        """Open the folder, and continue the batches that have not ended."""
+        folder = self._settings.batch_dir
+        if folder is None or not self._settings.batch_store_bytes:
+            return
+        try:
+            self._lock = await asyncio.to_thread(_own, folder)
+            store = await asyncio.to_thread(Store, folder, self._settings.batch_store_bytes)
+        except (OSError, StoreError) as error:
+            self._why_off = f"batch_dir {folder}: {error}"
+            log.warning("no files and batches: %s", self._why_off)
+            return
+        runner = Runner(store, self._registry, app, max_line_bytes=self._settings.max_body_bytes, keep_s=int(self._settings.batch_store_s))
+        self._opened = store, runner
+        for batch in sorted(store.batches.values(), key=lambda record: record.created_at):
+            if not batch.has_ended:
+                runner.start(batch)
+        self._sweeper = asyncio.create_task(self._sweep(store))
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._opened is not None:
+            await self._opened[1].close()
+        if self._lock is not None:
+            self._lock.close()
+
+    async def _sweep(self, store: Store) -> None:
+        while True:
+            await asyncio.to_thread(store.sweep, int(self._settings.batch_store_s))
+            await asyncio.sleep(SWEEP_S)
+
+    @property
+    def store(self) -> Store:
+        if self._opened is None:
+            raise ApiError(BATCHES_OFF, f"files and batches are off: {self._why_off}")
+        return self._opened[0]
+
+    # --- files -----------------------------------------------------------------------------------------------------------
+
+    def new_upload(self) -> Upload:
+        return self.store.new_upload()
+
+    def files_of(self, owner: str) -> list[FileRecord]:
+        """Return the files of a tenant, the newest first."""
+        return _newest_first(file for file in self.store.files.values() if file.owner == owner and file.purpose != REQUESTS)
+
+    def delete_file(self, file: FileRecord) -> None:
+        for batch in self.store.batches.values():
+            if not batch.has_ended and file.id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+                raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
+        self.store.delete_file(file.id)
+
+    # --- batches ---------------------------------------------------------------------------------------------------------
+
+    def create(
+        self, file: FileRecord, key_digest: str, endpoint: str, metadata: Mapping[str, str] | None, prefix: str = OF_OPENAI
+    ) -> BatchRecord:
+        """Begin a batch of the requests in a file, for the key that asks for it."""
+        store, owner = self.store, file.owner
+        if file.purpose not in (INPUT, REQUESTS):
+            raise ApiError(INVALID_VALUE, f"the file's purpose is {file.purpose!r}; expected {INPUT!r}", param="input_file_id")
+        running = sum(not batch.has_ended and batch.owner == owner for batch in store.batches.values())
+        if running >= MAX_RUNNING:
+            raise ApiError(STORE_FULL, f"{running} of your batches have not ended; expected fewer than {MAX_RUNNING}; wait, or cancel some")
+        created = now()
+        record = BatchRecord(
+            new_id(prefix),
+            owner,
+            key_digest,
+            endpoint,
+            file.id,
+            new_id("file-"),
+            new_id("file-"),
+            created,
+            created + WINDOW_S,
+            metadata=None if metadata is None else dict(metadata),
+        )
+        store.save(record)
+        assert self._opened is not None
+        self._opened[1].start(record)
+        return record
+
+    def batches_of(self, owner: str, prefix: str = OF_OPENAI) -> list[BatchRecord]:
+        """Return the batches of a tenant that one API made, the newest first."""
+        return _newest_first(batch for batch in self.store.batches.values() if batch.owner == owner and batch.id.startswith(prefix))
+
+    def batch(self, batch_id: str, owner: str, prefix: str = OF_OPENAI) -> BatchRecord:
+        record = self.store.batches.get(batch_id)
+        if record is None or record.owner != owner or not record.id.startswith(prefix):
+            raise ApiError(BATCH_NOT_FOUND, f"no batch of yours has the id {batch_id!r:.80}", param="batch_id")
+        return record
+
+    def cancel(self, record: BatchRecord) -> None:
+        if record.has_ended:
+            raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status} already", param="batch_id")
+        if record.status is not Status.CANCELLING:
+            assert self._opened is not None
+            self._opened[1].cancel(record)
+
+    def delete(self, record: BatchRecord) -> None:
+        """Forget a batch that has ended, with its files."""
+        if not record.has_ended:
+            raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status}; cancel it first", param="batch_id")
+        for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
+            self.store.delete_file(file_id)
+        self.store.delete_batch(record)
+
+
+def _newest_first(records: Iterable[R]) -> list[R]:
+    return sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
+
+
+def _own(folder: Path) -> IO[bytes]:
+    """Lock the folder for this server. The kernel frees the lock however the server ends."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (folder / "lock").open("ab", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreError("another server uses it; name another folder") from error
+    return file

@@ -1,0 +1,201 @@
+"""The folder of files and batches.
+
+    files/ID.data, ID.json        the bytes of a file, and its FileRecord
+    batches/ID.json               a BatchRecord
+    lock                          held by the server that uses the folder
+
+A record is written under a temporary name and renamed. Answers of a batch are appended to its output files line by line, each with one
+write, so a killed server loses no answer that it has written; `recover` removes an incomplete last line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from server.batches.records import DAY_S, BatchRecord, FileRecord, new_id, now
+from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
+
+MAX_FILES = 10_000
+ID = re.compile(r"[A-Za-z]+[-_][0-9a-f]{24}")
+PIECE_BYTES = 1 << 20
+R = TypeVar("R", FileRecord, BatchRecord)
+
+
+class Store:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()  # of the sums below, because files are written by several threads
+        for name in ("files", "batches"):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in folder.glob("*/*.tmp"):
+            leftover.unlink(missing_ok=True)
+        self.files = {record.id: record for record in self._read("files", FileRecord)}
+        self.batches = {record.id: record for record in self._read("batches", BatchRecord)}
+        self._remove_unknown_data()
+        self.num_bytes = sum(path.stat().st_size for path in (folder / "files").glob("*.data"))
+
+    # --- files -----------------------------------------------------------------------------------------------------------
+
+    def file(self, file_id: str, owner: str) -> FileRecord:
+        """Return a file of this owner, or raise FILE_NOT_FOUND."""
+        record = self.files.get(file_id)
+        if record is None or record.owner != owner:
+            raise ApiError(FILE_NOT_FOUND, f"no file of yours has the id {file_id!r:.80}", param="file_id")
+        return record
+
+    def data(self, file_id: str) -> Path:
+        assert ID.fullmatch(file_id), file_id  # an id is a part of a path
+        return self._folder / "files" / f"{file_id}.data"
+
+    def new_upload(self) -> Upload:
+        if len(self.files) >= MAX_FILES:
+            raise ApiError(
+                STORE_FULL, f"{len(self.files)} files are stored; expected fewer than {MAX_FILES}; delete some (DELETE /v1/files)"
+            )
+        return Upload(self, new_id("file-"))
+
+    def keep(self, record: FileRecord) -> None:
+        self._write("files", record)
+        self.files[record.id] = record
+
+    def delete_file(self, file_id: str) -> None:
+        """Remove a file. Its record goes first: data without a record are removed by the next start."""
+        self.files.pop(file_id, None)
+        path = self.data(file_id)
+        (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
+        size = path.stat().st_size if path.exists() else 0
+        path.unlink(missing_ok=True)
+        self._count(-size)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Count bytes that are about to be written. Raise STORE_FULL if there is no room for them."""
+        with self._lock:
+            if self.num_bytes + num_bytes > self._max_bytes:
+                text = f"files take {self.num_bytes} bytes of {self._max_bytes} (batch_store_bytes); delete some (DELETE /v1/files/ID)"
+                raise ApiError(STORE_FULL, text)
+            self.num_bytes += num_bytes
+
+    def append(self, file_id: str, line: bytes) -> None:
+        """Append a line to a file that a batch writes. Answers are kept even beyond the limit of the store, which refuses new files."""
+        with self.data(file_id).open("ab", buffering=0) as file:
+            file.write(line)
+        self._count(len(line))
+
+    def lines(self, file_id: str, most: int | None = None) -> Iterator[bytes]:
+        """Yield the lines of a file without blank ones, none if the file does not exist. Of a line longer than `most` bytes, yield the
+        beginning, which has one byte too many."""
+        path = self.data(file_id)
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            while line := file.readline(-1 if most is None else most + 1):
+                part = line
+                while not part.endswith(b"\n") and (part := file.readline(PIECE_BYTES)):
+                    pass  # skip the rest of a line that is too long
+                if line.strip():
+                    yield line
+
+    def recover(self, file_id: str) -> None:
+        """Remove an incomplete last line, which a killed server has left."""
+        path = self.data(file_id)
+        if not path.exists():
+            return
+        with path.open("r+b") as file:
+            end = size = file.seek(0, os.SEEK_END)
+            while end:
+                begin = max(0, end - PIECE_BYTES)
+                file.seek(begin)
+                at = file.read(end - begin).rfind(b"\n")
+                if at >= 0:
+                    end = begin + at + 1
+                    break
+                end = begin
+            file.truncate(end)
+        self._count(end - size)
+
+    # --- batches ---------------------------------------------------------------------------------------------------------
+
+    def save(self, record: BatchRecord) -> None:
+        self._write("batches", record)
+        self.batches[record.id] = record
+
+    def delete_batch(self, record: BatchRecord) -> None:
+        self.batches.pop(record.id, None)
+        (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
+
+    def sweep(self, keep_s: int) -> None:
+        """Remove expired files, and batches that ended `keep_s` ago."""
+        for file in [record for record in self.files.values() if record.expires_at is not None and record.expires_at <= now()]:
+            self.delete_file(file.id)
+        for batch in [record for record in self.batches.values() if record.has_ended]:
+            if max(batch.times.values()) + max(keep_s, DAY_S) <= now():
+                self.delete_batch(batch)
+
+    # --- disk ------------------------------------------------------------------------------------------------------------
+
+    def _count(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_bytes += num_bytes
+
+    def _read(self, part: str, kind: type[R]) -> list[R]:
+        return [_decoded(path, kind) for path in (self._folder / part).glob("*.json")]
+
+    def _write(self, part: str, record: FileRecord | BatchRecord) -> None:
+        path = self._folder / part / f"{record.id}.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(record))
+        temporary.replace(path)
+
+    def _remove_unknown_data(self) -> None:
+        """Remove the data of uploads that a killed server has not finished. Files that a running batch writes have no record yet."""
+        known = set(self.files)
+        for batch in self.batches.values():
+            if not batch.has_ended:
+                known |= {batch.output_file_id, batch.error_file_id}
+        for path in (self._folder / "files").glob("*.data"):
+            if path.stem not in known:
+                path.unlink()
+
+
+class Upload:
+    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`."""
+
+    def __init__(self, store: Store, file_id: str) -> None:
+        self._store = store
+        self.id = file_id
+        self.num_bytes = 0
+        self._file = store.data(file_id).open("xb")
+
+    def write(self, data: bytes) -> None:
+        self._store.reserve(len(data))
+        self.num_bytes += len(data)
+        self._file.write(data)
+
+    def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
+        self._file.close()
+        record = describe(self.id, self.num_bytes)
+        self._store.keep(record)
+        return record
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._store.delete_file(self.id)
+
+
+def _decoded(path: Path, kind: type[R]) -> R:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is no record of this version: {error}; move it away, or name another batch_dir") from error
+
+
+class StoreError(ValueError):
+    """Raised if the folder of batches cannot be used."""

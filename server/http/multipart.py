@@ -1,0 +1,128 @@
+"""Read a form with files (multipart/form-data, RFC 7578) while it arrives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterable, Callable
+from email.message import Message
+
+from server.errors import BAD_REQUEST, ApiError
+
+MAX_FIELDS = 32
+MAX_FIELD_BYTES = 4096
+MAX_HEADER_BYTES = 4096
+BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
+
+Sink = Callable[[bytes], None]
+
+
+class Form:
+    """The fields of a form. The one file goes to `sink` as it arrives."""
+
+    def __init__(self, content_type: str, sink: Sink) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        self._end = b"\r\n--" + _boundary_of(content_type).encode()
+        self._sink = sink
+        self._pending = bytearray(b"\r\n")  # the first boundary has no line break before it
+        self._part: _Part | None = None  # None: outside of parts
+        self._num_parts = 0
+        self._is_complete = False
+
+    async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
+        """Read a whole body, whose file has the name `file_name`."""
+        async for data in body:
+            self._pending += data
+            while self._advance(file_name):
+                pass
+        if not self._is_complete:
+            raise _fault("it ends before its last boundary; send all of it")
+
+    def _advance(self, file_name: str) -> bool:
+        """Take what is certain of the pending bytes. Return whether more may be certain now."""
+        if self._is_complete:
+            self._pending.clear()  # an epilogue, which nobody reads
+            return False
+        at = self._pending.find(self._end)
+        if self._part is not None:
+            certain = at if at >= 0 else max(0, len(self._pending) - len(self._end) + 1)
+            self._part.take(bytes(self._pending[:certain]))
+            del self._pending[:certain]
+            at = at if at < 0 else 0
+        if at < 0:
+            if self._part is None and len(self._pending) > MAX_HEADER_BYTES:
+                raise _fault("it does not begin with its boundary")
+            return False
+        return self._begin_part(at + len(self._end), file_name)
+
+    def _begin_part(self, at: int, file_name: str) -> bool:
+        """Read what follows a boundary that ends at `at`: the headers of a part, or the end of the form."""
+        head = bytes(self._pending[at : at + MAX_HEADER_BYTES])
+        if head.startswith(b"--"):
+            self._finish_part()
+            self._is_complete = True
+            return True
+        end = head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(head) == MAX_HEADER_BYTES:
+                raise _fault(f"a part has headers of more than {MAX_HEADER_BYTES} bytes")
+            return False
+        self._finish_part()
+        del self._pending[: at + end + 4]
+        self._part = self._part_of(head[:end], file_name)
+        return True
+
+    def _part_of(self, headers: bytes, file_name: str) -> _Part:
+        disposition = Message()
+        for line in headers.decode(errors="replace").split("\r\n"):
+            name, _, value = line.partition(":")
+            if name.strip().lower() == "content-disposition":
+                disposition["content-disposition"] = value.strip()
+        name, filename = disposition.get_param("name", None, "content-disposition"), disposition.get_filename()
+        if not isinstance(name, str):
+            raise _fault("a part has no name")
+        self._num_parts += 1
+        if self._num_parts > MAX_FIELDS:
+            raise _fault(f"it has more than {MAX_FIELDS} fields")
+        if name != file_name:
+            return _Part(name, None)
+        if self.filename is not None:
+            raise _fault(f"it has more than one {file_name}")
+        self.filename = filename or file_name
+        return _Part(name, self._sink)
+
+    def _finish_part(self) -> None:
+        part, self._part = self._part, None
+        if part is not None and part.sink is None:
+            self.fields[part.name] = part.value.decode(errors="replace")
+
+
+class _Part:
+    """A part while it arrives. `sink` takes the bytes of a file; the value of another field is kept."""
+
+    def __init__(self, name: str, sink: Sink | None) -> None:
+        self.name = name
+        self.sink = sink
+        self.value = bytearray()
+
+    def take(self, data: bytes) -> None:
+        if self.sink is not None:
+            if data:
+                self.sink(data)
+            return
+        self.value += data
+        if len(self.value) > MAX_FIELD_BYTES:
+            raise _fault(f"field {self.name!r:.40} has more than {MAX_FIELD_BYTES} bytes")
+
+
+def _boundary_of(content_type: str) -> str:
+    declared = Message()
+    declared["content-type"] = content_type
+    boundary = declared.get_param("boundary")
+    if declared.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not BOUNDARY.fullmatch(boundary):
+        raise ApiError(BAD_REQUEST, f"content-type is {content_type!r:.80}; expected multipart/form-data with a boundary")
+    return boundary
+
+
+def _fault(found: str) -> ApiError:
+    return ApiError(BAD_REQUEST, f"the form cannot be read: {found}")

@@ -1,0 +1,129 @@
+"""Prepare a visit to a machine with a card that can fetch nothing: fill the folder .gpu, which travels with the checkout.
+
+    wheels/             the packages that the machine lacks, and pycuda built against NVIDIA's headers
+    pycuda-*.tar.gz     its source, should the machine need another build
+    first/tests         a package that leads to the tests of the checkout: without it, Python would prefer any package of this name that is
+                        installed on the machine, since the folder tests is no package
+    commit              the commit of the checkout
+
+A virtual environment with the packages that the machine has stands in for it here. Whatever was fetched or built stays for the next time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from server.settings import SettingsError
+from tests.gpu.build_pycuda import pip, wheel
+from tests.gpu.driver.library import ROOT
+from tests.lab.gpu_day.day import CARRIED, FIRST
+from tests.lab.gpu_day.packages import carried, expected, pinned
+from tests.lab.reporting.record import commit_name
+
+VERSION = "3.12"  # the machine's Python
+NAMED = "GPU_DAY_PYTHON"
+BARE = ROOT / ".venv" / f"bare-{VERSION}"
+MOST_BYTES = 64 << 20  # checkout and .gpu together
+CHECK = ("--require-hashes", "--only-binary", ":all:", "--no-deps")
+PACKAGE = """from pathlib import Path
+
+__path__ = [str(Path(__file__).parents[3] / "tests")]
+"""
+MISSING = (
+    f"make gpu-day needs Python {VERSION}, the version of the machine with the card: PATH, pyenv and uv have none; "
+    f"install one with `pyenv install {VERSION}` or `uv python install {VERSION}`, or name it: {NAMED}=PATH make gpu-day"
+)
+
+
+def prepare() -> str:
+    """Fill the folder. Return the interpreter of the environment that stands in for the machine."""
+    python = bare_python()
+    fetch_wheels(python)
+    build_pycuda(python)
+    lay_tests()
+    (CARRIED / "commit").write_text(commit_name() + "\n")
+    num_bytes = sum(path.stat().st_size for path in travelling())
+    if num_bytes > MOST_BYTES:
+        raise SettingsError(
+            f"checkout and .gpu have {num_bytes >> 20} MiB; at most {MOST_BYTES >> 20} MiB travel: ignore what is not needed"
+        )
+    print(f"{CARRIED.name} is ready; with the checkout {num_bytes >> 20} MiB travel", flush=True)
+    return python
+
+
+def lay_tests() -> None:
+    package = FIRST / "tests"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(PACKAGE)
+
+
+def travelling() -> list[Path]:
+    """Return the files that travel: those that git lists, and .gpu."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "-z"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    files = [ROOT / name for name in listed if name]
+    return [path for path in (*files, *CARRIED.rglob("*")) if path.is_file()]
+
+
+def pythons() -> Iterator[str]:
+    """Yield the interpreters that may be of the right version."""
+    if named := os.environ.get(NAMED):
+        yield named
+    yield f"python{VERSION}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    uv = Path.home() / ".local/share/uv/python"
+    for folder, pattern in ((pyenv, f"{VERSION}*/bin/python"), (uv, f"cpython-{VERSION}*/bin/python{VERSION}")):
+        yield from map(str, sorted(folder.glob(pattern)))
+
+
+def found_python() -> str:
+    ask = f"import sys, venv; raise SystemExit('.'.join(map(str, sys.version_info[:2])) != '{VERSION}')"
+    for python in pythons():
+        if (path := shutil.which(python)) and not subprocess.run([path, "-c", ask], capture_output=True).returncode:
+            return path
+    raise SettingsError(MISSING)
+
+
+def bare_python() -> str:
+    """Return the interpreter of an environment with just the packages that the machine has."""
+    python, pins, kept = BARE / "bin" / "python", pinned(expected()), BARE / "pins.txt"
+    if not kept.is_file() or kept.read_text() != pins:
+        print(f"making {BARE.relative_to(ROOT)}", flush=True)
+        subprocess.run([found_python(), "-m", "venv", "--clear", BARE], check=True)
+        install_pins(pins, python, "install")
+        kept.write_text(pins)
+    return str(python)
+
+
+def fetch_wheels(python: str) -> None:
+    wheels, pins, kept = CARRIED / "wheels", pinned(carried()), CARRIED / "pins.txt"
+    if not kept.is_file() or kept.read_text() != pins:
+        print("fetching the packages that the machine lacks", flush=True)
+        shutil.rmtree(wheels, ignore_errors=True)
+        wheels.mkdir(parents=True)
+        install_pins(pins, Path(python), "download", "-d", str(wheels))
+        kept.write_text(pins)
+
+
+def install_pins(pins: str, python: Path, *command: str) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(pins)
+        file.flush()
+        pip(*command, *CHECK, "-r", file.name, python=str(python))
+
+
+def build_pycuda(python: str) -> None:
+    if list((CARRIED / "wheels").glob("pycuda-*.whl")):
+        return
+    print("building pycuda for that Python, once: a minute or two", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        built = wheel(Path(name), python)
+        for source in Path(name).glob("pycuda-*.tar.gz"):
+            shutil.copy(source, CARRIED)
+        shutil.copy(built, CARRIED / "wheels")

@@ -1,0 +1,77 @@
+"""Rehearse a day with a card: copy what travels, and run its steps there by the bare interpreter, on the model of a card in software, with
+tiny models and one case per test. Stand-ins take the places of the peers and of NVIDIA's tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.gpu.driver.library import ROOT, build
+from tests.lab.gpu_day.day import FIRST
+from tests.lab.gpu_day.prepare import travelling
+
+STAND_INS = ROOT / "tests" / "lab" / "stand_ins"
+SANITIZER = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n'  # runs the command behind its options
+TOOLS = {"compute-sanitizer": SANITIZER, "nvidia-smi": "#!/bin/sh\necho a card in software\n"}
+
+
+def lay_peers(folder: Path) -> None:
+    """Write the stand-ins for the packages of peers to a folder, where they look installed."""
+    for file in STAND_INS.glob("*.py"):
+        about = folder / f"{file.stem}-0.1.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {file.stem}\nVersion: 0.1\n")
+        shutil.copy(file, folder)
+
+
+def lay_tools(folder: Path) -> None:
+    folder.mkdir()
+    for name, text in TOOLS.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+def copy_checkout(folder: Path) -> None:
+    for path in travelling():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+
+def environment_in(work: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a rehearsal: none of this environment's, but those of a card in software."""
+    lay_tools(work / "tools")
+    lay_peers(work / "peers")
+    library = build(work / "card")
+    return {
+        "HOME": str(work),
+        "LANG": "C.UTF-8",
+        "PATH": os.pathsep.join((str(work / "tools"), given["PATH"])),
+        "PYTHONPATH": os.pathsep.join((str(FIRST.relative_to(ROOT)), str(work / "peers"))),
+        "STAND_IN_LOG": str(work / "peers.log"),
+        "LD_LIBRARY_PATH": str(library.parent),
+        "SOFTWARE_GPU_ARCH": "9.0",
+        "SOFTWARE_GPU_MEMORY": str(4 << 30),
+    }
+
+
+def lay_rival(python: str) -> None:
+    """Install a package named tests, as careless packages do."""
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+    (packages / "tests").mkdir(exist_ok=True)
+    (packages / "tests" / "__init__.py").write_text("")
+
+
+def rehearse(python: str, command: Sequence[str], out: Path) -> int:
+    """Run the command of the day. Return its exit status."""
+    with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as name:
+        work = Path(name)
+        copy_checkout(work / "checkout")
+        lay_rival(python)
+        rehearsed = [python, *command, "--small", "--out", str(out.resolve())]
+        return subprocess.run(rehearsed, cwd=work / "checkout", env=environment_in(work, os.environ)).returncode

@@ -1,0 +1,70 @@
+"""The steps of a day with a card, the most valuable first. Each is a command that runs in a process of its own. What it prints as JSON
+objects, one a line or as one document, are its results.
+
+Only the standard library is imported here, because the first step installs the packages that the machine lacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PYTHON = "python"  # in a command: the interpreter that runs the day
+MARKED = "gpu and not slow"  # value of pytest's option -m, which runs tests on a real card
+LAYERS = 4  # of the 8B shape, so that a model is bound in seconds
+FORMATS = ("bf16", "int4-128", "int8")
+KERNELS = ("rows", "branches", "products", "experts", "attention", "tensor_attention", "region", "sampling", "hostile_indices")
+OF_KERNELS = "tests/runtime/device/cuda/test_{}.py"
+PLUGIN = "tests.lab.gpu_day.plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    name: str
+    limit_s: int  # the step is killed after this time
+    command: tuple[str, ...]
+    small: tuple[str, ...] = ()  # further arguments in a rehearsal, on a model of a card in software
+
+
+def module(name: str, limit_s: int, what: str, *arguments: str, small: tuple[str, ...] = ()) -> Step:
+    return Step(name, limit_s, (PYTHON, "-m", what, *arguments), small)
+
+
+def tests(name: str, limit_s: int, file: str, *tool: str, rehearsed: str = "") -> Step:
+    """A step that runs the tests of a file, under a tool if one is given. A rehearsal runs one case of each test, or only of the test
+    `rehearsed`. Warnings of other versions of packages are no errors there."""
+    command = (*tool, PYTHON, "-m", "pytest", "-q", "--maxfail=3", "-W", "default", "-p", "no:cacheprovider", "-p", PLUGIN, "-m", MARKED)
+    return Step(name, limit_s, (*command, file), ("--one-case", *(("-k", rehearsed) if rehearsed else ())))
+
+
+def sanitized(tool: str) -> Step:
+    """A step with tests of small kernels, each of which has asynchronous copies in flight."""
+    return tests(tool, 60, OF_KERNELS.format("products"), "compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
+
+
+SMALL_MODEL = ("--small",)
+
+STEPS = (
+    module("install", 200, "tests.lab.gpu_day.install"),
+    module("machine", 30, "tests.lab.gpu_day.machine"),
+    # right answers: kernels against NumPy, families against transformers, bits in every batch, a chat over HTTP
+    *(tests(f"kernels: {name}", 60, OF_KERNELS.format(name)) for name in KERNELS),
+    tests("families", 90, "tests/compiler/frontend/test_on_gpu.py", rehearsed="transformers"),
+    tests("bits", 60, "tests/e2e/test_gpu_bits.py", rehearsed="test_in_chunks"),
+    tests("chat over HTTP", 75, "tests/deploy/test_cuda.py"),
+    # shares of what the card can do
+    module("copies", 30, "tests.lab.gpu_day.shares", "copies", small=SMALL_MODEL),
+    module("product", 60, "tests.lab.gpu_day.shares", "product", small=SMALL_MODEL),
+    *(module(f"shape {form}", 110, "tests.lab.gpu_day.shares", "shape", form, small=SMALL_MODEL) for form in FORMATS),
+    module("serve 0.5b", 110, "tests.lab.gpu_day.served", small=SMALL_MODEL),
+    # tools, peers, and a worker that is killed
+    sanitized("memcheck"),
+    sanitized("racecheck"),
+    module("peers", 150, "tests.lab.gpu_day.peers", small=SMALL_MODEL),
+    tests("killed worker", 90, "tests/deploy/test_cuda_families.py"),
+)
+
+# Steps that show that a day survives them: a process that dies by a signal, and one that hangs with a child that ignores signals.
+PLANTED = (
+    Step("planted fault", 20, (PYTHON, "-c", "import os; print('{\"begun\": true}', flush=True); os.kill(os.getpid(), 11)")),
+    Step("planted hang", 2, ("sh", "-c", "trap '' TERM; sleep 600 & wait")),
+)

@@ -1,0 +1,100 @@
+"""A step that dies or hangs costs only itself, and every step has a line as soon as it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.lab.gpu_day.day import LINES, LOG, Line, environment_of, objects, run_day
+from tests.lab.gpu_day.steps import PLANTED, PYTHON, STEPS, Step
+
+
+def says(name: str, text: str, status: int = 0) -> Step:
+    return Step(name, 60, (PYTHON, "-c", f"print({text!r}); raise SystemExit({status})"))
+
+
+def day(steps: Sequence[Step], out: Path, seconds: float = 600.0) -> list[Line]:
+    return list(run_day(steps, out, seconds, os.environ))
+
+
+def test_a_planted_fault_and_a_planted_hang_cost_one_step_each(tmp_path: Path) -> None:
+    """A process that dies by a signal keeps what it had printed. One that hangs with a child is killed together with the child, and the
+    steps after both run."""
+    first, fault, hang, last = day([says("first", "one"), *PLANTED, says("last", '{"two": 2}')], tmp_path)
+    assert [line.outcome for line in (first, fault, hang, last)] == ["passed", "died", "timed out", "passed"]
+    assert fault.status == -11 and fault.found == [{"begun": True}]
+    assert hang.seconds < 30, "the child of the step sleeps for ten minutes"
+    assert last.found == [{"two": 2}] and first.said == "one"
+
+
+def test_every_line_is_written_as_its_step_ends(tmp_path: Path) -> None:
+    count = "import pathlib, sys; print(len(pathlib.Path(sys.argv[1]).read_text().splitlines()))"
+    steps = [says("first", "one"), Step("second", 60, (PYTHON, "-c", count, str(tmp_path / LINES))), says("third", "x" * 5000, status=3)]
+    found = day(steps, tmp_path)
+    assert found[1].said == "1", "the second step reads the line of the first"
+    lines = [json.loads(line) for line in (tmp_path / LINES).read_text().splitlines()]
+    assert [line["step"] for line in lines] == ["first", "second", "third"]
+    assert lines[2]["outcome"] == "failed" and lines[2]["status"] == 3 and len(lines[2]["said"]) < 1000
+    assert "x" * 5000 in (tmp_path / LOG).read_text() and "=== third: failed" in (tmp_path / LOG).read_text()
+
+
+def test_a_step_without_time_or_without_its_program_is_a_line(tmp_path: Path) -> None:
+    absent = day([Step("absent", 60, ("no-such-tool", "x")), says("next", "one")], tmp_path)
+    assert absent[0].outcome == "failed" and "no-such-tool cannot be run" in absent[0].said and absent[1].has_passed
+    (late,) = day([says("late", "one")], tmp_path, seconds=3)
+    assert late.outcome == "left out" and late.said == "3 s were left"
+
+
+def test_a_step_gets_no_more_time_than_is_left(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (hang,) = day([Step("hang", 600, PLANTED[1].command)], tmp_path, seconds=9)
+    assert hang.outcome == "timed out" and time.monotonic() - began < 60
+
+
+def test_results_are_one_document_or_lines_among_others() -> None:
+    assert objects('[{"a": 1},\n {"a": 2}]\n') == [{"a": 1}, {"a": 2}]
+    assert objects('{\n "a": 1\n}') == [{"a": 1}]
+    assert objects('loading\n{"a": 1}\n{"b": 2}\n{"broken": ') == [{"a": 1}, {"b": 2}]
+
+
+def test_the_steps_exist_and_the_first_installs() -> None:
+    assert STEPS[0].name == "install" and len({step.name for step in STEPS}) == len(STEPS)
+    files = [word for step in STEPS for word in step.command if word.endswith(".py")]
+    modules = [step.command[2] for step in STEPS if step.command[1:3] != (PYTHON, "-m") and step.command[1] == "-m"]
+    assert files and all((ROOT / file).is_file() for file in files)
+    assert all((ROOT / f"{name.replace('.', '/')}.py").is_file() or name in ("pytest", "tests.lab") for name in modules)
+
+
+def test_every_file_with_tests_for_a_card_is_a_step() -> None:
+    """A file whose tests are marked `gpu` runs in a step. The families that only the slow campaign covers are no step."""
+    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
+    named = {word for step in STEPS for word in step.command if word.endswith(".py")}
+    assert marked - named == {"tests/deploy/test_cuda_all_families.py", "tests/lab/gpu_day/test_day.py"}
+
+
+def test_the_runner_imports_nothing_that_a_bare_machine_lacks() -> None:
+    """The first step installs packages, so the runner and this step import only the standard library."""
+    names = "tests.lab.gpu_day.day, tests.lab.gpu_day.install"
+    check = f"import sys, {names}; print([m for m in sys.modules if 'site-packages' in (getattr(sys.modules[m], '__file__', '') or '')])"
+    done = subprocess.run([sys.executable, "-S", "-c", check], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_packages_come_from_a_folder_of_their_own_where_wheels_were_carried(
+    carries: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if carries:
+        (tmp_path / ".gpu" / "wheels").mkdir(parents=True)
+    monkeypatch.setattr("tests.lab.gpu_day.day.CARRIED", tmp_path / ".gpu")
+    variables = environment_of(tmp_path)
+    assert (str(tmp_path / "site") == variables["PYTHONPATH"].split(":")[1]) == carries == ("GPU_DAY_SITE" in variables)
+    assert str(ROOT / "deploy" / "entry") in variables["PYTHONPATH"]

@@ -1,0 +1,40 @@
+"""The steps of a day with a card judge pytest's runs more strictly than pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_many(number): pass
+
+def test_one(): pass
+
+def test_skipped(): pytest.skip("needs a card")
+"""
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_some.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", folder, "-p", "no:cacheprovider", "-p", "tests.lab.gpu_day.plugin"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*map(str, command), *options, "test_some.py"], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_run_in_which_no_test_passed_has_failed(tmp_path: Path) -> None:
+    """Where no card is found, all tests are skipped, and pytest alone would report success."""
+    assert run(tmp_path).returncode == 0
+    skipped = run(tmp_path, "-k", "skipped")
+    assert skipped.returncode == 5 and "1 skipped" in skipped.stdout, skipped.stdout
+
+
+def test_a_rehearsal_runs_one_case_of_each_test(tmp_path: Path) -> None:
+    assert "4 passed, 1 skipped" in run(tmp_path).stdout
+    assert "2 passed, 1 skipped" in run(tmp_path, "--one-case").stdout

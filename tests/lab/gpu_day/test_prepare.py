@@ -1,0 +1,76 @@
+"""What travels to a machine with a card, and what stands in for that machine here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.settings import SettingsError
+from tests.lab.gpu_day import prepare, rehearse
+from tests.lab.gpu_day.packages import PRESENT, carried, expected, pinned
+
+
+def test_what_the_machine_lacks_is_carried_and_the_rest_is_expected_there() -> None:
+    assert {"fastapi", "pydantic", "pydantic-core", "typing-inspection", "llguidance", "mako"} <= carried()
+    assert not carried() & (PRESENT | expected()) and {"numpy", "llvmlite", "pytest", "hypothesis"} <= expected()
+
+
+def test_every_package_has_its_pin_and_hashes() -> None:
+    lines = pinned(["typer", "numpy"]).splitlines()
+    assert [line.partition("==")[0] for line in lines if "==" in line] == ["numpy", "typer"]
+    assert all("--hash=sha256:" in line for line in lines if "==" not in line) and len(lines) > 4
+    with pytest.raises(AssertionError, match="pins no version of no-such-package"):
+        pinned(["no-such-package"])
+
+
+def test_without_a_python_of_the_machine_s_version_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "pythons", lambda: iter(["no-such-python", "false"]))
+    with pytest.raises(
+        SettingsError, match=r"needs Python 3\.12.*`pyenv install 3\.12` or `uv python install 3\.12`, or name it: GPU_DAY_PYTHON="
+    ):
+        prepare.found_python()
+
+
+def test_a_named_python_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_DAY_PYTHON", "/somewhere/python")
+    assert next(prepare.pythons()) == "/somewhere/python"
+
+
+def test_what_travels_are_the_files_of_git_and_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "one.whl").write_text("wheel")
+    monkeypatch.setattr(prepare, "CARRIED", tmp_path)
+    names = {path.name for path in prepare.travelling()}
+    assert {"one.whl", "pyproject.toml", "steps.py"} <= names and "pyvenv.cfg" not in names
+
+
+def test_the_stand_in_for_the_sanitizer_runs_the_command_behind_its_options(tmp_path: Path) -> None:
+    rehearse.lay_tools(tmp_path / "tools")
+    tool = tmp_path / "tools" / "compute-sanitizer"
+    ran = subprocess.run(
+        [tool, "--tool", "memcheck", "--error-exitcode", "9", "sh", "-c", "echo ran; exit 3"], capture_output=True, text=True
+    )
+    assert ran.stdout == "ran\n" and ran.returncode == 3
+
+
+def test_the_tests_of_the_checkout_come_before_an_installed_package_of_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkout, site = tmp_path / "checkout", tmp_path / "site"
+    for folder, name in ((checkout, "ours"), (site, "theirs")):
+        (folder / "tests").mkdir(parents=True)
+        (folder / "tests" / f"{name}.py").write_text("")
+    (site / "tests" / "__init__.py").write_text("")
+    monkeypatch.setattr(prepare, "FIRST", checkout / ".gpu" / "first")
+
+    def finds_ours(*paths: Path) -> bool:
+        variables = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        return not subprocess.run(
+            [sys.executable, "-S", "-c", "import tests.ours"], cwd=checkout, env=variables, capture_output=True
+        ).returncode
+
+    assert not finds_ours(site), "Python prefers the installed package"
+    prepare.lay_tests()
+    assert finds_ours(prepare.FIRST, site)
