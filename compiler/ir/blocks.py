@@ -21,6 +21,7 @@ from compiler.ir.numbers import Kind, stored_as
 Place = Callable[[Any], Any]
 Bytes = NDArray[np.uint8]
 SIGN = 0x8000  # the sign bit of an f16
+EXPONENT = 0x7C  # the bits of the exponent in the upper byte of an f16, which all are 1 in infinity and NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,11 @@ class Blocks:
     def middle(self) -> int:
         """What is added to numbers of 4 bits before they are stored in half bytes."""
         return 8 if self.bits == 4 and self.kind is Kind.INT and self.shift is None else 0
+
+    def is_finite(self, blocks: Bytes) -> bool:
+        """Return whether all floats in rows of blocks are finite numbers."""
+        rows, levels = blocks.reshape(-1, self.num_bytes), (self.scale, self.shift, self.scale_unit, self.shift_unit)
+        return not any((rows[:, of.byte + 1] & EXPONENT == EXPONENT).any() for of in levels if isinstance(of, Half))
 
     def part(self, name: str) -> Level | None:
         """Return where a part is stored: numbers, scale, shift, scale_unit or shift_unit. Return None if blocks lack the part."""

@@ -45,7 +45,8 @@ class Offset(StrEnum):
     SHIFT = "shift"  # a shift per group is subtracted after scaling
 
 
-PARTS = frozenset({Q6, SCALE, ORDER, *NUMBERS.values(), *Offset, *(f"{part}{UNIT}" for part in (SCALE, *Offset))})  # names of all parts
+# the names of all parts
+PARTS = frozenset({Q6, SCALE, ORDER, *NUMBERS.values(), *Offset, *(f"{part}{UNIT}" for part in (SCALE, *Offset)), *BLOCKS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.ir.blocks import BLOCKS, PARTS
+from compiler.ir.blocks import BLOCKS, PARTS, Half
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import tensor
@@ -43,6 +43,20 @@ def test_every_float_of_16_bits_is_read_exactly(run):
     blocks[:, :2] = halves[:, None].view(np.uint8)
     found = run(UNPACK_BLOCKS, blocks, format="q4_0", part="scale", compiled=True)
     np.testing.assert_array_equal(found[:, 0].view(np.uint16), halves)
+
+
+@pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E01])
+def test_blocks_with_infinite_scales_are_found(half):
+    for format in BLOCKS.values():
+        blocks = np.zeros((2, 3 * format.num_bytes), np.uint8)
+        assert format.is_finite(blocks)
+        for level in (format.scale, format.shift, format.scale_unit, format.shift_unit):
+            if isinstance(level, Half):
+                damaged = blocks.copy()
+                damaged[1, format.num_bytes + level.byte : format.num_bytes + level.byte + 2] = np.frombuffer(
+                    np.uint16(half).tobytes(), np.uint8
+                )
+                assert not format.is_finite(damaged)
 
 
 @pytest.mark.parametrize(
