@@ -6,7 +6,7 @@ Nothing is compiled. The error is measured on rows of some matrices, with the op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.quantized.held import forms_of, is_held
+from compiler.frontend.quantized.held import forms_of, is_matrix
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.machine.products import product_tiles
 from compiler.machine.target import host
@@ -72,27 +72,29 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
 def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
     """Estimate the bytes of the weights, without the padding of the last panels."""
     tensors = (files.weights if format.budget else files.source(format)).tensors
-    integers = {f"{name}.{part}" for name, form in forms_of(tensors).items() for part in form.parts}
-    total = sum(info.num_bytes if name in integers else _bytes(name, info, format) for name, info in _used(files, tensors))
+    forms = forms_of(tensors)
+    stored = {f"{name}.{part}" for name, form in forms.items() for part in form.parts}
+    shapes = {name: files.weights.tensors[name].shape for name in forms if not _is_copied(files, name)}
+    total = sum(info.num_bytes for name, shape in shapes.items() for info in forms[name].unpacked_infos(shape).values())
+    total += sum(_bytes(name, info, format) for name, info in tensors.items() if name not in stored and not _is_copied(files, name))
     if not files.config.tie_word_embeddings:
         return total
-    # An embedding table that is also the language head counts twice: it is stored once as rows and once in panels.
+    # A table of floats that is also the language head counts twice: it is stored once as rows and once in panels.
     return total + sum(_bytes(HEADS[0], info, format) for name, info in tensors.items() if name.endswith("embed_tokens.weight"))
 
 
-def _used(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
-    for name, info in tensors.items():
-        if not (files.config.tie_word_embeddings and name.endswith(HEADS)):
-            yield name, info
+def _is_copied(files: ModelFiles, name: str) -> bool:
+    """Return whether the tensor is a head that the program replaces by the table of embeddings."""
+    return files.config.tie_word_embeddings and name.endswith(HEADS)
 
 
 def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
     count = prod(info.shape)
     if len(info.shape) < 2:
         return 4 * count
-    if format.budget and is_held(name):
+    if format.budget and is_matrix(name):
         return round(count * (_head_bits() if name.endswith(HEADS) else format.budget) / 8)
-    if not is_held(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
+    if not is_matrix(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
         return count * info.dtype.itemsize
     if format.bits == 16:
         return 2 * count
@@ -121,7 +123,7 @@ def _divides(files: ModelFiles, format: WeightFormat) -> bool:
     """Return whether the group size divides the rows of all matrices."""
     if format.budget:
         return True
-    matrices = (info for name, info in files.weights.tensors.items() if is_held(name) and len(info.shape) > 1)
+    matrices = (info for name, info in files.weights.tensors.items() if is_matrix(name) and len(info.shape) > 1)
     return not format.group or all(info.shape[-1] % format.group == 0 for info in matrices)
 
 
@@ -152,7 +154,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
 
 
 def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
-    names = [name for name, info in source.tensors.items() if is_held(name) and len(info.shape) > 1 and not name.endswith(HEADS)]
+    names = [name for name, info in source.tensors.items() if is_matrix(name) and len(info.shape) > 1 and not name.endswith(HEADS)]
     for name in names[:: max(1, -(-len(names) // SAMPLES))]:
         w = source.read(name)
         yield w.reshape(-1, w.shape[-1])[: max(1, SAMPLE_VALUES // w.shape[-1])]

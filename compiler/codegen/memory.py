@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,8 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_literal
+
+WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,22 @@ class MemoryAccess:
             order = vector_literal("i32", place.lanes)
             window_type = vec(element, span)
             raw = self.code.op(f"shufflevector {window_type} {window}, {window_type} poison, <{lanes} x i32> {order}")
+        elif isinstance(place.lanes, tuple) and self.mask is None and (run := _run_of(place.lanes)) * align == WORD_BYTES:
+            raw = self._load_words(place, place.lanes[::run], element)
         else:
             pointers, mask = self._pointers(place, element), self.mask or splat("true", "i1", lanes)
             gather = f"<{lanes} x ptr> align {align} {pointers}, <{lanes} x i1> {mask}, {kind} zeroinitializer"
             raw = self.code.op(f"call {kind} @llvm.masked.gather.{name}.v{lanes}p0({gather})")
         return self.scalars.loaded(raw, buffer.dtype, lanes)
+
+    def _load_words(self, place: Place, starts: Sequence[int], element: str) -> str:
+        """Load runs of elements that are words of 32 bits, which is faster than to gather the elements."""
+        words, found = vec("i32", len(starts)), "poison"
+        for number, start in enumerate(starts):
+            pointer = self.code.op(f"getelementptr {element}, ptr {place.pointer}, i64 {start}")
+            word = self.code.op(f"load i32, ptr {pointer}, align 1")
+            found = self.code.op(f"insertelement {words} {found}, i32 {word}, i32 {number}")
+        return self.code.op(f"bitcast {words} {found} to {vec(element, self.num_lanes)}")
 
     def store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Value) -> None:
         place, element, lanes = self.place(buffer, indices), memory(buffer.dtype), self.num_lanes
@@ -223,6 +236,13 @@ class MemoryAccess:
         """Deactivate the lanes in which `cond` is false, and skip the code inside if no lane is active."""
         with self.narrowed(cond) as some, self.code.when(some):
             yield
+
+
+def _run_of(lanes: tuple[int, ...]) -> int:
+    """Return the number of consecutive lanes that access consecutive elements, if it is the same everywhere. Return 0 otherwise."""
+    breaks = [i for i in range(1, len(lanes)) if lanes[i] != lanes[i - 1] + 1]
+    run = breaks[0] if breaks else len(lanes)
+    return run if breaks == list(range(run, len(lanes), run)) else 0
 
 
 def _inside(offset: Dim, size: int | None) -> bool:

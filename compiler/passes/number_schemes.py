@@ -29,6 +29,7 @@ from compiler.ir.numbers import Kind, num_per_byte
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR
+from compiler.ops.products.blocks import UNPACK_BLOCKS
 from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
@@ -61,9 +62,16 @@ class QuantisedWeight:
     # Otherwise empty.
     levels: tuple[Atom, ...]
     offset_levels: tuple[Atom, ...]
+    blocks: Call | None  # the call that takes the numbers out of the blocks of a file, if they come from blocks
     matrices: tuple[int, ...]  # extents of the leading axes; their indices select a matrix for each row, such as that of an expert
     kind: Kind
     tolerates: DType | None  # the type to which the program lets a target round rows
+
+    @property
+    def parts(self) -> tuple[Atom, ...]:
+        """The values from which the weight is dequantised."""
+        offset = () if self.offset is None else self.offset_levels or (self.offset,)
+        return self.q, *(self.levels or (self.scale,)), *offset
 
     @property
     def is_centred(self) -> bool:
@@ -142,10 +150,16 @@ def quantised_weight(linear: Call, values: Mapping[Var, Value]) -> QuantisedWeig
         attrs["shifted"],
         levels,
         offset_levels,
+        _unpacking(q, values),
         tuple(matrices),
         Kind(attrs["kind"]),
         None if tolerates is None else DType(tolerates),
     )
+
+
+def _unpacking(q: Atom, values: Mapping[Var, Value]) -> Call | None:
+    made = values.get(q) if isinstance(q, Var) else None
+    return made if isinstance(made, Call) and made.op is UNPACK_BLOCKS else None
 
 
 def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:

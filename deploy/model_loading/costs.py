@@ -17,7 +17,7 @@ from deploy.model_loading.known import carried
 from deploy.model_loading.serving import Served
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, extrapolated_s
+from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
@@ -66,7 +66,7 @@ def measured(model: StepModel) -> Measured:
         if len(steps) > 1 and spent_s + extrapolated_s(steps, size) > ENOUGH_S:
             break
         steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
-    return Measured(steps, _context_s(model))
+    return Measured(steps, _context_s(model, StepCosts(steps)))
 
 
 def sizes_of(most: int) -> list[int]:
@@ -85,10 +85,11 @@ def largest_step(limits: StepLimits) -> int:
     return min(limits.max_tokens, limits.capacity)
 
 
-def _context_s(model: StepModel) -> float:
-    """Return the seconds that each token of context adds to a step that consists of short chunks."""
+def _context_s(model: StepModel, costs: StepCosts) -> float:
+    """Return the seconds that each token of context adds to a step that consists of short chunks. A slow model gets fewer chunks."""
     limits = model.limits
-    num_seqs = min(NUM_CHUNKS, limits.max_seqs, limits.max_tokens // CHUNK)
+    most = min(NUM_CHUNKS, limits.max_seqs, limits.max_tokens // CHUNK)
+    num_seqs = max((count for count in range(1, most + 1) if costs(count * CHUNK) <= BRIEF_S), default=min(1, most))
     # Sequences that write to the same page would conflict, so each gets separate pages.
     pages_each = [(group.num_pages - 1) // max(num_seqs, 1) for group in limits.groups if group.window is None]
     behind = min([BEHIND, limits.max_context, *(count * PAGE_SIZE for count in pages_each)]) - CHUNK

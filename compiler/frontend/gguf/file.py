@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.errors import DamagedFile, ModelError
-from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize, split
+from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize
 from compiler.frontend.weights import MappedFile, Tensor
 from runtime.split_files import parts_of
 
@@ -92,23 +92,23 @@ class GgufFile:
     def read(self, name: str) -> Tensor:
         """Return the tensor: a view of the file if it holds plain numbers, an f32 array if it is quantised."""
         tensor = self.tensors[name]
-        if tensor.format.dtype is not None:
+        if tensor.format.blocks is None:
+            assert tensor.format.dtype is not None, name
             return tensor.file.array(tensor.format.dtype, tensor.shape, tensor.start)
-        return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
+        return dequantize(self._blocks(tensor), tensor.format.blocks).reshape(tensor.shape)
 
     def first_rows(self, name: str, count: int) -> Tensor:
         """Return the first rows of a matrix, without decoding the others."""
         tensor = self.tensors[name]
-        if tensor.format.dtype is not None:
+        if tensor.format.blocks is None:
             return self.read(name)[:count]
         blocks = self._blocks(tensor)[: count * tensor.shape[-1] // tensor.format.block_values]
-        return dequantize(blocks, tensor.format).reshape(-1, tensor.shape[-1])
+        return dequantize(blocks, tensor.format.blocks).reshape(-1, tensor.shape[-1])
 
-    def parts(self, name: str) -> dict[str, Tensor]:
-        """Return the integers, scales and shifts of a quantised tensor, by the names of the parts."""
+    def blocks(self, name: str) -> Tensor:
+        """Return the bytes of a quantised tensor, with an axis for the bytes of a row: a view of the file."""
         tensor = self.tensors[name]
-        *rows, _ = tensor.shape
-        return {part: found.reshape(*rows, -1) for part, found in split(self._blocks(tensor), tensor.format).items()}
+        return self._blocks(tensor).reshape(*tensor.shape[:-1], tensor.shape[-1] // tensor.format.block_values * tensor.format.block_bytes)
 
     def _blocks(self, tensor: GgufTensor) -> Tensor:
         num_blocks = tensor.num_bytes // tensor.format.block_bytes

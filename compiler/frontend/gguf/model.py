@@ -18,9 +18,8 @@ import numpy as np
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, num_ahead, read_config, read_embedding
-from compiler.frontend.gguf.dequantize import form_of
 from compiler.frontend.gguf.file import GgufFile
-from compiler.frontend.quantized.held import Form, is_held
+from compiler.frontend.quantized.held import Form, form_of_blocks, is_held
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, gguf_family, parse_config
 from compiler.frontend.weights import Tensor, TensorInfo
 
@@ -97,8 +96,8 @@ class GgufModel:
                 raise DamagedFile(f"{self.file.path.name} has both {other.stored_as} and {part.stored_as}, expected one of them")
         self.tensors: Mapping[str, TensorInfo] = {hub: self._info(part) for hub, part in self._parts.items()}
         matrices = {name: part for name, part in self._parts.items() if is_held(name) and self._restore(part) is None}
-        forms = {name: form_of(self.file.tensors[part.stored_as].format) for name, part in matrices.items()}
-        self.forms: Mapping[str, Form] = {name: form for name, form in forms.items() if form is not None}
+        blocks = {name: self.file.tensors[part.stored_as].format.blocks for name, part in matrices.items()}
+        self.forms: Mapping[str, Form] = {name: form_of_blocks(format) for name, format in blocks.items() if format is not None}
 
     def read(self, name: str) -> Tensor:
         part = self._parts[name]
@@ -110,7 +109,7 @@ class GgufModel:
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
         part = self._parts[name]
-        return {kind: self._rows_of(tensor, part) for kind, tensor in self.file.parts(part.stored_as).items()}
+        return {self.forms[name].blocks: self._rows_of(self.file.blocks(part.stored_as), part)}
 
     def _rows_of(self, tensor: Tensor, part: Part) -> Tensor:
         """Return the rows of a stored tensor that belong to a part, in the order of safetensors files."""

@@ -15,7 +15,8 @@ import numpy as np
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.numerics import Numerics
-from compiler.frontend.quantized.held import ORDER, Form, Offset
+from compiler.frontend.quantized.held import ORDER, UNIT, Form, Offset
+from compiler.ir.blocks import NUMBERS
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
@@ -29,7 +30,9 @@ from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import GATHER, SCATTER, TAKE
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, RESHAPE, SLICE
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM
+from compiler.ops.products.blocks import UNPACK_BLOCKS
 from compiler.ops.products.experts import EXPERT_LINEAR
+from compiler.ops.products.look_up import LOOK_UP, NO_OFFSET, SHIFT, ZERO
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 from compiler.ops.reduce import SUM
@@ -38,6 +41,7 @@ F32 = DType.F32
 GROUPS = (32, 64, 128)  # supported numbers of inputs that share a scale
 BUDGETS = {"4bit": 4.75, "5bit": 5.5, "6bit": 6.5}  # bits per weight, with the scales
 LEAST_BUDGET, MOST_BUDGET = 4.4, 6.5
+OFFSETS = {Offset.NONE: NO_OFFSET, Offset.ZERO: ZERO, Offset.SHIFT: SHIFT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +115,13 @@ class Net:
     # If given, it collects the sum over all rows of the squares of each input, by the names of the matrices that read the input.
     squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
+    _unpacked: dict[tuple[str, ...], dict[str, Var]] = field(default_factory=dict[tuple[str, ...], dict[str, Var]])  # see `_parts`
     _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> the input of each column
 
     @contextmanager
     def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:
         params = list(inputs)
-        self.weights = {}
+        self.weights, self._unpacked = {}, {}
         with self.builder.function(name, params, num_inputs=len(inputs), pure=pure):
             with self.builder.dataflow():
                 yield
@@ -145,25 +150,37 @@ class Net:
     def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
         """Return matrices that the checkpoint stores as integers with the same `Form`, stacked by rows and dequantised. If the form sorts
         columns by group, the columns stay sorted, and products reorder their inputs."""
+        form, of = self.forms[names[0]], self._parts(names, shapes)
+        parts = [of[part] for part in form.numbers]
+        if form.per_unit:
+            levels = [(of[part], of[unit]) for part, unit in zip(form.numbers[1:], form.units, strict=True)]
+            parts[1:] = [self.call(DEQUANTIZE, *both, bits=8, group=form.per_unit) for both in levels]
+        group = 0 if form.group == shapes[0][-1] else form.group
+        shifted = form.offset is Offset.SHIFT
+        found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=shifted, kind=str(form.kind))
+        self._decoded[found] = form.kind
+        if form.ordered:
+            self._orders[found] = of[ORDER]
+        return found
+
+    def _parts(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, Var]:
+        """Return the parts of matrices with the same `Form`, stacked by rows."""
         form = self.forms[names[0]]
         infos = [form.infos(shape) for shape in shapes]
 
         def stacked(part: str) -> Var:
             return self.stacked([self.weight(f"{name}.{part}", *info[part].shape) for name, info in zip(names, infos, strict=True)])
 
-        parts = [stacked(part) for part in form.numbers]
-        if form.per_unit:
-            parts[1:] = [
-                self.call(DEQUANTIZE, *both, bits=8, group=form.per_unit) for both in zip(parts[1:], map(stacked, form.units), strict=True)
-            ]
-        group = 0 if form.group == shapes[0][-1] else form.group
-        shifted = form.offset is Offset.SHIFT
-        found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=shifted, kind=str(form.kind))
-        self._decoded[found] = form.kind
-        if form.ordered:
-            (name,), (info,) = names, infos
-            self._orders[found] = self.weight(f"{name}.{ORDER}", *info[ORDER].shape)
-        return found
+        if not form.blocks:
+            return {part: stacked(part) for part in form.parts}
+        if tuple(names) not in self._unpacked:
+            blocks = stacked(form.blocks)
+            stored = {form.numbers[0]: NUMBERS} | {part: part for part in (*form.numbers[1:], *form.units)}
+            self._unpacked[tuple(names)] = {
+                own: self.call(UNPACK_BLOCKS, blocks, format=form.blocks, part=part, name=f"{names[0]}.{own}")
+                for own, part in stored.items()
+            }
+        return self._unpacked[tuple(names)]
 
     def _unsorted(self, w: Var, shape: tuple[int, ...]) -> Var:
         """Return a matrix whose columns are in the order of the inputs."""
@@ -202,7 +219,14 @@ class Net:
     # --- layers --------------------------------------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
-        return self.as_f32(self.call(EMBEDDING, self.weight(f"{name}.weight", vocab, size), ids))
+        table, shape = f"{name}.weight", (vocab, size)
+        if (form := self.forms.get(table)) is None or form.ordered:
+            return self.as_f32(self.call(EMBEDDING, self.weight(table, *shape), ids))
+        of, (numbers, *levels) = self._parts([table], [shape]), form.numbers
+        parts = [numbers, *(part for level in levels for part in (level, *([f"{level}{UNIT}"] if form.per_unit else [])))]
+        operands = [of[part] for part in parts]
+        attrs = {"bits": form.bits, "kind": str(form.kind), "in_units": bool(form.per_unit), "offset": OFFSETS[form.offset]}
+        return self.call(LOOK_UP, ids, *operands, size=vocab, length=size, **attrs)
 
     def linear(
         self,

@@ -9,6 +9,9 @@ checkpoint.
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
 
+A GGUF file stores integers and scales of a matrix in blocks (compiler/ir/blocks.py). Then one tensor holds all of them, as in the file:
+`m.weight.q4_k` has the bytes of each row. The program takes the blocks apart.
+
 If the inputs of a group are not consecutive in the checkpoint, the columns of `q` are sorted by group, and `m.weight.order` has the input
 of each column. A program then reorders the inputs of the product.
 """
@@ -24,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.ir.blocks import BLOCKS, Blocks
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, num_per_byte, stored_as
 
@@ -41,7 +45,8 @@ class Offset(StrEnum):
     SHIFT = "shift"  # a shift per group is subtracted after scaling
 
 
-PARTS = frozenset({Q6, SCALE, ORDER, *NUMBERS.values(), *Offset, *(f"{part}{UNIT}" for part in (SCALE, *Offset))})  # names of all parts
+# the names of all parts
+PARTS = frozenset({Q6, SCALE, ORDER, *NUMBERS.values(), *Offset, *(f"{part}{UNIT}" for part in (SCALE, *Offset)), *BLOCKS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Form:
     ordered: bool = False  # whether columns are sorted by group; the part `order` then has the input of each column
     per_unit: int = 0  # number of groups that share a unit; 0: scales and shifts are floats
     kind: Kind = Kind.INT
+    blocks: str = ""  # format of the blocks in which the checkpoint stores the parts; "": each part is a tensor
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -66,6 +72,9 @@ class Form:
 
     @property
     def parts(self) -> tuple[str, ...]:
+        """The names of the tensors of a matrix."""
+        if self.blocks:
+            return (self.blocks,)
         return (*self.numbers, *self.units, *([ORDER] if self.ordered else []))
 
     @property
@@ -75,7 +84,15 @@ class Form:
         return DType.U8 if self.bits == 4 else DType.I16
 
     def infos(self, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
-        """Return the descriptions of the parts of a matrix of this shape."""
+        """Return the descriptions of the tensors of a matrix of this shape."""
+        if not self.blocks:
+            return self.unpacked_infos(shape)
+        *rows, length = shape
+        blocks = BLOCKS[self.blocks]
+        return {self.blocks: _info((*rows, length // blocks.num_values * blocks.num_bytes), np.dtype(np.uint8))}
+
+    def unpacked_infos(self, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
+        """Return the descriptions of the parts of a matrix of this shape, as the program stores them."""
         *rows, length = shape
         groups, units = (*rows, length // self.group), (*rows, length // self.group // (self.per_unit or 1))
         q, per_byte = self.numbers[0], num_per_byte(self.bits)
@@ -84,7 +101,8 @@ class Form:
         kinds = {q: stored_as(self.bits, self.kind), SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
         shapes |= dict.fromkeys(self.units, units)
         kinds |= dict.fromkeys(self.units, self.scale)
-        return {part: _info(shapes[part], kinds[part].numpy) for part in self.parts}
+        parts = (*self.numbers, *self.units, *([ORDER] if self.ordered else []))
+        return {part: _info(shapes[part], kinds[part].numpy) for part in parts}
 
 
 NO_FORMS: Mapping[str, Form] = {}
@@ -153,6 +171,9 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
     found: dict[str, Form] = {}
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")
+        if part in BLOCKS:
+            found[matrix] = form_of_blocks(BLOCKS[part])
+            continue
         scale = tensors.get(f"{matrix}.{SCALE}")
         kind = Kind.INT if part == Q6 else next((kind for kind, numbers in NUMBERS.items() if numbers == part), None)
         if kind is not None and matrix.endswith(".weight") and scale is not None:
@@ -166,6 +187,19 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
     return found
 
 
+def form_of_blocks(blocks: Blocks) -> Form:
+    """Return the form in which a program stores the values of blocks without rounding."""
+    scale = DType.F32 if blocks.has_units else blocks.dtype("scale")
+    per_unit = blocks.num_values // blocks.group if blocks.has_units else 0
+    offset = Offset.NONE if blocks.shift is None else Offset.SHIFT
+    return Form(blocks.bits, blocks.group, scale, offset, per_unit=per_unit, kind=blocks.kind, blocks=blocks.name)
+
+
 def is_held(name: str) -> bool:
+    """Return whether programs can read the tensor as integers: as a matrix in products, or as a table whose rows are looked up."""
+    return name.endswith(".weight")
+
+
+def is_matrix(name: str) -> bool:
     """Return whether programs use the tensor only as a matrix in products. Embeddings are excluded, since their rows are also looked up."""
-    return name.endswith(".weight") and "embed" not in name
+    return is_held(name) and "embed" not in name

@@ -3,9 +3,9 @@
 A producer with one consumer is joined into it by `join`. The joined call takes the consumer's position, so everything it reads, symbolic
 variables included, is defined there. A producer never moves past a write to memory that it reads.
 
-Weights that are stacked before they are decoded are stacked once, when they are loaded: a kernel that selects among the stacked parts would
-read them in an order in which they cannot be packed. Scales of weights that are themselves decoded are decoded once too, unless the
-weights are also shifted: tensor cores read one scale per group, and no shifts.
+Weights that are stacked before they are decoded or moved are stacked once, when they are loaded: a kernel that selects among the stacked
+parts would read them in an order in which they cannot be packed, and element by element. Scales of weights that are themselves decoded are
+decoded once too, unless the weights are also shifted: tensor cores read one scale per group, and no shifts.
 
 A call with several independent results (a split) is fused result by result, as if each had its own producer. If some results moved into
 their consumers, the call is narrowed to the remaining results.
@@ -30,6 +30,7 @@ from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
 from compiler.ops.memory import Owners, Place
+from compiler.passes.fusion.annotate_patterns import Pattern, pattern_of
 from compiler.passes.fusion.join import decodes, join, stacks
 from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
@@ -225,10 +226,10 @@ class _Fuser:
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None
         first, second = self._module_prim(producer.func), self._module_prim(consumer.func)
-        if var in self._of_weights and decodes(second):
+        if var in self._of_weights and (decodes(second) or pattern_of(second) in (Pattern.INJECTIVE, Pattern.OPAQUE)):
             if stacks(first):
                 return None
-            if decodes(first) and len(second.buffers) == NUMBERS_AND_SCALES:
+            if decodes(first) and decodes(second) and len(second.buffers) == NUMBERS_AND_SCALES:
                 self._scales.add(var)
         if var in self._scales:
             return None

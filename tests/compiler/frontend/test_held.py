@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compiler.driver import Options, compile_module
-from compiler.frontend.gguf.dequantize import FORMATS, form_of
+from compiler.bind import bind_values
+from compiler.driver import Options, compile_module, plan
 from compiler.frontend.layers.nn import AS_STORED, Net
-from compiler.frontend.quantized.held import Form
+from compiler.frontend.quantized.held import Form, form_of_blocks
 from compiler.interpret.graph import Interpreter
+from compiler.ir.blocks import BLOCKS
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Constant, Var
+from compiler.ir.graph.values import MakeTuple
+from compiler.ir.module import IRModule
 from compiler.ir.numbers import TABLES, Kind
-from compiler.ir.types import tensor
-from compiler.machine.target import get
+from compiler.ir.types import TensorType, tensor
+from compiler.machine.target import get, host
 from compiler.ops.tables import INTERPRET
+from runtime.session import Session
 
 ROWS, INPUTS, OUTPUTS, EXPERTS = 5, 32, 6, 3
 FORM = Form(8, 8, DType.F32, ordered=True)
@@ -78,12 +84,11 @@ def test_inputs_are_reordered_as_the_columns_are(build: Callable[[Net, Var], Var
     np.testing.assert_allclose(found, np.concatenate(list(expected(build, x, a, b)), -1), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("number", [number for number, format in FORMATS.items() if format.has_units])
-def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
+@pytest.mark.parametrize("format", [format for format, blocks in BLOCKS.items() if blocks.has_units])
+def test_scales_in_units_are_stacked_with_their_units(format: str) -> None:
     """Two matrices whose scales are stored in units (GGUF) are stacked together with their units. The stacked product also compiles for
     machines that do not convert f16, such as WebAssembly."""
-    form, random = form_of(FORMATS[number]), np.random.default_rng(0)
-    assert form is not None and form.per_unit
+    form, random = replace(form_of_blocks(BLOCKS[format]), blocks=""), np.random.default_rng(0)
     net = Net({}, AS_STORED, forms={"a.weight": form, "b.weight": form})
     infos = {f"{name}.weight.{part}": info for name in "ab" for part, info in form.infos((OUTPUTS, 512)).items()}
     net.dtypes = {name: DType.from_numpy(info.dtype) for name, info in infos.items()}
@@ -105,3 +110,43 @@ def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
         values.append((numbers - np.float32(middle)) * factor - (shift[0] if shift else 0))
     np.testing.assert_allclose(found, x @ np.concatenate(values).T, rtol=1e-4, atol=0.1)
     compile_module(module, Options(get("wasm-simd128")))
+
+
+TABLE_ROWS, TABLE_LENGTH = 64, 512
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "avx512-vnni-bf16", "amx", "aarch64-dotprod", "wasm-simd128"])
+def test_a_tied_table_is_stored_once(target: str) -> None:
+    """The look-up reads the panels of the head's product: the step has the numbers of the table, and its scales, a single time."""
+    for format in ("q4_1", "q4_0", "q6_k", "q8_0"):
+        form = form_of_blocks(BLOCKS[format])
+        step = plan(tied(form), Options(get(target))).module.graph("f")
+        types = [w.type for w in step.weights if isinstance(w.type, TensorType)]
+        held = sum(prod(d.const for d in t.shape or ()) * t.dtype.num_bytes for t in types if t.dtype is not None)
+        infos = form.unpacked_infos((TABLE_ROWS, TABLE_LENGTH)).values()  # numbers of 6 bits are in bytes
+        assert 0 < held <= sum(info.num_bytes for info in infos), format
+
+
+@pytest.mark.parametrize("format", ["q4_1", "q6_k", "q8_0"])
+def test_a_tied_table_gives_the_rows_and_the_products_of_its_values(format: str) -> None:
+    blocks = BLOCKS[format]
+    form, random = form_of_blocks(blocks), np.random.default_rng(0)
+    table = random.integers(0, 60, (TABLE_ROWS, TABLE_LENGTH // blocks.num_values * blocks.num_bytes)).astype(np.uint8)
+    ids, module = np.array([0, 63, 5, 5, 17], np.int32), tied(form)
+    session = Session(executable := compile_module(module, Options(host())))
+    bind_values(session, executable, "f", {f"e.weight.{format}": table})
+    rows, logits = session.call("f", ids)
+    session.close()
+    expected, products = Interpreter(module).call("f", ids, table)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_allclose(logits, products, rtol=0, atol=0.02 * np.abs(products).max())
+
+
+def tied(form: Form) -> IRModule:
+    """Return the program of a model without layers whose head is its table of embeddings."""
+    net = Net({f"e.weight.{form.blocks}": DType.U8}, AS_STORED, forms={"e.weight": form})
+    ids = Var("ids", tensor((ROWS,), DType.I32))
+    with net.function("f", [ids]):
+        x = net.embedding("e", ids, TABLE_ROWS, TABLE_LENGTH)
+        net.builder.returns(net.builder.emit(MakeTuple((x, net.head(x, "e", TABLE_LENGTH, TABLE_ROWS)))))
+    return net.builder.finish()

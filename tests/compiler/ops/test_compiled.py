@@ -94,6 +94,17 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32}),
     "row_planes": ((np.where(RNG.random((ROWS, 160)) < 0.003, 99, RNG.standard_normal((ROWS, 160))).astype(np.float32),), "n 160", {}),
     "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"format": "panel4", "columns": 16}),
+    "unpack_blocks": ((RNG.integers(0, 256, (ROWS, 288)).astype(np.uint8),), "n 288", {"format": "q4_k", "part": "numbers"}),
+    "panel_blocks": (
+        (RNG.integers(0, 256, (20, 288)).astype(np.uint8),),
+        "20 288",
+        {"of": "q4_k", "format": "panel4", "columns": 16},
+    ),
+    "look_up": (
+        (IDS, RNG.integers(0, 256, (20, 32)).astype(np.uint8), RNG.random((20, 2)).astype(np.float32)),
+        "n, 20 32, 20 2",
+        {"size": 20, "length": 64, "bits": 4},
+    ),
     "panel_scales": ((POSITIVE[:, :2].copy(),), "n 2", {"columns": 4}),
     "integer_linear": (
         (

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compiler.ir.blocks import BLOCKS, PARTS
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import FuncRef, ShapeValue
 from compiler.ir.graph.values import CallFunc, MakeTuple
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import ShapeType, tensor
+from compiler.machine.formats import PANELS
 from compiler.ops.operands import num_elements
 from tests.compiler.random_programs.programs import (
     BF16,
@@ -350,6 +352,41 @@ def _product_of_integers(draft: Draft, op: str) -> None:
     dtype = str(draft.one_of([F32, BF16]))
     w = draft.call(op, q, scale, *zero, *shift, bits=bits, group=group, shifted=bool(shift), dtype=dtype)
     draft.call("linear", x, w, out_dtype=draft.one_of([None, "f32"]))
+
+
+@recipe("unpack_blocks", exact=True)
+def _blocks(draft: Draft, op: str) -> None:
+    format = draft.one_of(list(BLOCKS.values()))
+    part = draft.one_of([part for part in PARTS if format.part(part) is not None])
+    blocks = draft.new([*draft.shape(draft.one_of([0, 1, 2])), Dim.of(draft.one_of([0, 1, 3]) * format.num_bytes)], U8)
+    draft.call(op, blocks, format=format.name, part=part)
+
+
+@recipe("panel_blocks", exact=True)
+def _panel_blocks(draft: Draft, op: str) -> None:
+    format = draft.one_of(list(BLOCKS.values()))
+    panels = draft.one_of([panels for panels in PANELS.values() if panels.bits == format.bits])
+    size, length = draft.one_of([1, 15, 16, 33]), draft.one_of([1, 3]) * format.num_bytes
+    blocks = draft.new((Dim.of(size), Dim.of(length)), U8)
+    draft.call(op, blocks, of=format.name, format=panels.name, columns=draft.one_of([4, 16, 32]))
+
+
+@recipe("look_up")
+def _look_up(draft: Draft, op: str) -> None:
+    """Look up rows of a table, and sometimes multiply by the same table, as a model with tied embeddings does."""
+    if draft.special:
+        raise Unfit
+    length, size = Dim.of(draft.one_of([32, 64, 96])), Dim.of(draft.one_of([1, 15, 16, 33]))
+    bits, group, has_shift = draft.one_of([8, 4]), draft.one_of([0, 32, 16]), draft.chance(0.3)
+    q = draft.new((size, length * bits // 8), I8 if bits == 8 else U8)
+    scales = (size, length // group if group else Dim.of(1))
+    scale = draft.new(scales, draft.one_of([F32, DType.F16]), lambda extents: 0.01 + np.abs(draft.array(extents, F32)) * 0.01)
+    shift = [draft.new(scales, F32)] if has_shift else []
+    ids = draft.new(draft.shape(draft.one_of([1, 2])), draft.one_of([I32, I64]))
+    attrs = {"size": size.const, "length": length.const, "bits": bits, "offset": "shift" if has_shift else ""}
+    x = draft.call(op, ids, q, scale, *shift, **attrs)
+    if draft.chance(0.6):
+        draft.call("linear", x, draft.call("dequantize", q, scale, *shift, bits=bits, group=group, shifted=has_shift))
 
 
 @recipe("attention")

@@ -93,6 +93,12 @@ def test_the_context_behind_which_short_chunks_begin_has_a_cost(monkeypatch: pyt
     assert measured(model).context_s == pytest.approx(1e-5)
 
 
+def test_the_cost_of_context_is_measured_with_few_chunks_of_a_slow_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    for token_s, size in ((1e-3, 64), (4e-3, 24), (0.2, 8)):
+        model = slow(monkeypatch, lambda tokens, context, token_s=token_s: token_s * tokens + 1e-5 * context)
+        assert measured(model).context_s == pytest.approx(1e-5) and model.sizes[-1] == size
+
+
 def test_a_slow_run_of_a_brief_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run of each size takes three times as long as the others, as when another program uses the machine."""
     model = slow(monkeypatch, lambda tokens, _: 1e-5 * tokens * (1 if tokens in model.sizes else 3))

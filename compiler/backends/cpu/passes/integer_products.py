@@ -3,7 +3,8 @@
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After: rows of x are quantised, and `integer_linear` multiplies
 integers. compiler/passes/number_schemes.py says how rows are rounded, which is the same for all targets; this pass chooses the format of
 the tile that multiplies them. Products of the same rows share the quantised rows. q and its scales are packed into panels; for weights,
-this happens when they are loaded. No other pass changes results more, within the errors that docs/decisions states.
+this happens when they are loaded. If rows of the weight are looked up as well, because it is the table of embeddings, they are looked up in
+these panels. No other pass changes results more, within the errors that docs/decisions states.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
 8 bits are stored as bytes or as words.
@@ -20,6 +21,7 @@ bits if 8 bits are too few for that row. Weights of 8 bits with one scale per ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,9 +44,11 @@ from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import TAKE
 from compiler.ops.manipulate import BROADCAST_TO
 from compiler.ops.operands import num_elements
+from compiler.ops.products.blocks import PANEL_BLOCKS
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR, EXPERT_WIDENED_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
+from compiler.ops.products.look_up import LOOK_UP, ZERO
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.number_schemes import LONGEST, QuantisedWeight, Scheme, quantised_weight, scheme_of, scheme_on_unit
@@ -64,21 +68,51 @@ class IntegerProducts:
 
     def __call__(self, module: IRModule) -> IRModule:
         values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
+        tables = self._tables(module)
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
             values[binding.var], before = value, binding.value
+            if isinstance(value, Call) and value.op is LOOK_UP and value.args[1] in tables:
+                return self._look_up(builder, value, tables[value.args[1]])
             if not isinstance(value, Call) or not isinstance(before, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
                 return None
             weight = quantised_weight(value, values)
             if weight is None:
                 return None
             rows = _Rows.of(value.args[0], values.get(before.args[0]) if isinstance(before.args[0], Var) else None)
-            if self._is_widened(weight):
+            if self._is_widened(weight) and weight.q not in tables:
                 return self._widened(builder, value, weight, rows)
-            scheme = scheme_on_unit(weight) if self._has_own_scheme(weight) else scheme_of(weight)
+            scheme = self._scheme(weight)
             return None if scheme is None else self._integer(builder, value, weight, rows, scheme)
 
         return rewrite_module(module, replace)
+
+    def _tables(self, module: IRModule) -> dict[Atom, QuantisedWeight]:
+        """Return the weights of which rows are looked up as well, by their integers. Their panels serve both."""
+        found: dict[Atom, QuantisedWeight] = {}
+        for func in module.graph_functions.values():
+            values = {b.var: b.value for b in func.body.bindings}
+            calls = [value for value in values.values() if isinstance(value, Call)]
+            looked_up = {call.args[1]: frozenset(call.args) for call in calls if call.op is LOOK_UP and call.attrs.get("offset") != ZERO}
+            for weight in [quantised_weight(call, values) for call in calls if looked_up and call.op is LINEAR]:
+                scheme = None if weight is None else self._scheme(weight)
+                if weight is None or scheme is None or self._format(weight, scheme) is None:
+                    continue
+                if looked_up.get(weight.q, frozenset()).issuperset(weight.parts):
+                    found[weight.q] = weight
+        return found
+
+    def _look_up(self, builder: Builder, call: Call, weight: QuantisedWeight) -> Value:
+        """Look rows up in the panels of the product."""
+        scheme = self._scheme(weight)
+        assert scheme is not None, call
+        format = self._format(weight, scheme)
+        assert format is not None, call
+        panels, scale, units, offsets = self._packed(builder, weight, scheme, format)
+        return Call(LOOK_UP, (call.args[0], panels, scale, *units, *offsets), {**call.attrs, "format": format.name})
+
+    def _scheme(self, weight: QuantisedWeight) -> Scheme | None:
+        return scheme_on_unit(weight) if self._has_own_scheme(weight) else scheme_of(weight)
 
     def _has_own_scheme(self, weight: QuantisedWeight) -> bool:
         """Return whether a matrix unit multiplies the weight, and the program lets it round."""
@@ -102,7 +136,7 @@ class IntegerProducts:
         format = self._format(weight, scheme)
         if format is None and weight.kind in TABLES:
             wide = in_bytes(builder, weight.q, weight.kind, (*weight.matrices, weight.size))
-            weight = replace(weight, q=wide, bits=8, kind=Kind.INT)
+            weight = replace(weight, q=wide, bits=8, kind=Kind.INT, blocks=None)
             format = self._format(weight, scheme)
         if format is None:
             return None
@@ -111,11 +145,7 @@ class IntegerProducts:
         wanted: dict[str, Any] = {"sums": True} if has_offset else {}
         each = 0 if group == weight.length else group
         quantised = builder.call(QUANTIZE_ROWS, rows.table, bits=scheme.bits, group=each, dtype=str(format.rows), **wanted)
-        panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
-        scales = weight.levels or (weight.scale if weight.has_coarse_rows else _for_parts(builder, weight, weight.scale, group),)
-        offsets = weight.offset_levels or tuple(_for_parts(builder, weight, o, group) for o in _offsets(builder, weight))
-        scale, *units = (builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in scales)
-        offsets = [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
+        panels, scale, units, offsets = self._packed(builder, weight, scheme, format)
         q, steps, total, *sums = rows.fields(builder, quantised, 3 + has_offset)
         attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
         attrs |= {} if weight.is_centred else {"centred": False}
@@ -123,6 +153,20 @@ class IntegerProducts:
         op = INTEGER_LINEAR if linear.op is LINEAR else EXPERT_INTEGER_LINEAR
         experts, bias = ((), rest) if op is INTEGER_LINEAR else (rest[:1], rest[1:])
         return Call(op, (q, steps, total, panels, scale, *experts, *units, *sums, *offsets, *bias), attrs)
+
+    def _packed(
+        self, builder: Builder, weight: QuantisedWeight, scheme: Scheme, format: Format
+    ) -> tuple[Atom, Atom, Sequence[Atom], Sequence[Atom]]:
+        """Return the panels of a weight, its scales, their units, and its offsets with their units."""
+        if (blocks := weight.blocks) is None:
+            panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
+        else:
+            panels = builder.call(PANEL_BLOCKS, blocks.args[0], of=blocks.attrs["format"], format=format.name, columns=self.columns)
+        group = weight.group if weight.has_coarse_rows else scheme.group
+        scales = weight.levels or (_for_parts(builder, weight, weight.scale, group),)
+        offsets = weight.offset_levels or tuple(_for_parts(builder, weight, o, group) for o in _offsets(builder, weight))
+        scale, *units = [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in scales]
+        return panels, scale, units, [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
 
     def _widened(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows) -> Value:
         _, _, *rest = linear.args

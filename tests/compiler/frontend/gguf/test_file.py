@@ -24,15 +24,16 @@ from compiler.frontend.config import BranchFactors, LayerInputs, ModelConfig, Qu
 from compiler.frontend.errors import ConfigError, DamagedFile, ModelError, UnknownModel
 from compiler.frontend.families import llama4
 from compiler.frontend.families.phimoe import MSCALE
-from compiler.frontend.gguf.dequantize import FORMATS, dequantize, form_of, split
+from compiler.frontend.gguf.dequantize import FORMATS, dequantize
 from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import tokenizer_files
 from compiler.frontend.mixture import ClippedGate
-from compiler.frontend.quantized.held import Form, HeldWeights, Offset, forms_of
+from compiler.frontend.quantized.held import Form, HeldWeights, Offset, form_of_blocks, forms_of
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
+from compiler.ir.blocks import BLOCKS, NUMBERS
 from compiler.ops.tables import INTERPRET
 from deploy.model_loading.files import open_files
 from server.text.tokenizer import Tokenizer
@@ -66,7 +67,7 @@ def test_every_format_of_the_reference_has_a_name() -> None:
     assert {kind.value: kind.name for kind in GGMLQuantizationType}.items() <= names.items()
 
 
-QUANTIZED = [format for format in FORMATS.values() if format.unpack is not None]
+QUANTIZED = [format for format in FORMATS.values() if format.blocks is not None]
 
 
 # Format -> offsets of the f16 scales in a block. All other formats have one scale, at offset 0.
@@ -84,28 +85,30 @@ def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> No
     if format.name == "MXFP4":
         blocks[:, 0] = blocks[:, 0] % 250  # the scale is an exponent; above 249 the powers of two overflow f32
     expected = gguf.quants.dequantize(blocks.reshape(1, -1), GGMLQuantizationType[format.name]) if num_blocks else np.zeros((1, 0))
-    np.testing.assert_array_equal(dequantize(blocks, format), expected[0])
-    form = form_of(format)
-    assert form is not None and (num_blocks == 0 or np.array_equal(_decoded(blocks, format, form), expected[0]))
+    np.testing.assert_array_equal(dequantize(blocks, format.blocks), expected[0])
+    np.testing.assert_array_equal(_decoded(blocks.reshape(1, -1), form_of_blocks(format.blocks)), expected)
 
 
 @pytest.mark.parametrize(("number", "bits"), [(11, 4.625), (12, 4.75), (14, 8.625), (23, 4.375)], ids=["Q3_K", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_scales_of_groups_stay_integers(number: int, bits: float) -> None:
-    form = form_of(FORMATS[number])
-    assert form is not None and sum(info.num_bytes for info in form.infos((1, 256)).values()) * 8 / 256 == bits
+    blocks = FORMATS[number].blocks
+    assert blocks is not None
+    assert sum(info.num_bytes for info in form_of_blocks(blocks).unpacked_infos((1, 256)).values()) * 8 / 256 == bits
 
 
-def _decoded(blocks: Any, format: Any, form: Form) -> Any:
-    """Return the values that a compiled program computes from the integers of these blocks."""
-    found, infos = split(blocks, format), form.infos((1, len(blocks) * format.block_values))
-    assert tuple(found) == form.parts
-    numbers, *others = (part.astype(infos[name].dtype).reshape(infos[name].shape) for name, part in found.items())
-    parts, units = others[: len(form.numbers) - 1], others[len(form.numbers) - 1 :]
+def _decoded(blocks: Any, form: Form) -> Any:
+    """Return the values [rows, length] that a program computes from rows of blocks."""
+    length = blocks.shape[-1] // BLOCKS[form.blocks].num_bytes * BLOCKS[form.blocks].num_values
+    stored = {form.numbers[0]: NUMBERS} | {part: part for part in (*form.numbers[1:], *form.units)}
+    parts = {name: INTERPRET["unpack_blocks"](blocks, format=form.blocks, part=part) for name, part in stored.items()}
+    infos = form.unpacked_infos((len(blocks), length))
+    assert {name: (part.shape, part.dtype) for name, part in parts.items()} == {n: (info.shape, info.dtype) for n, info in infos.items()}
+    numbers, *levels = (parts[part] for part in form.numbers)
     if form.per_unit:
-        levels = {"bits": 8, "group": form.per_unit, "shifted": False, "dtype": "f32", "kind": "int"}
-        parts = [INTERPRET["dequantize"](*both, **levels) for both in zip(parts, units, strict=True)]
+        attrs = {"bits": 8, "group": form.per_unit, "shifted": False, "dtype": "f32", "kind": "int"}
+        levels = [INTERPRET["dequantize"](level, parts[unit], **attrs) for level, unit in zip(levels, form.units, strict=True)]
     attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32", "kind": form.kind}
-    return INTERPRET["dequantize"](numbers, *parts, **attrs).reshape(-1)
+    return INTERPRET["dequantize"](numbers, *levels, **attrs)
 
 
 # --- the container format ---------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ def test_a_split_file_is_read_as_a_whole(tmp_path: Path) -> None:
         for name in whole.tensors:
             np.testing.assert_array_equal(file.read(name), whole.read(name))
             file.release(name)
-        assert all(np.array_equal(part, whole.parts("q")[kind]) for kind, part in file.parts("q").items())
+        np.testing.assert_array_equal(file.blocks("q"), whole.blocks("q"))
     first = GgufFile(parts[0]).digest()
     os.utime(parts[1], ns=(1, 1))
     assert GgufFile(parts[0]).digest() != first
@@ -454,13 +457,11 @@ def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stac
     arch, case = ("phi3", "phi3") if stacks_qkv else ("llama", "llama")
     model = GgufModel(convert(case, arch, tmp_path / "m.gguf", stacks_qkv=stacks_qkv, kind=GGMLQuantizationType[kind]))
     held = HeldWeights(model)
-    shapes = {name: info.shape for name, info in model.tensors.items() if "embed" not in name}
+    shapes = {name: info.shape for name, info in model.tensors.items()}
     matrices = {name for name, shape in shapes.items() if len(shape) == 2 and shape[-1] % 32 == 0}
     assert matrices and model.forms.keys() == matrices and forms_of(held.tensors) == model.forms
     for name, form in model.forms.items():
-        attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32", "kind": form.kind}
-        parts = [held.read(f"{name}.{part}") for part in form.parts]
-        np.testing.assert_array_equal(INTERPRET["dequantize"](*parts, **attrs), model.read(name))
+        np.testing.assert_array_equal(_decoded(held.read(f"{name}.{form.blocks}"), form), model.read(name))
 
 
 def test_maverick_has_no_norms_of_queries(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from math import prod
 
 import numpy as np
 
+from compiler.ir.blocks import BLOCKS, PARTS
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom
 from compiler.machine.formats import PANELS
@@ -391,6 +393,50 @@ def _panel_integers(draw: Draw) -> None:
     per_byte = 8 // format.bits
     shape = [*_shape(draw, 0, 1), draw.size(), draw.size(0, 1, 2) * format.depth // per_byte]
     draw.call(draw.tensor(shape, U8 if format.bits == 4 else I8), format=format.name, columns=draw.size(1, 4, 8))
+
+
+@row("unpack_blocks")
+def _unpack_blocks(draw: Draw) -> None:
+    format = draw.one_of(list(BLOCKS.values()))
+    part = draw.one_of([part for part in PARTS if format.part(part) is not None])
+    draw.call(draw.tensor([*_shape(draw, 0, 2), draw.size(0, 1, 2) * format.num_bytes], U8), format=format.name, part=part)
+
+
+@row("panel_blocks")
+def _panel_blocks(draw: Draw) -> None:
+    format = draw.one_of(list(BLOCKS.values()))
+    panels = draw.one_of([panels for panels in PANELS.values() if panels.bits == format.bits])
+    blocks = draw.tensor([*_shape(draw, 0, 1), draw.size(), draw.size(0, 1, 2) * format.num_bytes], U8)
+    draw.call(blocks, of=format.name, format=panels.name, columns=draw.size(1, 4, 8))
+
+
+@row("look_up")
+def _look_up(draw: Draw) -> None:
+    format = draw.one_of(["", *PANELS])
+    panels, size, groups = PANELS.get(format), draw.size(1, 3, 8), draw.size(1, 2)
+    bits, kind = (draw.one_of([4, 8]), "int") if panels is None else (panels.bits, str(getattr(panels, "kind", "int")))
+    length = groups * (panels.depth if panels else 2) * draw.size(1, 2)
+    in_units, offset = draw.chance(0.3), draw.one_of(["", "shift"]) if kind == "int" else ""
+    columns = draw.size(1, 4)
+
+    def levels(count: int, dtype: DType) -> Atom:
+        return draw.tensor([size, count] if panels is None else [-(-size // columns), count, columns], dtype)
+
+    numbers = [size, length * bits // 8] if panels is None else [-(-size // columns), panels.lines(Dim.of(length)).const, 4 * columns]
+    each = [levels(groups, I8 if in_units else F32), *([levels(1, F32)] if in_units else [])]
+    draw.call(
+        draw.indices(_shape(draw, 0, 2), size),
+        draw.tensor(numbers, I8 if panels is None and bits == 8 else U8),
+        *each,
+        *(each if offset else []),
+        size=size,
+        length=length,
+        bits=bits,
+        kind=kind,
+        format=format,
+        in_units=in_units,
+        offset=offset,
+    )
 
 
 @row("panel_scales")

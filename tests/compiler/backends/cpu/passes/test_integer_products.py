@@ -400,3 +400,45 @@ def test_what_does_not_fit_stays(stays: Callable[[Pass, str], None], program: st
     """The pass leaves a product unchanged if its weights are floats, if the number of columns is unknown, or if the row length is no
     multiple of four."""
     stays(IntegerProducts(BYTES), program)
+
+
+def test_a_table_is_looked_up_in_the_panels_of_the_product(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(ids: i32[n], q: u8[6, 32], s: f16[6, 2], t: f16[6, 2]) -> f32[n, 6] {
+          x = look_up(ids, q, s, t, size=6, length=64, bits=4, offset="shift")
+          w = dequantize(q, s, t, bits=4, group=32, shifted=true)
+          y = linear(x, w)
+          return y
+        }
+    """
+    expected = """
+        func main(ids: i32[n], q: u8[6, 32], s: f16[6, 2], t: f16[6, 2]) -> f32[n, 6] {
+          p = panel_integers(q, format="panel4", columns=4)
+          ps = panel_scales(s, columns=4)
+          pt = panel_scales(t, columns=4)
+          x = look_up(ids, p, ps, pt, size=6, length=64, bits=4, offset="shift", format="panel4")
+          w = dequantize(q, s, t, bits=4, group=32, shifted=true)
+          rows = quantize_rows(x, bits=8, group=32, sums=true)
+          panels = panel_integers(q, format="panel4", columns=4)
+          scales = panel_scales(s, columns=4)
+          shifts = panel_scales(t, columns=4)
+          v = rows.0
+          r = rows.1
+          total = rows.2
+          sums = rows.3
+          y = integer_linear(v, r, total, panels, scales, sums, shifts, format="panel4", size=6, centred=false, has_offset=true)
+          return y
+        }
+    """
+    becomes(IntegerProducts(BYTES), before, expected)
+    becomes(IntegerProducts(WIDENED), before, expected)
+
+
+def test_a_table_that_no_product_reads_stays_as_it_is(becomes: Callable[[Pass, str, str], None]) -> None:
+    text = """
+        func main(ids: i32[n], q: i8[6, 64], s: f32[6, 1]) -> f32[n, 64] {
+          x = look_up(ids, q, s, size=6, length=64)
+          return x
+        }
+    """
+    becomes(IntegerProducts(BYTES), text, text)

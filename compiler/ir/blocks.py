@@ -1,0 +1,245 @@
+"""The block formats of GGUF: where a block stores its numbers, their scales and their shifts.
+
+A row is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale - shift.
+These levels are floats, or integers in units of a float of the block. The table serves NumPy (`unpacked`) and the loop nests of
+compiler/ops/products/blocks.py. The front imports this module to read GGUF files, so it imports little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ir.dtypes import DType
+from compiler.ir.numbers import Kind, stored_as
+
+# A function of the position of a number, or of its group, in the block. Its argument is a dimension, or an array of integers.
+Place = Callable[[Any], Any]
+Bytes = NDArray[np.uint8]
+SIGN = 0x8000  # the sign bit of an f16
+EXPONENT = 0x7C  # the bits of the exponent in the upper byte of an f16, which all are 1 in infinity and NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """Adjacent bits of a byte, which are a part of an integer."""
+
+    count: int
+    byte: Place
+    shift: Place  # the lowest of these bits
+    at: int = 0  # where they begin in the integer
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Integers that consist of bits of several bytes, plus `add`; or signed bytes."""
+
+    parts: tuple[Bits, ...]
+    add: int = 0
+    is_signed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """An f16 of the block."""
+
+    byte: int
+    is_negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A power of two: its exponent plus 128 is a byte of the block."""
+
+    byte: int
+
+
+Level = Integers | Half | Power
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    name: str
+    num_values: int
+    num_bytes: int
+    numbers: Integers
+    scale: Level
+    shift: Level | None = None
+    scale_unit: Half | None = None  # None: scales and shifts are floats
+    shift_unit: Half | None = None
+    # How a program stores the values without rounding: as numbers of `bits` bits. Each `group` of numbers shares a scale.
+    bits: int = 8
+    group: int = 32
+    kind: Kind = Kind.INT
+
+    @property
+    def has_units(self) -> bool:
+        return self.scale_unit is not None
+
+    @property
+    def middle(self) -> int:
+        """What is added to numbers of 4 bits before they are stored in half bytes."""
+        return 8 if self.bits == 4 and self.kind is Kind.INT and self.shift is None else 0
+
+    def is_finite(self, blocks: Bytes) -> bool:
+        """Return whether all floats in rows of blocks are finite numbers."""
+        rows, levels = blocks.reshape(-1, self.num_bytes), (self.scale, self.shift, self.scale_unit, self.shift_unit)
+        return not any((rows[:, of.byte + 1] & EXPONENT == EXPONENT).any() for of in levels if isinstance(of, Half))
+
+    def part(self, name: str) -> Level | None:
+        """Return where a part is stored: numbers, scale, shift, scale_unit or shift_unit. Return None if blocks lack the part."""
+        return getattr(self, name)
+
+    def extent(self, name: str) -> int:
+        """Return how many elements of a part a block has."""
+        if name == NUMBERS:
+            return self.num_values // 2 if self.bits == 4 else self.num_values
+        return 1 if name.endswith("unit") else self.num_values // self.group
+
+    def dtype(self, name: str) -> DType:
+        """Return the element type in which a program stores a part."""
+        if name == NUMBERS:
+            return stored_as(self.bits, self.kind)
+        if self.has_units:
+            return DType.F32 if name.endswith("unit") else DType.I8
+        return DType.BF16 if isinstance(self.part(name), Power) else DType.F16
+
+
+NUMBERS = "numbers"
+PARTS = (NUMBERS, "scale", "scale_unit", "shift", "shift_unit")
+
+
+def unpacked(blocks: Bytes, format: Blocks, name: str) -> NDArray[Any]:
+    """Return a part of blocks [n, num_bytes] as a program stores it, [n, extent]."""
+    part = format.part(name)
+    assert part is not None, (format.name, name)
+    if name == NUMBERS and format.bits == 4:
+        numbers = (_integers(blocks, format.numbers, format.num_values) + format.middle).astype(np.uint8)
+        return numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4)
+    if isinstance(part, Integers):
+        return _integers(blocks, part, format.extent(name)).astype(format.dtype(name).numpy)
+    return _floats(blocks, part).astype(format.dtype(name).numpy)
+
+
+def _integers(blocks: Bytes, of: Integers, count: int) -> NDArray[np.int8]:
+    """Return the integers of each block, [n, count]. All of them fit in 8 bits."""
+    places, found = np.arange(count), np.full((len(blocks), count), of.add, np.int8)
+    for part in of.parts:
+        # a table of indices makes one copy of the bytes; shifts and masks then work on bytes
+        bits = blocks[:, part.byte(places)] >> np.broadcast_to(part.shift(places), count).astype(np.uint8) & np.uint8((1 << part.count) - 1)
+        found += (bits << np.uint8(part.at)).view(np.int8)
+    return found
+
+
+def _floats(blocks: Bytes, of: Half | Power) -> NDArray[np.float32]:
+    if isinstance(of, Power):
+        return np.ldexp(np.float32(1), blocks[:, of.byte, None].astype(np.int32) - 128)
+    halves = np.ascontiguousarray(blocks[:, of.byte : of.byte + 2]).view("<f2").astype(np.float32)
+    return -halves if of.is_negated else halves
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _none(_: Any) -> int:
+    return 0
+
+
+def _nibbles(first: int, run: int = 16) -> Bits:
+    """Each `run` bytes have the low four bits of `run` numbers, then the high four bits of the next ones."""
+    return Bits(4, lambda k: first + k // (2 * run) * run + k % run, lambda k: k // run % 2 * 4)
+
+
+def _pairs(first: int, at: int = 0) -> Bits:
+    """The lowest two bits of 32 bytes belong to the first 32 numbers, the next two bits of these bytes to the next 32 numbers."""
+    return Bits(2, lambda k: first + k // 128 * 32 + k % 32, lambda k: k // 32 % 4 * 2, at)
+
+
+def _single(first: int, at: int) -> Bits:
+    """Bit i of 32 bytes belongs to the numbers of group i."""
+    return Bits(1, lambda k: first + k % 32, lambda k: k // 32, at)
+
+
+def _whole(first: int) -> Bits:
+    return Bits(8, lambda k: first + k, _none)
+
+
+def _fifth(first: int) -> Bits:
+    """Bit i of a word of 32 bits belongs to number i."""
+    return Bits(1, lambda k: first + k // 8, lambda k: k % 8, 4)
+
+
+# Scales and minima of six bits: those of the first four groups have their low bits in six bits of a byte, those of the last four in four.
+_SCALES = Integers(
+    (Bits(4, lambda g: 4 + g + g // 4 * 4, _none), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
+)
+_MINIMA = Integers(
+    (Bits(4, lambda g: 8 + g, lambda g: g // 4 * 4), Bits(2, lambda g: 8 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
+)
+_K_LEVELS: Mapping[str, Any] = {"scale": _SCALES, "shift": _MINIMA, "scale_unit": Half(0), "shift_unit": Half(2)}
+_HALF, _NEGATED = Half(0), Half(2, is_negated=True)
+
+BLOCKS: Mapping[str, Blocks] = {
+    format.name: format
+    for format in (
+        Blocks("q4_0", 32, 18, Integers((_nibbles(2),), add=-8), _HALF, bits=4),
+        Blocks("q4_1", 32, 20, Integers((_nibbles(4),)), _HALF, _NEGATED, bits=4),
+        Blocks("q5_0", 32, 22, Integers((_nibbles(6), _fifth(2)), add=-16), _HALF),
+        Blocks("q5_1", 32, 24, Integers((_nibbles(8), _fifth(4))), _HALF, _NEGATED),
+        Blocks("q8_0", 32, 34, Integers((_whole(2),), is_signed=True), _HALF),
+        Blocks(
+            "q2_k",
+            256,
+            84,
+            Integers((_pairs(16),)),
+            Integers((Bits(4, lambda g: g, _none),)),
+            Integers((Bits(4, lambda g: g, lambda _: 4),)),
+            Half(80),
+            Half(82),
+            bits=4,
+            group=16,
+        ),
+        Blocks(
+            "q3_k",
+            256,
+            110,
+            Integers((_pairs(32), _single(0, at=2)), add=-4),
+            Integers(
+                (Bits(4, lambda g: 96 + g % 8, lambda g: g // 8 * 4), Bits(2, lambda g: 104 + g % 4, lambda g: g // 4 * 2, at=4)), add=-32
+            ),
+            scale_unit=Half(108),
+            bits=4,
+            group=16,
+        ),
+        Blocks("q4_k", 256, 144, Integers((_nibbles(16, run=32),)), **_K_LEVELS, bits=4),
+        Blocks("q5_k", 256, 176, Integers((_nibbles(48, run=32), _single(16, at=4))), **_K_LEVELS),
+        Blocks(
+            "q6_k",
+            256,
+            210,
+            Integers((_nibbles(0, run=64), _pairs(128, at=4)), add=-32),
+            Integers((_whole(192),), is_signed=True),
+            scale_unit=Half(208),
+            bits=6,
+            group=16,
+        ),
+        Blocks("iq4_nl", 32, 18, Integers((_nibbles(2),)), _HALF, bits=4, kind=Kind.IQ4),
+        Blocks(
+            "iq4_xs",
+            256,
+            136,
+            Integers((_nibbles(8),)),
+            Integers(
+                (Bits(4, lambda g: 4 + g // 2, lambda g: g % 2 * 4), Bits(2, lambda g: 2 + g // 4, lambda g: g % 4 * 2, at=4)), add=-32
+            ),
+            scale_unit=_HALF,
+            bits=4,
+            kind=Kind.IQ4,
+        ),
+        Blocks("mxfp4", 32, 17, Integers((_nibbles(1),)), Power(0), bits=4, kind=Kind.E2M1),
+    )
+}
