@@ -41,9 +41,6 @@ class Offset(StrEnum):
     SHIFT = "shift"  # a shift per group is subtracted after scaling
 
 
-PARTS = frozenset({Q6, SCALE, ORDER, *NUMBERS.values(), *Offset, *(f"{part}{UNIT}" for part in (SCALE, *Offset))})  # names of all parts
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     bits: int  # 4, 6 or 8; numbers of 6 bits are stored in bytes
