@@ -45,10 +45,6 @@ class Offset(StrEnum):
     SHIFT = "shift"  # a shift per group is subtracted after scaling
 
 
-# the names of all parts
-PARTS = frozenset({Q6, SCALE, ORDER, *NUMBERS.values(), *Offset, *(f"{part}{UNIT}" for part in (SCALE, *Offset)), *BLOCKS})
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     bits: int  # 4, 6 or 8; numbers of 6 bits are stored in bytes
