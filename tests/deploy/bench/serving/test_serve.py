@@ -51,7 +51,7 @@ def test_prompts_arrive_when_they_are_due():
     first, second, last = driver.run(prompts)
     driver.close()
     assert last.began_s - first.began_s == pytest.approx(0.3) and 0 < second.began_s - first.began_s < 0.01
-    assert last.times_s[0] > last.began_s > max(first.times_s[-1], second.times_s[-1])
+    assert last.times_s[0] > last.began_s
     assert [stream.num_tokens for stream in (first, second, last)] == [4, 4, 4]
 
 
