@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.passes.numeric_class import numeric_class
+from compiler.numeric_class import numeric_class
 from deploy.cache import Kept, kept
 from deploy.model_loading.known import carried
 from deploy.model_loading.program import Program, compile_model

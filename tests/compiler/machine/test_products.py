@@ -51,7 +51,8 @@ def test_a_target_gets_the_best_that_it_has(name: str) -> None:
     shapes = [(t.format, t.op.name, t.format.bits, t.op.rows, t.op.columns) for t in tiles.tiles]
     assert [tuple(shape) for format, *shape in shapes if format not in (PANEL_E2M1, PANEL_IQ4)] == TILES[name]
     small = [shape for shape in TILES[name] if shape[:2] == ("dot_panel", 4)]
-    assert [tuple(shape) for format, *shape in shapes if format is PANEL_E2M1] == small
+    looks_up = name not in ("aarch64-neon", "riscv64", "riscv64-v")  # these multiply integers one by one, and store such numbers in 8 bits
+    assert [tuple(shape) for format, *shape in shapes if format is PANEL_E2M1] == (small if looks_up else [])
     multiplies_bytes = any(shape[:2] == ("dot_panel", 8) for shape in TILES[name])  # other steps are exact only for small numbers
     assert [tuple(shape) for format, *shape in shapes if format is PANEL_IQ4] == (small if multiplies_bytes else [])
     wide = FloatTile(TileShape(8, 2) if TARGETS[name].vector_bits == 512 else TileShape(4, 1))

@@ -14,8 +14,8 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.machine.products import product_tiles
 from compiler.machine.target import BF16_UNITS, GPU, NAMED
+from compiler.numeric_class import numeric_class
 from compiler.passes.number_schemes import schemes_of
-from compiler.passes.numeric_class import numeric_class
 
 CPUS = [name for name, target in NAMED.items() if target.system != GPU]
 FIRST = CPUS[0]
