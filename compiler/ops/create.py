@@ -135,13 +135,23 @@ def _widths(attrs: Attrs, ndim: int) -> tuple[tuple[Dim, Dim], ...]:
 
 def _pad_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
-    float_attr(attrs, "value")
+    value = float_attr(attrs, "value")
+    if x.dtype is not None and x.dtype.numpy.kind in "iub" and not _holds(x.dtype, value):
+        raise AnnotationError(f"attribute value is {value:g}, expected a number of type {x.dtype}")
     if x.ndim is None:
         return x
     widths = _widths(attrs, x.ndim)
     if x.shape is None:
         return x
     return TensorType(tuple(b + d + a for d, (b, a) in zip(x.shape, widths, strict=True)), x.dtype)
+
+
+def _holds(dtype: DType, value: float) -> bool:
+    """Return whether a type of integers, or bool, has this value."""
+    if dtype is DType.BOOL:
+        return value in (0, 1)
+    limits = np.iinfo(dtype.numpy)
+    return limits.min <= value <= limits.max and value == int(value)
 
 
 def _pad_relations(_: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:

@@ -152,7 +152,11 @@ def _look_up_nest(operands: Operands) -> Nest:
     places = {name: i for i, name in enumerate(table.names)}
     arrays = {name: kernel.array(operands.buffer(i)) for name, i in places.items()}
     out, ids, scale = kernel.array(output(operands)), arrays["ids"], arrays["scale"]
-    columns, groups = _columns(scale.shape, table), scale.shape[1].const
+    columns, groups = _columns(scale.shape, table), constant(scale.shape[1], "the number of groups of scale")
+    if table.panels is not None:
+        constant(arrays["numbers"].shape[-1], "the last dimension of numbers", FOUR)
+    for name in table.names[3:]:
+        constant(arrays[name].shape[1], f"the number of groups of {name}")
     with kernel.nest(ids.shape) as at:
         row = clamped_index(kernel, "id", ids[at], Dim.of(table.size))
         with kernel.nest((table.length,)) as (k,):

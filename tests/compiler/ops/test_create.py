@@ -109,6 +109,9 @@ def test_pad(run, deduced):
         deduced(PAD, tensor((2, 3), F32), before=(1,), after=(0, 0))
     with pytest.raises(AnnotationError, match="before is -1"):
         deduced(PAD, tensor((2,), F32), before=(-1,), after=(0,))
+    for dtype, value in ((DType.U8, 256), (DType.U8, -1), (DType.I32, 0.5), (DType.I8, float("nan")), (DType.I64, 1e300), (DType.BOOL, 2)):
+        with pytest.raises(AnnotationError, match=f"expected a number of type {dtype}"):
+            deduced(PAD, tensor((2,), dtype), before=(1,), after=(0,), value=value)
 
 
 @pytest.mark.parametrize("k", [-2, 0, 1])
