@@ -31,7 +31,7 @@ MAX_REQUESTS = 10_000  # further limited by the size of a body
 
 class BatchedRequest(Options):
     custom_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
-    params: dict[str, Any]
+    params: Annotated[dict[str, Any], Field(max_length=64)]
 
 
 class MessageBatchBody(Options):

@@ -28,7 +28,9 @@ from server.models.sources import is_hub_id, resolve
 from server.models.state import NAME, ModelSpec
 from server.settings import ServerSettings
 
-Alias = Annotated[str, BeforeValidator(lambda name: name.removesuffix(LATEST) if isinstance(name, str) else name), Field(pattern=NAME)]
+Alias = Annotated[
+    str, BeforeValidator(lambda name: name.removesuffix(LATEST) if isinstance(name, str) else name), Field(pattern=NAME, max_length=128)
+]
 CREATED = "models are not changed here; set defaults in the file of --config, quantise with `relaxserve serve --quantize`"
 HUBS = ("hf.co/", "huggingface.co/")
 encode = msgspec.json.encode

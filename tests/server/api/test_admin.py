@@ -366,13 +366,16 @@ def test_sources_outside_the_root_are_refused(serve, folder, source):
 
 
 def test_a_folder_whose_name_is_none_of_a_model_needs_another(serve, folder):
-    """A folder whose name is not a valid model name can be loaded only if the request states another name, because clients use the name in
-    paths such as that of the model's health probe."""
-    (folder / "models" / "my model").mkdir()
+    """Characters that no name of a model has become hyphens, because clients use the name in paths such as that of the model's health
+    probe. A folder without a letter or digit in its name can be loaded only if the request states another name."""
+    for name in ("my model", "!?"):
+        (folder / "models" / name).mkdir()
     client = serve(initial=()).http()
-    response = client.post("/admin/models", json={"source": "my model"})
+    assert client.post("/admin/models", json={"source": "my model", "wait": True}).status_code == 200
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["my-model"]
+    response = client.post("/admin/models", json={"source": "!?"})
     assert response.status_code == 400 and response.json()["error"]["param"] == "name"
-    assert client.post("/admin/models", json={"source": "my model", "name": "mine", "wait": True}).status_code == 200
+    assert client.post("/admin/models", json={"source": "!?", "name": "mine", "wait": True}).status_code == 200
 
 
 def test_hub_ids_are_taken_when_allowed(serve):
