@@ -53,7 +53,7 @@ class Batches:
             return
         runner = Runner(store, self._registry, app, max_line_bytes=self._settings.max_body_bytes, keep_s=int(self._settings.batch_store_s))
         self._opened = store, runner
-        for batch in sorted(store.batches.values(), key=lambda record: record.created_at):
+        for batch in sorted(store.all_batches(), key=lambda record: record.created_at):
             if not batch.has_ended:
                 runner.start(batch)
         self._sweeper = asyncio.create_task(self._sweep(store))
@@ -84,10 +84,10 @@ class Batches:
 
     def files_of(self, owner: str) -> list[FileRecord]:
         """Return the files of a tenant, the newest first."""
-        return _newest_first(file for file in self.store.files.values() if file.owner == owner and file.purpose != REQUESTS)
+        return _newest_first(file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS)
 
     def delete_file(self, file: FileRecord) -> None:
-        for batch in self.store.batches.values():
+        for batch in self.store.all_batches():
             if not batch.has_ended and file.id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
                 raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
         self.store.delete_file(file.id)
@@ -101,7 +101,7 @@ class Batches:
         store, owner = self.store, file.owner
         if file.purpose not in (INPUT, REQUESTS):
             raise ApiError(INVALID_VALUE, f"the file's purpose is {file.purpose!r}; expected {INPUT!r}", param="input_file_id")
-        running = sum(not batch.has_ended and batch.owner == owner for batch in store.batches.values())
+        running = sum(not batch.has_ended and batch.owner == owner for batch in store.all_batches())
         if running >= MAX_RUNNING:
             raise ApiError(STORE_FULL, f"{running} of your batches have not ended; expected fewer than {MAX_RUNNING}; wait, or cancel some")
         created = now()
@@ -124,7 +124,7 @@ class Batches:
 
     def batches_of(self, owner: str, prefix: str = OF_OPENAI) -> list[BatchRecord]:
         """Return the batches of a tenant that one API made, the newest first."""
-        return _newest_first(batch for batch in self.store.batches.values() if batch.owner == owner and batch.id.startswith(prefix))
+        return _newest_first(batch for batch in self.store.all_batches() if batch.owner == owner and batch.id.startswith(prefix))
 
     def batch(self, batch_id: str, owner: str, prefix: str = OF_OPENAI) -> BatchRecord:
         record = self.store.batches.get(batch_id)

@@ -51,6 +51,13 @@ class Store:
             raise ApiError(FILE_NOT_FOUND, f"no file of yours has the id {file_id!r:.80}", param="file_id")
         return record
 
+    def all_files(self) -> list[FileRecord]:
+        """Return a copy, because threads add and remove files meanwhile."""
+        return list(self.files.values())
+
+    def all_batches(self) -> list[BatchRecord]:
+        return list(self.batches.values())
+
     def data(self, file_id: str) -> Path:
         assert ID.fullmatch(file_id), file_id  # an id is a part of a path
         return self._folder / "files" / f"{file_id}.data"
@@ -133,9 +140,9 @@ class Store:
 
     def sweep(self, keep_s: int) -> None:
         """Remove expired files, and batches that ended `keep_s` ago."""
-        for file in [record for record in self.files.values() if record.expires_at is not None and record.expires_at <= now()]:
+        for file in [record for record in self.all_files() if record.expires_at is not None and record.expires_at <= now()]:
             self.delete_file(file.id)
-        for batch in [record for record in self.batches.values() if record.has_ended]:
+        for batch in [record for record in self.all_batches() if record.has_ended]:
             if max(batch.times.values()) + max(keep_s, DAY_S) <= now():
                 self.delete_batch(batch)
 
