@@ -105,10 +105,10 @@ class Runner:
     async def _validate(self, record: BatchRecord) -> None:
         record.total, record.faults = await asyncio.to_thread(self._check, record)
         if record.faults:
-            record.reach(Status.FAILED)
+            await asyncio.to_thread(self._store.end, record, Status.FAILED)
         elif record.status is Status.VALIDATING:  # it was not cancelled meanwhile
             record.reach(Status.IN_PROGRESS)
-        await asyncio.to_thread(self._store.save, record)
+            await asyncio.to_thread(self._store.save, record)
         log.info("batch %s of %d lines for %s: %s", record.id, record.total, record.endpoint, record.status)
 
     def _check(self, record: BatchRecord) -> tuple[int, list[lines.Fault]]:
@@ -201,8 +201,7 @@ class Runner:
         for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "errors")):
             self._publish(record, file_id, kind)
         record.times.setdefault(Status.FINALIZING, now())
-        record.reach(Status.CANCELLED if is_cancelled else Status.EXPIRED if record.unanswered else Status.COMPLETED)
-        self._store.save(record)
+        self._store.end(record, Status.CANCELLED if is_cancelled else Status.EXPIRED if record.unanswered else Status.COMPLETED)
         log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
 
     def _publish(self, record: BatchRecord, file_id: str, kind: str) -> None:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from server.batches.records import DAY_S, BatchRecord, FileRecord, new_id, now
+from server.batches.records import DAY_S, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
 MAX_FILES = 10_000
@@ -32,7 +32,7 @@ class Store:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # of the sums below, because files are written by several threads
+        self._lock = threading.Lock()  # of the sum below and of records, because several threads write files
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.tmp"):
@@ -134,6 +134,12 @@ class Store:
         self._write("batches", record)
         self.batches[record.id] = record
 
+    def end(self, record: BatchRecord, status: Status) -> None:
+        """End a batch. Clients see the end once it is written, so that none deletes a batch that is written afterwards."""
+        times = {**record.times, status: now()}
+        self._write("batches", msgspec.structs.replace(record, status=status, times=times))
+        record.times, record.status = times, status
+
     def delete_batch(self, record: BatchRecord) -> None:
         self.batches.pop(record.id, None)
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
@@ -158,8 +164,9 @@ class Store:
     def _write(self, part: str, record: FileRecord | BatchRecord) -> None:
         path = self._folder / part / f"{record.id}.json"
         temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(path)
+        with self._lock:
+            temporary.write_bytes(msgspec.json.encode(record))
+            temporary.replace(path)
 
     def _remove_unknown_data(self) -> None:
         """Remove the data of uploads that a killed server has not finished. Files that a running batch writes have no record yet."""

@@ -346,3 +346,17 @@ def test_the_store_has_a_limit(tmp_path) -> None:
     assert not store.files
     assert not store.batches
     assert store.num_bytes == 0
+
+
+def test_an_end_is_written_before_it_is_seen(tmp_path, monkeypatch) -> None:
+    """A client that sees the end of a batch may delete it at once, and it must not be written again afterwards."""
+    store = Store(tmp_path, 1000)
+    record = BatchRecord("batch_" + "0" * 24, "", "", "/v1/completions", "file-a", "file-b", "file-c", 0, 0)
+    store.save(record)
+    seen: list[bool] = []
+    write = store._write
+    monkeypatch.setattr(store, "_write", lambda part, written: (seen.append(record.has_ended), write(part, written)))
+    store.end(record, Status.COMPLETED)
+    assert seen == [False]
+    assert record.has_ended
+    assert Store(tmp_path, 1000).batches[record.id].status is Status.COMPLETED
