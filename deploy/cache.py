@@ -231,33 +231,25 @@ class Kept:
                     status = path.stat()
                     yield Item(Part.WEIGHTS, (path, *markers_of(path)), path.name.split("-")[0], status.st_size, status.st_mtime)
 
-    def _assembled(self) -> Iterator[Item]:
-        for path in sorted(self.executables.folder.glob(f"*{ASSEMBLED_SUFFIX}")):
+    def _files(self, part: Part, folder: Path, suffix: str) -> Iterator[Item]:
+        """Yield the files of a folder that are removed one by one."""
+        for path in sorted(folder.glob(f"*{suffix}")):
             if _OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):
                     status = path.stat()
-                    yield Item(Part.ASSEMBLED, (path,), path.name.split("-")[0], status.st_size, status.st_mtime)
+                    yield Item(part, (path,), path.stem.split("-")[0], status.st_size, status.st_mtime)
+
+    def _assembled(self) -> Iterator[Item]:
+        return self._files(Part.ASSEMBLED, self.executables.folder, ASSEMBLED_SUFFIX)
 
     def _kept_kernels(self) -> Iterator[Item]:
-        for path in sorted(self._kernels.glob("*.code")):
-            if _OURS.fullmatch(path.name):
-                with suppress(FileNotFoundError):
-                    status = path.stat()
-                    yield Item(Part.KERNEL, (path,), path.stem, status.st_size, status.st_mtime)
+        return self._files(Part.KERNEL, self._kernels, ".code")
 
     def _kept_matrices(self) -> Iterator[Item]:
-        for path in sorted(self._quantised.glob(f"*{QUANTISED_SUFFIX}")):
-            if _OURS.fullmatch(path.name):
-                with suppress(FileNotFoundError):
-                    status = path.stat()
-                    yield Item(Part.QUANTISED, (path,), path.stem, status.st_size, status.st_mtime)
+        return self._files(Part.QUANTISED, self._quantised, QUANTISED_SUFFIX)
 
     def _digests(self) -> Iterator[Item]:
-        for path in sorted(self._weights.glob(f"*{DIGEST_SUFFIX}")):
-            if _OURS.fullmatch(path.name):
-                with suppress(FileNotFoundError):
-                    status = path.stat()
-                    yield Item(Part.DIGEST, (path,), path.stem, status.st_size, status.st_mtime)
+        return self._files(Part.DIGEST, self._weights, DIGEST_SUFFIX)
 
     def _exported(self) -> Iterator[Item]:
         for path in sorted(self._exports.glob("*")):

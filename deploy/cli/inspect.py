@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deploy.model_loading.plan import PlannedGroup
 
 
-# What is said of each numeric class.
+# the sentence about each numeric class
 NUMBERS = {
     "portable": "the same bits on every CPU and in every export, but for WebAssembly without relaxed SIMD",
     "unfused": "the same bits on machines that round multiply-adds twice",

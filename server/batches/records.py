@@ -1,4 +1,4 @@
-"""What the store keeps about a file and about a batch, as JSON beside the data."""
+"""Define the records of files and of batches, which the store keeps as JSON beside the data."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Runner:
                 if line.custom_id not in done:
                     text = f"{why} before this request was answered"
                     self._store.append(record.error_file_id, lines.unanswered(line.custom_id, code, text))
-            self._recovered(record)
+                    record.unanswered += 1
         for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "errors")):
             self._publish(record, file_id, kind)
         record.times.setdefault(Status.FINALIZING, now())

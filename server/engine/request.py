@@ -90,7 +90,7 @@ class Sequence:
     @property
     def is_idle(self) -> bool:
         """Whether the sequence belongs to a batch, and takes only what others leave."""
-        return self.request.submit.priority == IDLE
+        return self.rank[0] == IDLE
 
     @property
     def choosing(self) -> Matcher | None:

@@ -1,4 +1,4 @@
-"""What proxies change about a request: its path, to which they may add a prefix, and the address that it comes from."""
+"""Undo what proxies change about a request: its path, to which they may add a prefix, and the address that it comes from."""
 
 from __future__ import annotations
 

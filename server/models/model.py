@@ -75,6 +75,11 @@ class CompileCache(Protocol):
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 
+def rfc3339(seconds: float) -> str:
+    """Write a time, given in seconds since 1970, as RFC 3339 does."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
 def sampling_of(defaults: GenerationDefaults) -> dict[str, float]:
     """Return the sampling parameters that a model's files recommend. Files that recommend no sampling ask for the most probable token."""
     found = {name: getattr(defaults, name) for name in NEUTRAL}
@@ -136,7 +141,7 @@ class Model:
     @property
     def created_at(self) -> str:
         """The time of creation in RFC 3339 format."""
-        return datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
+        return rfc3339(self.created)
 
     @property
     def bytes_by_part(self) -> dict[str, int]:

@@ -115,6 +115,8 @@ def test_messages_run_in_anthropics_shape(serve, folder) -> None:
     assert results["bad"].type == "errored"
     assert results["bad"].error.error.type == "invalid_request_error"
     assert [found.id for found in client.messages.batches.list()] == [batch.id]
+    with pytest.raises(anthropic.BadRequestError, match="limit is 0"):
+        client.messages.batches.list(before_id=batch.id, limit=0)
     assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
     assert not list(client.messages.batches.list())
     client.close()

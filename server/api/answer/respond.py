@@ -98,7 +98,3 @@ def json_answer(value: object, status: int = 200, *, headers: dict[str, str] | N
 
 def response_headers(loaded: Loaded, ignored: list[str]) -> dict[str, str]:
     return {**loaded.admission.headers(), **ignored_header(ignored)}
-
-
-def fingerprint(loaded: Loaded) -> str:
-    return loaded.fingerprint

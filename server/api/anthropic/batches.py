@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -15,14 +14,15 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
 from server.api.context import Caller, Context, caller
-from server.api.openai.files import page_of
 from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.request.paging import Ends, page_of
 from server.api.request.prepare import invalid
 from server.api.routes import gives, new_router
 from server.batches import lines
 from server.batches.lines import MAX_ID_CHARS, Written
 from server.batches.records import BatchRecord, FileRecord, Status, now
 from server.batches.service import OF_ANTHROPIC, REQUESTS, Batches
+from server.models.model import rfc3339
 
 ENDPOINT = "/v1/messages"
 MOST_LISTED = 1000
@@ -59,11 +59,8 @@ class MessageBatch(TypedDict):
     results_url: str | None
 
 
-class MessageBatchList(TypedDict):
+class MessageBatchList(Ends):
     data: Sequence[MessageBatch]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
 
 
 class MessageBatchDeleted(TypedDict):
@@ -92,11 +89,9 @@ def router(context: Context) -> APIRouter:
         """List the caller's batches, the newest first."""
         records = batches.batches_of(caller(request).tenant, OF_ANTHROPIC)
         if before_id is not None:
-            records, limit = _before(records, before_id, limit), max(limit, 1)
-        ids, has_more = page_of([record.id for record in records], limit, after_id, MOST_LISTED)
-        data = [describe(record, request) for record in records if record.id in ids]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        listed: MessageBatchList = {"data": data, "has_more": has_more, "first_id": first, "last_id": last}
+            records = _before(records, before_id, limit)
+        page, ends = page_of(records, limit, after_id, MOST_LISTED)
+        listed: MessageBatchList = {"data": [describe(record, request) for record in page], **ends}
         return json_answer(listed)
 
     @routes.get("/v1/messages/batches/{batch_id}", responses=gives(MessageBatch))
@@ -131,23 +126,21 @@ def router(context: Context) -> APIRouter:
 
 def describe(record: BatchRecord, request: Request) -> MessageBatch:
     is_canceled = Status.CANCELLING in record.times
-    ended = next((record.times[status] for status in record.times if status is record.status and record.has_ended), None)
-    done = record.completed + record.failed + record.unanswered
     return {
         "id": record.id,
         "type": "message_batch",
         "processing_status": "ended" if record.has_ended else "canceling" if is_canceled else "in_progress",
         "request_counts": {
-            "processing": 0 if record.has_ended else max(0, record.total - done),
+            "processing": 0 if record.has_ended else max(0, record.total - record.num_done),
             "succeeded": record.completed,
             "errored": record.failed,
             "canceled": record.unanswered if is_canceled else 0,
             "expired": 0 if is_canceled else record.unanswered,
         },
-        "created_at": _time(record.created_at),
-        "expires_at": _time(record.expires_at),
-        "ended_at": None if ended is None else _time(ended),
-        "cancel_initiated_at": _time(record.times[Status.CANCELLING]) if is_canceled else None,
+        "created_at": rfc3339(record.created_at),
+        "expires_at": rfc3339(record.expires_at),
+        "ended_at": rfc3339(record.times[record.status]) if record.has_ended else None,
+        "cancel_initiated_at": rfc3339(record.times[Status.CANCELLING]) if is_canceled else None,
         "archived_at": None,
         "results_url": f"{request.base_url}v1/messages/batches/{record.id}/results" if record.has_ended else None,
     }
@@ -195,7 +188,3 @@ def _result(line: Written, record: BatchRecord) -> dict[str, Any]:
     if line.response.status_code == HTTPStatus.OK:
         return {"type": "succeeded", "message": line.response.body}
     return {"type": "errored", "error": line.response.body}
-
-
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, cast
 
 import msgspec
@@ -14,6 +13,7 @@ from typing_extensions import TypedDict
 from server.api.answer.blocks import Block, BlockAnswer, Kind
 from server.api.answer.generate import Generation
 from server.api.request.prepare import ChatPlan
+from server.models.model import rfc3339
 from server.text.parts import CallStart
 
 encode = msgspec.json.encode
@@ -167,4 +167,4 @@ def _nanoseconds(spent_s: float) -> int:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return rfc3339(time.time())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Request, Response
@@ -11,8 +11,8 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
-from server.api.openai.files import page_of
 from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.request.paging import Ends, page_of
 from server.api.routes import gives, new_router
 from server.batches.records import BatchRecord, Status
 
@@ -26,7 +26,6 @@ REACHED: Mapping[Status, TimeField] = {
     Status.CANCELLING: "cancelling_at",
     Status.CANCELLED: "cancelled_at",
 }
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LISTED = 100
 Label = Annotated[str, Field(max_length=512)]
 
@@ -79,19 +78,16 @@ class BatchObject(TypedDict):
     metadata: Mapping[str, str] | None
 
 
-class BatchList(TypedDict):
+class BatchList(Ends):
     object: Literal["list"]
     data: Sequence[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 def router(context: Context) -> APIRouter:
     routes, batches, strict = new_router("OpenAI"), context.batches, context.settings.strict
 
     def shown(record: BatchRecord) -> BatchObject:
-        return describe(record, frozenset(batches.store.files))
+        return describe(record, batches.store.files)
 
     @routes.post("/v1/batches", responses=gives(BatchObject))
     async def create_batch(request: Request, body: BatchBody) -> Response:
@@ -105,10 +101,8 @@ def router(context: Context) -> APIRouter:
     async def list_batches(request: Request, limit: int = 20, after: str | None = None) -> Response:
         """List the caller's batches, the newest first."""
         records = batches.batches_of(caller(request).tenant)
-        found, has_more = page_of([record.id for record in records], limit, after, MOST_LISTED)
-        data = [shown(record) for record in records if record.id in found]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        listed: BatchList = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+        page, ends = page_of(records, limit, after, MOST_LISTED)
+        listed: BatchList = {"object": "list", "data": [shown(record) for record in page], **ends}
         return json_answer(listed)
 
     @routes.get("/v1/batches/{batch_id}", responses=gives(BatchObject))
@@ -126,7 +120,7 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def describe(record: BatchRecord, files: frozenset[str]) -> BatchObject:
+def describe(record: BatchRecord, files: Container[str]) -> BatchObject:
     """Describe a batch. Its output files are named once they are in `files`, which is when the batch has ended. OpenAI's document has no
     null for what is not known yet."""
     described: BatchObject = {

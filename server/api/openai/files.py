@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
+from server.api.request.paging import Ends, page_of
 from server.api.request.prepare import invalid
 from server.api.routes import gives, new_router
 from server.batches.records import FileRecord, now
@@ -38,12 +39,9 @@ class FileObject(TypedDict):
     status: Literal["processed"]
 
 
-class FileList(TypedDict):
+class FileList(Ends):
     object: Literal["list"]
     data: Sequence[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(TypedDict):
@@ -72,10 +70,8 @@ def router(context: Context) -> APIRouter:
     async def list_files(request: Request, purpose: str | None = None, limit: int = MOST_LISTED, after: str | None = None) -> Response:
         """List the caller's files, the newest first."""
         files = [file for file in batches.files_of(caller(request).tenant) if purpose is None or file.purpose == purpose]
-        found, has_more = page_of([file.id for file in files], limit, after, MOST_LISTED)
-        data = [describe(file) for file in files if file.id in found]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        listed: FileList = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+        page, ends = page_of(files, limit, after, MOST_LISTED)
+        listed: FileList = {"object": "list", "data": [describe(file) for file in page], **ends}
         return json_answer(listed)
 
     @routes.get("/v1/files/{file_id}", responses=gives(FileObject))
@@ -112,16 +108,6 @@ def describe(file: FileRecord) -> FileObject:
     if file.expires_at is not None:
         described["expires_at"] = file.expires_at
     return described
-
-
-def page_of(ids: Sequence[str], limit: int, after: str | None, most: int) -> tuple[frozenset[str], bool]:
-    """Return the ids of one page of a list, and whether more follow."""
-    if not 1 <= limit <= most:
-        raise invalid("limit", f"limit is {limit}; expected 1 to {most}")
-    if after is not None and after not in ids:
-        raise invalid("after", f"after is {after!r:.80}; expected the id of an entry of the list")
-    begin = 0 if after is None else ids.index(after) + 1
-    return frozenset(ids[begin : begin + limit]), begin + limit < len(ids)
 
 
 def _record(file_id: str, size: int, owner: str, form: Form) -> FileRecord:

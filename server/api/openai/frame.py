@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 
 from server.api.answer.generate import Usage
-from server.api.answer.respond import fingerprint
 from server.api.answer.shapes import Envelope
 from server.api.context import answer_id
 from server.api.request.schema import ChatBody, CompletionBody
@@ -23,7 +22,7 @@ def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: 
         "object": kind,
         "created": int(time.time()),
         "model": body.model or model.spec.name,
-        "system_fingerprint": fingerprint(loaded),
+        "system_fingerprint": loaded.fingerprint,
     }
 
 

@@ -1,0 +1,40 @@
+"""Lists that clients read page by page, as OpenAI and Anthropic describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from typing_extensions import TypedDict
+
+from server.api.request.prepare import invalid
+
+
+class Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+class Ends(TypedDict):
+    """What an answer says about its page beside the entries."""
+
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+R = TypeVar("R", bound=Listed)
+
+
+def page_of(records: Sequence[R], limit: int, after: str | None, most: int) -> tuple[Sequence[R], Ends]:
+    """Return the entries of one page of a list, and its ends."""
+    if not 1 <= limit <= most:
+        raise invalid("limit", f"limit is {limit}; expected 1 to {most}")
+    begin = 0
+    if after is not None:
+        begin = 1 + next((place for place, record in enumerate(records) if record.id == after), -1)
+        if not begin:
+            raise invalid("after", f"after is {after!r:.80}; expected the id of an entry of the list")
+    page = records[begin : begin + limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return page, {"first_id": first, "last_id": last, "has_more": begin + limit < len(records)}
