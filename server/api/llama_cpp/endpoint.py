@@ -82,7 +82,8 @@ def router(context: Context) -> APIRouter:
 
         def prepare() -> LlamaAnswer:
             check_sizes(body)
-            jobs = plan_completion(body.completion(prompt_of(loaded), loaded.tokenizer), model, loaded, who, settings)
+            asked = body.completion(prompt_of(loaded), loaded.tokenizer, loaded.defaults.max_tokens)
+            jobs = plan_completion(asked, model, loaded, who, settings)
             generations = [Generation(loaded, job, series, who) for job in jobs]
             return LlamaAnswer(body, jobs, generations, body.model or model.spec.name, loaded)
 
@@ -166,7 +167,7 @@ def _props(model: Model, loaded: Loaded) -> LlamaProps:
             "n_ctx": context_of(loaded),
             "speculative": False,
             "is_processing": False,
-            "params": {"n_predict": -1, "seed": -1, **params},
+            "params": {"n_predict": loaded.defaults.max_tokens or -1, "seed": -1, **params},
         },
         "total_slots": model.spec.max_batch,
         "model_alias": model.spec.name,

@@ -127,7 +127,7 @@ def router(context: Context) -> APIRouter:
 
         def plan() -> ChatPlan:
             check_sizes(body)
-            (job,) = plan_completion(completion_of(body), model, loaded, who, settings)
+            (job,) = plan_completion(completion_of(body, loaded.defaults.max_tokens), model, loaded, who, settings)
             return ChatPlan(body.prompt or "", job, loaded.dialect.rules(split_reasoning=False))
 
         return await answer(request, await off_loop(who.num_body_bytes, plan), body, ignored, model, loaded)
@@ -160,7 +160,9 @@ def router(context: Context) -> APIRouter:
     @routes.get("/api/tags", responses=gives(OllamaModels))
     async def tags() -> Response:
         """List the loaded models."""
-        listed: OllamaModels = {"models": [described(*one) for one in ready()]}
+        models = [described(*one) for one in ready()]
+        models += [described(model, each, name) for model, loaded in ready() for name, each in sorted(loaded.variants.items())]
+        listed: OllamaModels = {"models": models}
         return json_answer(listed)
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))

@@ -7,12 +7,12 @@ import time
 from fastapi import APIRouter, Response
 
 from server.api.answer.respond import json_answer
-from server.api.answer.shapes import ModelEntry, ModelList, Restarting
+from server.api.answer.shapes import ModelEntry, ModelList, RequestDefaults, Restarting
 from server.api.context import Context
 from server.api.request.prepare import context_of
 from server.api.routes import gives, new_router
 from server.interfaces import Outage
-from server.models.model import Model, ModelState
+from server.models.model import Loaded, Model, ModelState
 from server.models.registry import Registry
 
 
@@ -24,7 +24,7 @@ def router(context: Context) -> APIRouter:
     async def list_models() -> Response:
         """List the loaded models."""
         ready = [model for model in registry.models() if model.state is ModelState.READY]
-        entries = [describe(model, registry) for model in ready]
+        entries = [entry for model in ready for entry in _entries(model, registry)]
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         listed: ModelList = {"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": False}
         return json_answer(listed)
@@ -32,10 +32,22 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/models/{model:path}", responses=gives(ModelEntry))
     async def get_model(model: str) -> Response:
         """Describe one loaded model, by name or alias."""
-        found, _ = registry.serve(model)
-        return json_answer(describe(found, registry))
+        found, loaded = registry.serve(model)
+        return json_answer(describe(found, registry) if loaded is found.loaded else describe_variant(model, found, loaded, registry))
 
     return routes
+
+
+def _entries(model: Model, registry: Registry) -> list[ModelEntry]:
+    """Return the entry of a model, and those of its aliases that have their own defaults."""
+    variants = {} if model.loaded is None else model.loaded.variants
+    return [describe(model, registry), *(describe_variant(name, model, loaded, registry) for name, loaded in sorted(variants.items()))]
+
+
+def describe_variant(name: str, model: Model, loaded: Loaded, registry: Registry) -> ModelEntry:
+    """Describe an alias that has its own defaults."""
+    entry: ModelEntry = {**describe(model, registry), "id": name, "display_name": name, "aliases": ()}
+    return {**entry, **_of_requests(loaded)}
 
 
 def describe(model: Model, registry: Registry) -> ModelEntry:
@@ -56,9 +68,6 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         described["max_model_len"] = described["max_input_tokens"] = context_of(model.loaded)
         described["signature"] = ready.signature
         described["generates"] = ready.generates
-        described["chats"] = model.loaded.chats
-        if ready.generates:
-            described["sampling"] = model.loaded.sampling
         if page := registry.publications.address(model.spec.name):
             described["web"] = page
         described["embedding_size"] = ready.embedding_size or None
@@ -66,7 +75,18 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
             described["embedding_note"] = ready.embedding_note
         described["scoring"] = ready.scoring
         described["prompts"] = dict(ready.prompts)
-    return described
+    return described if model.loaded is None else {**described, **_of_requests(model.loaded)}
+
+
+def _of_requests(loaded: Loaded) -> RequestDefaults:
+    """Describe what requests mean that do not say it."""
+    found: RequestDefaults = {"chats": loaded.chats}
+    if loaded.ready.generates:
+        found["sampling"] = loaded.sampling
+    others = loaded.defaults.given.keys() - loaded.defaults.sampling.keys() - {"template"}
+    if others:
+        found["defaults"] = {name: value for name, value in loaded.defaults.given.items() if name in others}
+    return found
 
 
 def progress_of(outage: Outage) -> Restarting:
