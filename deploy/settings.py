@@ -52,7 +52,7 @@ SETTINGS = (
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),
     Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
-    Setting("api_keys", KEYS, "Keys of clients, separated by commas; KEY group=NAME shares cached prompts.", in_arguments=False),
+    Setting("api_keys", KEYS, "Keys of clients, separated by commas, with their groups and limits.", in_arguments=False),
     Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
     Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
     Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),

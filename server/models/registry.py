@@ -168,7 +168,7 @@ class Registry:
 
     def find(self, name: str) -> Model:
         """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag."""
-        model = next((found for one in _names(name) if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
+        model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
         if model is None:
             loaded = ", ".join(sorted((*self._models, *self._aliases))) or "none"
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
@@ -192,7 +192,7 @@ class Registry:
                 param="model",
                 headers={"retry-after": "1"},
             )
-        return model, next((found for one in _names(name) if (found := model.loaded.variants.get(one)) is not None), model.loaded)
+        return model, next((found for one in names_like(name) if (found := model.loaded.variants.get(one)) is not None), model.loaded)
 
     # --- loading -------------------------------------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class Registry:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
         alias, which win over those of `name`. Raise LoadError if a default cannot be used."""
         model, loaded = self._may_be_called(alias, name)
-        preset = (own or Defaults()).over(next((self._presets[one] for one in _names(name) if one in self._presets), Defaults()))
+        preset = (own or Defaults()).over(next((self._presets[one] for one in names_like(name) if one in self._presets), Defaults()))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
         await require_answer(model.spec.name, loaded, probe)
         model, now = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile
@@ -476,6 +476,6 @@ class Registry:
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
 
 
-def _names(name: str) -> tuple[str, str]:
+def names_like(name: str) -> tuple[str, str]:
     """Return a name as a request has it, and without the tag that Ollama's clients add."""
     return name, name.removesuffix(LATEST)

@@ -72,23 +72,23 @@ class OllamaShown(_System):
     modified_at: str
 
 
-def described(model: Model, loaded: Loaded, name: str | None = None) -> OllamaModel:
-    """Describe a model's files. `name` is that of an alias with its own defaults."""
+def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
+    """Describe a model's files under a name that the caller may use."""
     return {
-        "name": name or model.spec.name,
-        "model": name or model.spec.name,
+        "name": name,
+        "model": name,
         "modified_at": model.created_at,
         "size": loaded.ready.facts.file_bytes,
-        "digest": hashlib.sha256(f"{name or model.spec.name} {loaded.ready.signature}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{name} {loaded.ready.signature}".encode()).hexdigest(),
         "details": _details(loaded),
     }
 
 
-def running(model: Model, loaded: Loaded) -> OllamaRunning:
+def running(name: str, model: Model, loaded: Loaded) -> OllamaRunning:
     """Describe a model in memory. `size` is the memory that it holds now; on a GPU, where memory is allocated at once, the planned one."""
     on_gpu = model.total_bytes if loaded.ready.card is not None else 0
     return {
-        **described(model, loaded),
+        **described(name, model, loaded),
         "size": on_gpu or model.memory["resident_bytes"],
         "expires_at": NEVER,
         "size_vram": on_gpu,
@@ -96,20 +96,20 @@ def running(model: Model, loaded: Loaded) -> OllamaRunning:
     }
 
 
-def shown(model: Model, loaded: Loaded) -> OllamaShown:
+def shown(name: str, model: Model, loaded: Loaded) -> OllamaShown:
     facts, family = loaded.ready.facts, loaded.ready.facts.family or "relaxserve"
     template = loaded.tokenizer.chat_template
     system: _System = {} if loaded.defaults.system is None else {"system": loaded.defaults.system}
     parameters = list(_parameters(loaded))
     return {
-        "modelfile": "".join(f"{line}\n" for line in _modelfile(model, loaded, parameters)),
+        "modelfile": "".join(f"{line}\n" for line in _modelfile(name, loaded, parameters)),
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),  # in columns, as Ollama writes them
         "template": "" if template is None else template.source,
         **system,
         "details": _details(loaded),
         "model_info": {
             "general.architecture": family,
-            "general.basename": model.spec.name,
+            "general.basename": name,
             "general.parameter_count": facts.num_parameters,
             f"{family}.context_length": context_of(loaded),
             f"{family}.embedding_length": loaded.ready.embedding_size,
@@ -161,8 +161,8 @@ def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
         yield "stop", json.dumps(text, ensure_ascii=False)
 
 
-def _modelfile(model: Model, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> Iterator[str]:
-    yield f"FROM {model.spec.name}"
+def _modelfile(name: str, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield f"FROM {name}"
     if loaded.defaults.system is not None:
         yield f'SYSTEM """{loaded.defaults.system}"""'
     if loaded.defaults.given:

@@ -54,7 +54,7 @@ def router(context: Context) -> APIRouter:
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
@@ -67,7 +67,7 @@ def router(context: Context) -> APIRouter:
     async def render(request: Request, body: ChatBody) -> Response:
         """Return the prompt and the effective parameters, without generating."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
         shown = await off_loop(who.num_body_bytes, lambda: encode(describe_plan(plan.prompt, plan.job, model, loaded)))

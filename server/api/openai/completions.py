@@ -46,7 +46,7 @@ def router(context: Context) -> APIRouter:
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue one or more prompts."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def prepare() -> tuple[CompletionAnswer, dict[str, str]]:
