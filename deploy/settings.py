@@ -93,6 +93,7 @@ SETTINGS = (
     Setting("log_level", LOGS, "Least severity of log lines: debug, info, warning or error."),
     Setting("log_format", LOGS, "Format of log lines: text or json."),
     Setting("keep_requests", LOGS, "File that stores requests and answers, for `relaxserve replay`."),
+    Setting("keep_requests_of", LOGS, "Only of model=X or key=X."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),
 )
 

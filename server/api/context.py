@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from server.batches.service import Batches
 from server.http.auth import Access
+from server.http.kept_requests import KeptRequests
 from server.http.keys import UNLIMITED, KeyLimits
 from server.http.record import RequestRecord
 from server.metrics import Metrics, ModelSeries
@@ -50,6 +51,7 @@ class Context:
     settings: ServerSettings
     registry: Registry
     batches: Batches
+    kept: KeptRequests | None = None  # stores requests; None: the server was started without a file for them
 
     @property
     def metrics(self) -> Metrics:
