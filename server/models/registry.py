@@ -87,6 +87,7 @@ class Registry:
         self.cache = cache
         self.library = library
         self.closing = False
+        self._is_open = False
         self._identify = identify
         self._is_cached = is_cached
         self._initial = initial
@@ -108,7 +109,10 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name, cached ones first."""
+        """Begin to load the models that the command line and the state file name, cached ones first. A further call does nothing."""
+        if self._is_open:
+            return
+        self._is_open = True
         given = {spec.name: spec for spec in self._initial}
         saved = self._saved.read()
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
