@@ -209,7 +209,8 @@ async def _serve(
 
 
 def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
-    """Build the application and the HTTP server around it. Their packages are imported here, because the import takes as long as that of a worker."""
+    """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
+    to start."""
     from server.app import create_app, prepare_routes
     from server.http.server import Server
 
