@@ -50,7 +50,7 @@ export function openPrompts({use, draft}) {
     const wanted = search.value.trim().toLowerCase(), all = prompts();
     const found = all.filter(one => `${one.name}\n${one.text}`.toLowerCase().includes(wanted));
     list.replaceChildren(...found.map(one => h("li", {},
-      h("button", {type: "button", class: "pick", title: one.name, onclick: () => { dialog.close(); use(one.text); }}, h("strong", {}, one.name), h("span", {class: "faint small"}, one.text.slice(0, 120))),
+      h("button", {type: "button", class: "pick", title: one.name, onclick: () => { dialog.close(); use(one.text); }}, h("strong", {}, one.name), h("span", {class: "faint small"}, one.text.slice(0, 300))),
       iconButton("pencil", `Edit ${one.name}`, () => { name.value = one.name; text.value = one.text; text.focus(); }, {class: "icon-button small"}),
       iconButton("trash", `Delete ${one.name}`, () => set(prompts().filter(other => other.name !== one.name)), {class: "icon-button small"}))));
     if (!found.length) list.append(h("li", {class: "faint small"}, all.length ? "Nothing found." : "No prompt is kept yet. Prompts stay in this browser."));

@@ -11,7 +11,7 @@ export function openShare(conversation) {
   const dialog = h("dialog", {"aria-label": "Share", onclose: () => dialog.remove()},
     h("h2", {}, "Share"),
     h("ul", {class: "prompts"},
-      way("copy", "Copy a link", "The link holds the shown messages itself. No server stores them; whoever reaches this one can open it.", () => { close(); copyLink(conversation); }),
+      way("copy", "Copy a link", "The shown messages are in the link itself, and no server stores them. Whoever reaches this server can open it.", () => { close(); copyLink(conversation); }),
       way("download", "Save as Markdown", "The shown messages, for people.", () => { close(); save(`${name}.md`, asMarkdown(conversation), "text/markdown"); }),
       way("download", "Save as JSON", "All versions, with options. It can be imported.", () => { close(); save(`${name}.json`, asJson(conversation), "application/json"); })),
     h("div", {class: "row end"}, h("button", {type: "button", class: "plain", onclick: close}, "Cancel")));

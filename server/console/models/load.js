@@ -53,8 +53,9 @@ export class LoadForm {
     if (told !== this.told) this.sources.replaceChildren(...found.map(({source, bytes: size}) => h("option", {value: source}, bytes(size))));
     this.told = told;
     this.fields.source.placeholder = downloads.allowed ? "folder, file or org/name" : "folder or file";
-    const counted = local.data.length ? `${idle.length} of ${local.data.length} models below ${local.model_root} are not loaded` : `There is no model below ${local.model_root}`;
-    this.offers.textContent = `${counted}.${downloads.allowed ? " Names of the hub and of the catalogue are downloaded." : " This server downloads no models: start it with --allow-hub for that."}`;
+    const {length} = local.data, where = `below ${local.model_root}`;
+    const counted = !length ? `There is no model ${where}.` : idle.length ? `${idle.length} of ${length} models ${where} can be loaded.` : `All ${length} models ${where} are loaded.`;
+    this.offers.textContent = `${counted}${downloads.allowed ? " Names of the hub and of the catalogue are downloaded." : " This server downloads no models: start it with --allow-hub for that."}`;
   }
 
   fill(source, name = "") {

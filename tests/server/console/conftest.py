@@ -41,6 +41,15 @@ def length(name: str) -> int:  # in kilometres
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TOOLS = '[{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
 MIB = 1 << 20
+# Make the next chooser of files choose a file with this name, type and text.
+CHOOSE = """(name, type, text) => {
+  HTMLInputElement.prototype.click = function () {
+    const chosen = new DataTransfer();
+    chosen.items.add(new File([text], name, {type}));
+    this.files = chosen.files;
+    this.dispatchEvent(new Event("change"));
+  };
+}"""
 
 
 def said(text: str) -> Callable[[Submit, int], list[list[int]]]:

@@ -51,7 +51,7 @@ def test_a_model_is_planned_loaded_and_unloaded(page, site):
 def test_what_a_load_takes_is_told_as_one_types(page, site, tmp_path):
     """Once the source is one that the server offers, the formats have their bytes and quality, and the plan follows without a click."""
     page.open(f"{site('writer').url}/#/models")
-    page.see(f"1 of 1 models below {(tmp_path / 'models').resolve()} are not loaded")
+    page.see(f"1 of 1 models below {(tmp_path / 'models').resolve()} can be loaded")
     assert page.js("document.querySelector('#models .load select').value") == "auto"
     page.fill("#models .load input", "other")
     page.see("other fits.", ".verdict")

@@ -6,19 +6,10 @@ import json
 
 import pytest
 
-from tests.server.console.conftest import ask, idle, send
+from tests.server.console.conftest import CHOOSE, ask, idle, send
 
 pytestmark = pytest.mark.xdist_group("console")
 
-# Make the next chooser of files choose a file with this name, type and text.
-CHOOSE = """(name, type, text) => {
-  HTMLInputElement.prototype.click = function () {
-    const chosen = new DataTransfer();
-    chosen.items.add(new File([text], name, {type}));
-    this.files = chosen.files;
-    this.dispatchEvent(new Event("change"));
-  };
-}"""
 KEEP_SAVED = """(() => {
   window.saved = [];
   URL.createObjectURL = blob => { blob.text().then(text => saved.push(text)); return "#"; };
