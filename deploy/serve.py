@@ -26,7 +26,7 @@ from runtime.launch import command
 from server.http.auth import Guard
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
-from server.models.model import Footprint
+from server.models.model import Footprint, FormEstimate
 from server.models.publications import Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
@@ -80,6 +80,12 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     answer = await _answer_of("the planner", command("deploy.inspection"), load_of(spec, hub_token))
     parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit", "graphs_bytes")
     return Footprint(**{name: answer[name] for name in parts})
+
+
+async def compare_forms(source: str, hub_token: str | None = None) -> list[FormEstimate]:
+    """Compare the formats of a model's weights in a separate process, which reads some of them."""
+    answer = await _answer_of("the comparison of formats", command("deploy.forms"), Load(source, source, hub_token=hub_token))
+    return msgspec.convert(answer["forms"], list[FormEstimate])
 
 
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
@@ -178,6 +184,7 @@ async def _serve(
         is_cached=lambda spec: cache is not None and cache.has_loaded(spec.source),
         identify=partial(identity_of, hub_token=hub_token),
         preflight=partial(preflight, hub_token=hub_token),
+        compare_forms=partial(compare_forms, hub_token=hub_token),
         cache=cache,
         weigh=weigh,
         library=Downloads(hub_token),

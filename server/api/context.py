@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from server.batches.service import Batches
+from server.history import History
 from server.http.auth import Access
 from server.http.keys import UNLIMITED, KeyLimits
 from server.http.record import RequestRecord
@@ -50,6 +51,7 @@ class Context:
     settings: ServerSettings
     registry: Registry
     batches: Batches
+    history: History
 
     @property
     def metrics(self) -> Metrics:

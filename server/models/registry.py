@@ -35,6 +35,7 @@ from server.metrics import ENGINE, Metrics
 from server.models.budget import Budget
 from server.models.library import Library
 from server.models.model import (
+    CompareForms,
     CompileCache,
     Identify,
     IsCached,
@@ -72,6 +73,7 @@ class Registry:
         identify: Identify = lambda _source: "",
         is_cached: IsCached = lambda _spec: False,
         preflight: Preflight | None = None,
+        compare_forms: CompareForms | None = None,
         cache: CompileCache | None = None,
         weigh: Weigh = lambda _spec: 0,
         library: Library | None = None,
@@ -87,6 +89,7 @@ class Registry:
         self.publications = publications or Publications()
         self.cache = cache
         self.library = library
+        self.compare_forms = compare_forms
         self.closing = False
         self._is_open = False
         self._identify = identify
