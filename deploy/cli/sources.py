@@ -29,7 +29,7 @@ DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as 
 EMBEDDINGS = "Serve embeddings also of a model that generates text and was not trained for embeddings."
 
 KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights leave."
-ALIAS = "Additional name for the model; may be repeated."
+ALIAS = "Further name; may be repeated."
 PIN = "Refuse to unload without --force."
 TOOL_PARSER = "Format of tool calls, such as hermes or mistral; by default that of the chat template."
 DEFAULT = "Default for requests, such as temperature=0.2 or system=@FILE; may be repeated."

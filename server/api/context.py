@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from server.batches.service import Batches
+from server.history import History
 from server.http.auth import Access
 from server.http.kept_requests import KeptRequests
 from server.http.keys import UNLIMITED, KeyLimits
@@ -51,6 +52,7 @@ class Context:
     settings: ServerSettings
     registry: Registry
     batches: Batches
+    history: History
     kept: KeptRequests | None = None  # stores requests; None: the server was started without a file for them
 
     @property

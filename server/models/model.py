@@ -73,6 +73,16 @@ class CompileCache(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FormEstimate:
+    """A format in which a model's weights can be served."""
+
+    quantize: str
+    weights_bytes: int  # estimated
+    loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
+
+
+CompareForms = Callable[[str], Awaitable[Sequence[FormEstimate]]]  # compares the formats of a source; raises LoadError
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 

@@ -35,6 +35,7 @@ from server.metrics import ENGINE, Metrics
 from server.models.budget import Budget
 from server.models.library import Library
 from server.models.model import (
+    CompareForms,
     CompileCache,
     Identify,
     IsCached,
@@ -72,6 +73,7 @@ class Registry:
         identify: Identify = lambda _source: "",
         is_cached: IsCached = lambda _spec: False,
         preflight: Preflight | None = None,
+        compare_forms: CompareForms | None = None,
         cache: CompileCache | None = None,
         weigh: Weigh = lambda _spec: 0,
         library: Library | None = None,
@@ -87,7 +89,9 @@ class Registry:
         self.publications = publications or Publications()
         self.cache = cache
         self.library = library
+        self.compare_forms = compare_forms
         self.closing = False
+        self._is_open = False
         self._identify = identify
         self._is_cached = is_cached
         self._initial = initial
@@ -110,7 +114,10 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name, cached ones first."""
+        """Begin to load the models that the command line and the state file name, cached ones first. A further call does nothing."""
+        if self._is_open:
+            return
+        self._is_open = True
         given = {spec.name: spec for spec in self._initial}
         saved = self._saved.read()
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
