@@ -86,6 +86,7 @@ class Registry:
         self.publications = publications or Publications()
         self.cache = cache
         self.library = library
+        self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
         self.closing = False
         self._identify = identify
         self._is_cached = is_cached
@@ -145,7 +146,7 @@ class Registry:
     def ready(self) -> bool:
         """True if a load balancer should send requests here. A server without models is ready only if it was started without any, because
         an administrator may then load one."""
-        if self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
+        if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
             return all(operation.state is OperationState.SUCCEEDED for operation in self._starting)

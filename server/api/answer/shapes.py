@@ -293,6 +293,10 @@ class Readiness(TypedDict):
     error: NotRequired[Unavailable]
 
 
+class Load(TypedDict):
+    server_load: int
+
+
 class Version(TypedDict):
     version: str
     name: str
