@@ -80,7 +80,7 @@ SETTINGS = (
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of waiting sequences per model."),
     Setting("max_queued_tokens", LIMITS, "Maximum number of waiting prompt tokens per model."),
-    Setting("max_key_constraints", LIMITS, "Maximum number of different schemas and grammars that a key uses at once, per model."),
+    Setting("max_key_constraints", LIMITS, "Most different schemas and grammars of a key at once, per model."),
     Setting("max_timeout_s", TIMES, "Longest timeout that a request may ask for."),
     Setting("mcp_timeout_s", TIMES, "Longest time for a request to an MCP server."),
     Setting("response_store_s", TIMES, "How long a response is stored after its last use."),
