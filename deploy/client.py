@@ -145,7 +145,11 @@ def _parsed(body: bytes) -> dict[str, Any]:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return answer if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else {}
+    if not isinstance(answer, dict):
+        return {}
+    if isinstance(answer.get("error"), str) and "code" in answer:  # of our paths below /api, which have the shape of Ollama's errors
+        return {"error": {"message": answer["error"], "code": answer["code"]}}
+    return answer if isinstance(answer.get("error"), dict) else {}
 
 
 def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> ServerFault:

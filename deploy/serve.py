@@ -20,6 +20,7 @@ import msgspec
 from compiler.machine.target import NAMED
 from deploy.cache import Kept, kept
 from deploy.library import Downloads
+from deploy.listening import listen
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
@@ -31,7 +32,7 @@ from server.models.publications import Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.pauses import collect_in_small_portions, switch_often
-from server.settings import ServerSettings, SettingsError
+from server.settings import ServerSettings
 from server.workers.supervisor import Care, Supervisor
 
 if TYPE_CHECKING:
@@ -240,17 +241,6 @@ def tracer_of(settings: ServerSettings) -> Tracer | None:
     from deploy.traces import Tracer
 
     return Tracer(settings.otlp_traces_endpoint)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket. This happens before models load, so that a taken port is reported at once."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # an internet address
-    except OSError as error:
-        # a negative errno is an error of name resolution
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port") from error
 
 
 def url_of(listener: socket.socket) -> str:

@@ -19,6 +19,7 @@ class ServerSettings:
     log_format: str = "text"
     otlp_traces_endpoint: str | None = None  # traces of requests are sent here; None: nowhere
     keep_requests: Path | None = None  # file to which requests and answers are appended; None: they are not stored
+    keep_requests_of: tuple[str, ...] = ("model=*",)  # the requests to store, by model or key; the administration may change this
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -103,10 +104,13 @@ class ServerSettings:
         return bool(self.api_keys) or self.api_key_file is not None
 
 
+KEEP = r"(model|key)=[A-Za-z0-9._:/*?\[\]!-]{1,128}"
+KEPT = "model=PATTERN or key=PATTERN, in which * stands for any text"
 CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
-# These values are compared with headers literally, so a value in another format would never match.
+# These values are compared literally or as patterns, so a value in another format would never match.
 FORMS = {
+    "keep_requests_of": (KEEP, KEPT),
     "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),
     "cors_origins": (
         r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",
