@@ -23,9 +23,7 @@ from deploy.library import Downloads
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
-from server.app import create_app, prepare_routes
 from server.http.auth import Guard
-from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
 from server.models.model import Footprint, FormEstimate
@@ -38,6 +36,7 @@ from server.workers.supervisor import Care, Supervisor
 
 if TYPE_CHECKING:
     from deploy.traces import Tracer
+    from server.http.server import Server
 
 WORKER = command("deploy.worker")
 RESERVED_FILES = 96  # file descriptors for the front's own files, connections not yet accepted, a few per model, and restarts of workers
@@ -193,13 +192,16 @@ async def _serve(
         targets=("host", *NAMED),
         publications=publications(settings, cache, hub_token),
     )
-    app = create_app(settings, registry, () if tracer is None else (tracer,))
-    server = Server(app, settings, registry)
+    await registry.open()  # the workers start while this process imports and builds the application
+    try:
+        server = await asyncio.to_thread(http_server, settings, registry, tracer)
+    except BaseException:
+        await registry.close()
+        raise
 
     async def welcome() -> bool:
         while not server.started:
             await asyncio.sleep(0.01)
-        prepare_routes(app)  # while the workers load
         collect_in_small_portions()
         goes_on = await greet(registry, url_of(listener))
         server.should_exit = server.should_exit or not goes_on
@@ -211,6 +213,17 @@ async def _serve(
         welcoming.cancel()  # the server was stopped before all models were loaded
         return True
     return welcoming.result()
+
+
+def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
+    """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
+    to start."""
+    from server.app import create_app, prepare_routes
+    from server.http.server import Server
+
+    app = create_app(settings, registry, () if tracer is None else (tracer,))
+    prepare_routes(app)
+    return Server(app, settings, registry)
 
 
 def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:

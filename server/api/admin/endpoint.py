@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
-from typing import Annotated, Literal
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Response
@@ -33,6 +33,7 @@ from server.api.openai.models import describe, progress_of
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
+from server.defaults import Defaults, DefaultsError, read_values
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
 from server.messages import MAX_GAP_MS
@@ -86,6 +87,7 @@ class LoadBody(Options):
     pin: bool = False
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
     reasoning: bool | None = None
+    defaults: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # values for fields that requests leave out
     dry_run: bool = False
     wait: bool = False
     swap: bool = False  # once this model is ready and has taken its aliases, unload each model that lost its last alias
@@ -287,7 +289,15 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         pin=body.pin,
         tool_parser=body.tool_parser,
         reasoning=body.reasoning,
+        defaults=defaults_of(body.defaults or {}, "defaults"),
     )
+
+
+def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
+    try:
+        return read_values(values, param)
+    except DefaultsError as error:
+        raise invalid(param, str(error)) from error
 
 
 async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
