@@ -21,6 +21,7 @@ import yaml
 from deploy import catalogue, demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
+from server.defaults import DefaultsError, read_values
 from server.models.sources import GGUF, is_hub_id, names_of, settled
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
@@ -51,7 +52,7 @@ SETTINGS = (
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),
     Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
-    Setting("api_keys", KEYS, "Keys of clients, separated by commas; KEY group=NAME shares cached prompts.", in_arguments=False),
+    Setting("api_keys", KEYS, "Keys of clients, separated by commas, with their groups and limits.", in_arguments=False),
     Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
     Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
     Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
@@ -246,7 +247,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 # --- the file ----------------------------------------------------------------------------------------------------------
 
-SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share")
+SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share", "presets")
 MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name not in SET_BY_THE_REGISTRY)
 
 
@@ -338,8 +339,12 @@ def _spec(entry: object, where: str) -> ModelSpec:
             raise SettingsError(
                 f"kv_cache_bytes of {where} is {_shown(size)}; expected a number of bytes, such as 64M or 2G, or a share, such as 50%"
             ) from None
+    if not isinstance(given := values.pop("defaults", {}), dict):
+        raise SettingsError(f"defaults of {where} is {_shown(given)}; expected a mapping from fields of a request to values")
     try:
-        return msgspec.convert(values, ModelSpec)
+        return msgspec.structs.replace(msgspec.convert(values, ModelSpec), defaults=read_values(given, f"defaults of {where}"))
+    except DefaultsError as error:
+        raise SettingsError(str(error)) from error
     except msgspec.ValidationError as error:
         expectation, _, place = str(error).partition(" - at `$.")
         key = re.split(r"\W", place)[0]

@@ -82,7 +82,7 @@ def router(context: Context) -> APIRouter:
     async def create(request: Request, body: ResponseBody) -> Response:
         """Answer a conversation. The server may store the response."""
         ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         _check_fields(body, settings)
         owner = owner_of(who)
@@ -121,7 +121,7 @@ def router(context: Context) -> APIRouter:
         ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
         ignored += [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpOffer)]
         McpCalls(body, servers)  # refuses servers that may not be called
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)
