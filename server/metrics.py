@@ -6,6 +6,7 @@ its first load, at 0: if a counter appeared with its first event, Prometheus wou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -39,6 +40,7 @@ FINISHED = ("stop", "length", "abort", "error")
 FAILED = tuple(kind.code for kind in (GENERATION_FAILED, DEADLINE_EXCEEDED, SHUTTING_DOWN, INTERNAL))
 OUTCOMES = ("succeeded", "failed", "cancelled")
 STAGES = ("prefill", "decode")
+ADAPTERS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
 CACHE = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")  # "gpu" is vLLM's word for the device
 
 
@@ -233,7 +235,15 @@ class _Gauges(Collector):
             steps.add_metric(labels, list(zip(map(str, bounds), accumulate(stats.steps_by_size), strict=True)), stats.num_step_tokens)
             if reading.cache:
                 caches.add_metric((*labels, *(reading.cache[name] for name in CACHE)), 1)
-        yield from (state, parts, resident, waiting, steps, caches)
+        yield from (state, parts, resident, waiting, steps, caches, _adapters())
+
+
+def _adapters() -> Metric:
+    """Return vLLM's gauge of LoRA adapters, of which this server has none. Without the series, an endpoint picker logs an error per scrape.
+    Its value is the present time, by which a picker finds the newest sample."""
+    gauge = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters that requests use.", labels=ADAPTERS)
+    gauge.add_metric(("0", "", ""), time.time())
+    return gauge
 
 
 def _of_cards(readings: Iterable[ModelReading]) -> Iterable[Metric]:

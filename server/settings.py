@@ -30,7 +30,7 @@ class ServerSettings:
     api_key_file: Path | None = None  # one key per line, read again when it changes
     admin_keys: tuple[str, ...] = ()
     admin_key_file: Path | None = None
-    open_metrics: bool = False  # serve /metrics without a key
+    open_metrics: bool = False  # serve /metrics and /load without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()
 
@@ -70,6 +70,7 @@ class ServerSettings:
     write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
+    lame_duck_s: float = 0.0  # time after SIGTERM for which the server is not ready and still accepts requests
     drain_s: float = 30.0  # time for running requests after a signal to stop
     stall_s: float = 15.0  # seconds of silence after which a worker that has work is replaced, unless it is busy with a long step
 
@@ -118,7 +119,15 @@ FORMS = {
     ),
 }
 
-MAY_BE_0 = ("response_store_bytes", "batch_store_bytes", "max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
+MAY_BE_0 = (
+    "response_store_bytes",
+    "batch_store_bytes",
+    "max_stop_strings",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "lame_duck_s",
+    "drain_s",
+)
 
 
 def _require_size(name: str, value: float | None) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from server.api.answer.shapes import Liveness, Readiness, Version
+from server.api.answer.shapes import Liveness, Load, Readiness, Version
 from server.api.context import Context, caller
 from server.api.openai.models import progress_of
 from server.api.routes import gives, new_router
@@ -38,11 +38,11 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
-        """Answer 200 if the server is ready for requests, and 503 while it loads or drains, or if no model works. If some keys may not use
-        all models, no model is named, since this endpoint needs no key."""
+        """Answer 200 if the server is ready for requests, and 503 while it loads or is about to stop, or if no model works. If
+        some keys may not use all models, no model is named, since this endpoint needs no key."""
         named = [model for model in registry.models() if caller(request).limits.allow(model.spec.name)]
         models = {model.spec.name: model.condition for model in named}
-        status = "ok" if registry.ready else "shutting down" if registry.closing else "unavailable"
+        status = "ok" if registry.ready else "shutting down" if registry.leaving or registry.closing else "unavailable"
         readiness: Readiness = {"status": status, "models": models}
         if restarting := {model.spec.name: progress_of(model.outage) for model in named if model.outage is not None}:
             readiness["restarting"] = restarting  # the cause is left out: it may name files, and this endpoint needs no key
@@ -57,13 +57,19 @@ def router(context: Context) -> APIRouter:
         """Answer 200 if this model accepts requests, and 400 otherwise, as Triton does."""
         seen = context.models_for(request)
         found = next((one for one in seen.models() if model in seen.names_of(one)), None)
-        return Response(status_code=200 if found is not None and found.is_serving else 400)
+        return Response(status_code=200 if found is not None and found.is_serving and not registry.leaving else 400)
 
     @routes.get("/ping", response_class=Response, include_in_schema=False)
     @routes.post("/ping", response_class=Response, include_in_schema=False)
     async def ping() -> Response:
         """Answer SageMaker's health check, as `/health/ready` does."""
         return Response(status_code=200 if registry.ready else 503)
+
+    @routes.get("/load", responses=gives(Load))
+    async def load() -> JSONResponse:
+        """Return how many requests the models have now, as vLLM does. Requests of batches are not counted."""
+        found: Load = {"server_load": sum(model.num_requests for model in registry.models())}
+        return JSONResponse(found)
 
     @routes.get("/version", responses=gives(Version))
     async def get_version() -> JSONResponse:

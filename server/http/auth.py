@@ -30,6 +30,7 @@ class Access(Enum):
 # Paths that are not listed need an API key, so a new path is closed until it is opened here.
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
+METRICS_PATHS = ("/metrics", "/load")
 OPEN_FILES = "/console/"  # files of the console and of the docs page
 WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
 WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # other files of a published model need a key
@@ -50,7 +51,7 @@ UNTYPED = ("", FORM)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
-    if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path == "/metrics" and open_metrics):
+    if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path in METRICS_PATHS and open_metrics):
         return Access.OPEN
     return Access.ADMIN if ADMIN_PATHS.fullmatch(path) else Access.KEY
 

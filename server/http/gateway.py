@@ -26,7 +26,7 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import FORM, INWARD, Access, Guard, Passed
+from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
@@ -38,7 +38,7 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-QUIET = frozenset({*(path.decode() for path in PROBES), "/metrics"})  # paths that are requested every few seconds
+QUIET = frozenset({*(path.decode() for path in PROBES), *METRICS_PATHS})  # paths that are requested every few seconds
 UPLOADS = ("POST", "/v1/files")  # its bodies are read by the endpoint, which writes them to the disk
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
@@ -53,7 +53,9 @@ class Gateway:
         error_shapes: Mapping[str, ErrorShape],
         watchers: Sequence[Watcher] = (),
         kept: KeptRequests | None = None,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
+        """While `is_leaving` returns true, each answer closes its connection, so that clients send their next request elsewhere."""
         self._app = app
         self._settings = settings
         self._guard = guard
@@ -62,6 +64,7 @@ class Gateway:
         self._watchers = watchers
         self._kept = kept
         self._rates = Rates()
+        self._is_leaving = is_leaving
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,6 +97,8 @@ class Gateway:
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())
+                if self._is_leaving():
+                    added["connection"] = "close"
             await send(message)
 
         root = next((root for root in self._error_shapes if scope["path"] == root or scope["path"].startswith(f"{root}/")), None)

@@ -196,6 +196,11 @@ class Model:
         return self.condition == SLEEPING
 
     @property
+    def num_requests(self) -> int:
+        """The number of requests that wait for the model or are being answered."""
+        return 0 if self.loaded is None else self.loaded.admission.num_requests
+
+    @property
     def outage(self) -> Outage | None:
         return None if self.loaded is None else self.loaded.worker.outage
 

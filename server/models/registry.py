@@ -90,6 +90,7 @@ class Registry:
         self.cache = cache
         self.library = library
         self.compare_forms = compare_forms
+        self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
         self.closing = False
         self._is_open = False
         self._identify = identify
@@ -154,7 +155,7 @@ class Registry:
     def ready(self) -> bool:
         """True if a load balancer should send requests here. A server without models is ready only if it was started without any, because
         an administrator may then load one."""
-        if self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
+        if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
             return all(operation.state is OperationState.SUCCEEDED for operation in self._starting)

@@ -299,6 +299,10 @@ class Readiness(TypedDict):
     error: NotRequired[Unavailable]
 
 
+class Load(TypedDict):
+    server_load: int
+
+
 class Version(TypedDict):
     version: str
     name: str

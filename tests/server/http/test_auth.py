@@ -91,7 +91,8 @@ def test_without_an_admin_key_nobody_administrates_a_server_with_keys(serve):
 
 def test_metrics_can_be_opened(serve):
     assert serve(api_keys=(KEY,)).http().get("/metrics").status_code == 401
-    assert serve(api_keys=(KEY,), open_metrics=True).http().get("/metrics").status_code == 200
+    opened = serve(api_keys=(KEY,), open_metrics=True).http()
+    assert opened.get("/metrics").status_code == opened.get("/load").status_code == 200
 
 
 def test_without_keys_only_the_own_name_is_answered(serve):
