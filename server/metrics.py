@@ -7,13 +7,14 @@ its first load, at 0: if a counter appeared with its first event, Prometheus wou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from runtime.device.base import CardUsage
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, INTERNAL, QUEUE_FULL, SHUTTING_DOWN
@@ -58,6 +59,23 @@ class ModelReading:
     card: CardUsage | None = None  # None: the model runs on a CPU, or its worker is down
 
 
+# Names of the samples that the history keeps: those that the console's live page draws.
+WATCHED = frozenset(
+    (
+        "vllm:generation_tokens_total",
+        "relaxserve:prefill_tokens_total",
+        "relaxserve:prompt_tokens_left",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:inter_token_latency_seconds_bucket",
+        "relaxserve:worker_resident_bytes",
+        "relaxserve:model_state",
+    )
+)
+
+
 class Metrics:
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
@@ -91,6 +109,8 @@ class Metrics:
         self.stage_s = histogram("relaxserve:load_stage_seconds", "Duration of each stage of a load.", LOAD, ("stage",))
         self.cache = counter("relaxserve:compile_cache", "Look-ups of compiled models.", ("signature", "result"))
 
+        self._watched: tuple[Collector, ...] = (self.ttft, self.itl, self.generated_tokens)
+
         ProcessCollector(registry=self.collectors)  # measures the front; workers have gauges of their own
         self._of_models: dict[str, ModelSeries] = {}
         self.http = Counter("http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self.collectors)
@@ -105,7 +125,15 @@ class Metrics:
 
     def watch(self, read: Callable[[], Iterable[ModelReading]]) -> None:
         """Call `read` at every scrape to get the gauges."""
-        self.collectors.register(_Gauges(read))
+        gauges = _Gauges(read)
+        self.collectors.register(gauges)
+        self._watched += (gauges,)
+
+    def watched(self) -> Iterator[Sample]:
+        """Yield the samples that the history keeps."""
+        for collector in self._watched:
+            for metric in collector.collect():
+                yield from (sample for sample in metric.samples if sample.name in WATCHED)
 
     def exposition(self) -> bytes:
         return generate_latest(self.collectors)
@@ -160,11 +188,17 @@ class _Gauges(Collector):
                 "Used share of the KV pages, 0 to 1.",
                 lambda m: m.stats.num_pages_used / max(1, m.stats.num_pages),
             ),
+            (
+                "relaxserve:prompt_tokens_left",
+                "Prompt tokens of unfinished requests, not computed yet.",
+                lambda m: m.stats.num_prompt_tokens_left,
+            ),
         )
         counters: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_preemptions", "Sequences preempted.", lambda m: m.stats.num_preemptions),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.stats.prefix_hits),
+            ("relaxserve:prefill_tokens", "Prompt tokens computed, counted after each step.", lambda m: m.stats.num_prefill_tokens),
             ("relaxserve:worker_restarts", "Restarts of the worker after a crash.", lambda m: m.restarts),
             ("relaxserve:requests_resubmitted", "Requests resubmitted after a crash.", lambda m: m.resubmitted),
             ("relaxserve:worker_cpu_seconds", "CPU time of the worker and its processes.", lambda m: m.usage.cpu_s),

@@ -42,6 +42,7 @@ class ServerSettings:
     allow_hub: bool = False
     publish: tuple[str, ...] = ()  # models that browsers may download and run
     state_file: Path | None = None  # stores the loaded models, which a restart loads again
+    mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
     memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
@@ -65,6 +66,8 @@ class ServerSettings:
     batch_store_s: float = 2592000.0  # time for which files that batches write are kept
     max_file_bytes: int = 200 << 20  # largest uploaded file
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
+
+    mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # time for the whole body
@@ -118,6 +121,11 @@ FORMS = {
     "cors_origins": (
         r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",
         "an origin as browsers send it: https://HOST or http://HOST:PORT, or * for all",
+    ),
+    "mcp_servers": (
+        r"[\w.-]{1,64}=(private\+)?https?://(?![^/?#]*@)[\w.-]+(:\d{1,5})?([/?][!-~]*)?|"
+        r"[\w.-]{1,64}=(private\+)?https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?([/?][!-~]*)?",
+        "NAME=URL, such as docs=https://example.com/mcp, or NAME=private+URL for a server on a private network",
     ),
 }
 

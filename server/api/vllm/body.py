@@ -37,8 +37,9 @@ class GenerateTokensBody(Options):
     cache_salt: Label | None = None
     priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
 
-    def completion(self) -> CompletionBody:
-        """Convert the request to the completion of the same tokens. As in vLLM, an answer without `max_tokens` may fill the context."""
+    def completion(self, most: int | None) -> CompletionBody:
+        """Convert the request to the completion of the same tokens. `most` is the model's default number of tokens; without one, an answer
+        may fill the context, as in vLLM."""
         params = self.sampling_params
         sampling = {name: getattr(params, name) for name in SamplingBody.model_fields}
         sampling["cache_salt"] = params.cache_salt if self.cache_salt is None else self.cache_salt
@@ -49,7 +50,7 @@ class GenerateTokensBody(Options):
             model=self.model,
             stream=self.stream,
             stream_options=self.stream_options,
-            max_tokens=-1 if params.max_tokens is None else params.max_tokens,
+            max_tokens=params.max_tokens or most or -1,
             n=params.n,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,

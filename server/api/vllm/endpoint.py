@@ -24,13 +24,13 @@ def router(context: Context) -> APIRouter:
     async def generate(request: Request, body: GenerateTokensBody) -> Response:
         """Continue token ids with token ids."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def prepare() -> tuple[TokensAnswer, dict[str, str]]:
             check_sizes(body)
             check_ids(body.token_ids, loaded.tokenizer, "token_ids")
-            completion = body.completion()
+            completion = body.completion(loaded.defaults.max_tokens)
             try:
                 (job,) = plan_completion(completion, model, loaded, who, context.settings)
             except ApiError as error:
