@@ -38,8 +38,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
-        """Answer 200 if the server is ready for requests, and 503 while it loads or is about to stop, or if no model works. If some keys
-        may not use all models, no model is named, since this endpoint needs no key."""
+        """Answer 200 if the server is ready for requests, and 503 while it loads or is about to stop, or if no model works. If
+        some keys may not use all models, no model is named, since this endpoint needs no key."""
         named = [model for model in registry.models() if caller(request).limits.allow(model.spec.name)]
         models = {model.spec.name: model.condition for model in named}
         status = "ok" if registry.ready else "shutting down" if registry.leaving or registry.closing else "unavailable"

@@ -63,8 +63,8 @@ class Gateway:
         self._error_shapes = error_shapes
         self._watchers = watchers
         self._kept = kept
-        self._is_leaving = is_leaving
         self._rates = Rates()
+        self._is_leaving = is_leaving
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,9 +96,9 @@ class Gateway:
                 added["x-request-id"] = request_id
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
                 added["x-content-type-options"] = "nosniff"
+                added.update({} if use is None else use.headers())
                 if self._is_leaving():
                     added["connection"] = "close"
-                added.update({} if use is None else use.headers())
             await send(message)
 
         root = next((root for root in self._error_shapes if scope["path"] == root or scope["path"].startswith(f"{root}/")), None)

@@ -89,8 +89,8 @@ class Registry:
         self.publications = publications or Publications()
         self.cache = cache
         self.library = library
-        self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
         self.compare_forms = compare_forms
+        self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
         self.closing = False
         self._is_open = False
         self._identify = identify
