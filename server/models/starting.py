@@ -13,6 +13,7 @@ from server.models.budget import Budget
 from server.models.model import Loaded, LoadTokenizer, MakeWorker
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
 
 
@@ -57,4 +58,5 @@ class Starter:
             max_constraints=self.settings.max_key_constraints,
         )
         renderer = None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()
-        return Loaded(worker, ready, tokenizer, dialect, admission, renderer)
+        speech = SpeechTokens.of(tokenizer) if ready.num_samples else None
+        return Loaded(worker, ready, tokenizer, dialect, admission, renderer, speech=speech)
