@@ -114,6 +114,11 @@ def _cline(served: Served) -> Settings:
     return Settings(arguments, {}, json.dumps(config, indent=2), "cline/settings/providers.json", "cline")
 
 
+def _qwen(served: Served) -> Settings:
+    environment = {"OPENAI_BASE_URL": f"{served.url}/v1", "OPENAI_API_KEY": served.key or NO_KEY, "OPENAI_MODEL": served.model}
+    return Settings(("--auth-type", "openai"), environment)
+
+
 AGENTS = {
     agent.name: agent
     for agent in (
@@ -123,5 +128,6 @@ AGENTS = {
         Agent("opencode", "opencode", "npm install -g opencode-ai", 11_000, _opencode),
         Agent("cline", "cline", "npm install -g cline", 12_000, _cline),
         Agent("continue", "cn", "npm install -g @continuedev/cli", 5_000, _continue),
+        Agent("qwen", "qwen", "npm install -g @qwen-code/qwen-code", 10_000, _qwen),
     )
 }

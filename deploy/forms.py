@@ -2,15 +2,20 @@
 rounding error.
 
 Nothing is compiled. The error is measured on rows of some matrices, with the operators that round them when a model loads.
+
+python -m deploy.forms < LOAD      LOAD is the message as JSON; prints {"forms": [...]} with the bytes and the error of each format, or
+                                   {"code", "message", ...} if the files cannot be read
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,9 +26,14 @@ from compiler.machine.products import product_tiles
 from compiler.machine.target import host
 from compiler.ops.tables import INTERPRET
 from deploy.inspection import Inspection
-from deploy.model_loading.files import ModelFiles
+from deploy.model_loading.files import ModelFiles, Opened
+from deploy.model_loading.known import begin
 from deploy.model_loading.plan import WORKER_BYTES
+from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
+from server.interfaces import LoadError
+from server.messages import Load
+from server.models.model import FormEstimate
 
 FORMS = ("auto", "bf16", "int8", "4bit", "f32")
 HEADS = ("lm_head.weight", "output.weight")
@@ -64,6 +74,13 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
     num_tokens = max(0, room // plan.page_bytes - 1) * PAGE_SIZE
     longest = min(num_tokens, found.model_context)
     return ServedForm(name, weights_bytes, num_tokens, longest, num_tokens >= found.least_context, _loss(files, format))
+
+
+def estimate_forms(files: ModelFiles) -> list[FormEstimate]:
+    """Return all formats with the bytes of their weights and their rounding error, the default first. Nothing is compiled, so the bytes
+    lack the padding of panels."""
+    formats = [(name, WeightFormat.parse(name)) for name in FORMS]
+    return [FormEstimate(name, bytes_of(files, format), _loss(files, format)) for name, format in formats if _divides(files, format)]
 
 
 # --- size in bytes -----------------------------------------------------------------------------------------------------
@@ -159,3 +176,18 @@ def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
         w = source.read(name)
         yield w.reshape(-1, w.shape[-1])[: max(1, SAMPLE_VALUES // w.shape[-1])]
         source.release(name)
+
+
+# --- the command that compares -----------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
+    try:
+        print(msgspec.json.encode({"forms": estimate_forms(advance(begin(load), Opened).files)}).decode())
+    except LoadError as error:
+        print(msgspec.json.encode({"code": error.code, "message": error.message}).decode())
+
+
+if __name__ == "__main__":
+    main()

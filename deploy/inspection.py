@@ -37,6 +37,7 @@ from server.messages import Load
 class Inspection:
     source: str
     family: str
+    defaults: str  # what requests mean that do not say it, as the file beside the model says, in words
     serves: tuple[str, ...]  # what the server answers with this model, in words
     embedding_note: str
     num_parameters: int
@@ -87,6 +88,7 @@ def inspection_of(known: Compiled) -> Inspection:
     return Inspection(
         source=str(files.path),
         family=files.config.family,
+        defaults=known.tokenizer_source.defaults().note,
         serves=known.serves,
         embedding_note=known.embedding_note,
         num_parameters=sum(counts.values()),

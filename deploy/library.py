@@ -17,24 +17,25 @@ from deploy.catalogue import ENTRIES
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.models.library import Pulled
+from server.models.library import Listed, Pulled, Stored
 
 COMMAND = command("deploy.library")
 encode = msgspec.json.encode
 
 
 class Order(msgspec.Struct):
-    what: Literal["pull", "remove"]
-    source: str
+    what: Literal["pull", "remove", "list"]
+    source: str = ""
     token: str | None = None
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """A message from the process: progress of a download, bytes that a removal freed, or an error."""
+    """A message from the process: progress of a download, bytes that a removal freed, a stored model, or an error."""
 
     total: int = 0
     completed: int = 0
     freed: int = 0
+    stored: Stored | None = None
     fault: str = ""
     code: ErrorCode = ErrorCode.FETCH_FAILED
 
@@ -43,9 +44,16 @@ class Downloads:
     """The server's library of models (`server.models.library.Library`)."""
 
     names = frozenset(entry.name for entry in ENTRIES)
+    catalogue = tuple(
+        Listed(entry.name, entry.about, entry.licence, entry.origin if isinstance(entry.origin, str) else entry.name) for entry in ENTRIES
+    )
 
     def __init__(self, token: str | None = None) -> None:
         self._token = token
+
+    async def stored(self) -> list[Stored]:
+        async with aclosing(_lines(Order("list"))) as lines:
+            return [line.stored async for line in lines if line.stored is not None]
 
     async def pull(self, source: str) -> AsyncGenerator[Pulled, None]:
         async with aclosing(_lines(Order("pull", source, self._token))) as lines:
@@ -70,9 +78,8 @@ async def _lines(order: Order) -> AsyncGenerator[Line, None]:
                 raise LoadError(line.code, line.fault)
             yield line
         if status := await process.wait():
-            raise LoadError(
-                ErrorCode.FETCH_FAILED, f"cannot {order.what} {order.source!r}: the process that tried it ended with status {status}"
-            )
+            what = f"{order.what} {order.source!r}" if order.source else f"{order.what} the downloaded models"
+            raise LoadError(ErrorCode.FETCH_FAILED, f"cannot {what}: the process that tried it ended with status {status}")
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -90,6 +97,10 @@ def main() -> None:
 def _carry_out(order: Order) -> None:
     from deploy.model_loading import origins
 
+    if order.what == "list":
+        for one in origins.held():
+            _say(Line(stored=Stored(one.source, one.num_bytes, one.used_s)))
+        return
     if order.what == "remove":
         _say(Line(freed=origins.remove(order.source)))
         return

@@ -23,12 +23,10 @@ from deploy.library import Downloads
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
-from server.app import create_app, prepare_routes
 from server.http.auth import Guard
-from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
-from server.models.model import Footprint
+from server.models.model import Footprint, FormEstimate
 from server.models.publications import Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
@@ -38,6 +36,7 @@ from server.workers.supervisor import Care, Supervisor
 
 if TYPE_CHECKING:
     from deploy.traces import Tracer
+    from server.http.server import Server
 
 WORKER = command("deploy.worker")
 RESERVED_FILES = 96  # file descriptors for the front's own files, connections not yet accepted, a few per model, and restarts of workers
@@ -81,6 +80,12 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     answer = await _answer_of("the planner", command("deploy.inspection"), load_of(spec, hub_token))
     parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit", "graphs_bytes")
     return Footprint(**{name: answer[name] for name in parts})
+
+
+async def compare_forms(source: str, hub_token: str | None = None) -> list[FormEstimate]:
+    """Compare the formats of a model's weights in a separate process, which reads some of them."""
+    answer = await _answer_of("the comparison of formats", command("deploy.forms"), Load(source, source, hub_token=hub_token))
+    return msgspec.convert(answer["forms"], list[FormEstimate])
 
 
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
@@ -179,6 +184,7 @@ async def _serve(
         is_cached=lambda spec: cache is not None and cache.has_loaded(spec.source),
         identify=partial(identity_of, hub_token=hub_token),
         preflight=partial(preflight, hub_token=hub_token),
+        compare_forms=partial(compare_forms, hub_token=hub_token),
         cache=cache,
         weigh=weigh,
         library=Downloads(hub_token),
@@ -186,13 +192,16 @@ async def _serve(
         targets=("host", *NAMED),
         publications=publications(settings, cache, hub_token),
     )
-    app = create_app(settings, registry, () if tracer is None else (tracer,))
-    server = Server(app, settings, registry)
+    await registry.open()  # the workers start while this process imports and builds the application
+    try:
+        server = await asyncio.to_thread(http_server, settings, registry, tracer)
+    except BaseException:
+        await registry.close()
+        raise
 
     async def welcome() -> bool:
         while not server.started:
             await asyncio.sleep(0.01)
-        prepare_routes(app)  # while the workers load
         collect_in_small_portions()
         goes_on = await greet(registry, url_of(listener))
         server.should_exit = server.should_exit or not goes_on
@@ -204,6 +213,17 @@ async def _serve(
         welcoming.cancel()  # the server was stopped before all models were loaded
         return True
     return welcoming.result()
+
+
+def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
+    """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
+    to start."""
+    from server.app import create_app, prepare_routes
+    from server.http.server import Server
+
+    app = create_app(settings, registry, () if tracer is None else (tracer,))
+    prepare_routes(app)
+    return Server(app, settings, registry)
 
 
 def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:

@@ -21,6 +21,7 @@ import yaml
 from deploy import catalogue, demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
+from server.defaults import DefaultsError, read_values
 from server.models.sources import GGUF, is_hub_id, names_of, settled
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
@@ -51,15 +52,16 @@ SETTINGS = (
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),
     Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
-    Setting("api_keys", KEYS, "Keys of clients, separated by commas; KEY group=NAME shares cached prompts.", in_arguments=False),
+    Setting("api_keys", KEYS, "Keys of clients, separated by commas, with their groups and limits.", in_arguments=False),
     Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
     Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
     Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
-    Setting("open_metrics", KEYS, "Let /metrics be read without a key."),
+    Setting("open_metrics", KEYS, "Let /metrics and /load be read without a key."),
     Setting("model_root", MODELS, "Folder below which /admin may load models."),
     Setting("allow_hub", MODELS, "Let /admin download models: by hub id, or by a name of `relaxserve ls --available`."),
     Setting("publish", MODELS, "Model that browsers may download and run at /web/MODEL/; may be repeated."),
     Setting("state_file", MODELS, "File with the set of loaded models, which the next start loads again."),
+    Setting("mcp_servers", MODELS, "MCP server whose tools /v1/responses may call, as NAME=URL; may be repeated."),
     Setting("memory_limit_bytes", MODELS, "Memory limit for all models together, such as 12G."),
     Setting("default_kv_cache_bytes", MODELS, "KV cache of models without kv_cache_bytes, such as 2G."),
     Setting("strict", LIMITS, "Refuse unknown fields instead of reporting them."),
@@ -82,6 +84,7 @@ SETTINGS = (
     Setting("max_queued_tokens", LIMITS, "Maximum number of waiting prompt tokens per model."),
     Setting("max_key_constraints", LIMITS, "Maximum number of different schemas and grammars that a key uses at once, per model."),
     Setting("max_timeout_s", TIMES, "Longest timeout that a request may ask for."),
+    Setting("mcp_timeout_s", TIMES, "Longest time for a request to an MCP server."),
     Setting("response_store_s", TIMES, "How long a response is stored after its last use."),
     Setting("batch_store_s", TIMES, "How long the files that a batch writes are kept."),
     Setting("header_timeout_s", TIMES, "Longest time from a request's first byte to the end of its headers."),
@@ -89,6 +92,7 @@ SETTINGS = (
     Setting("write_timeout_s", TIMES, "How long a client may read nothing before its connection is closed."),
     Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
     Setting("heartbeat_s", TIMES, "Interval of comment lines in a stream without events."),
+    Setting("lame_duck_s", TIMES, "How long a server that gets SIGTERM still accepts requests, while its probe of readiness fails."),
     Setting("drain_s", TIMES, "How long running requests may continue when the server stops."),
     Setting("stall_s", TIMES, "A worker that has work but reports nothing for this time is replaced, unless it is busy with a long step."),
     Setting("log_level", LOGS, "Least severity of log lines: debug, info, warning or error."),
@@ -246,7 +250,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 # --- the file ----------------------------------------------------------------------------------------------------------
 
-SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share")
+SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share", "presets")
 MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name not in SET_BY_THE_REGISTRY)
 
 
@@ -338,8 +342,12 @@ def _spec(entry: object, where: str) -> ModelSpec:
             raise SettingsError(
                 f"kv_cache_bytes of {where} is {_shown(size)}; expected a number of bytes, such as 64M or 2G, or a share, such as 50%"
             ) from None
+    if not isinstance(given := values.pop("defaults", {}), dict):
+        raise SettingsError(f"defaults of {where} is {_shown(given)}; expected a mapping from fields of a request to values")
     try:
-        return msgspec.convert(values, ModelSpec)
+        return msgspec.structs.replace(msgspec.convert(values, ModelSpec), defaults=read_values(given, f"defaults of {where}"))
+    except DefaultsError as error:
+        raise SettingsError(str(error)) from error
     except msgspec.ValidationError as error:
         expectation, _, place = str(error).partition(" - at `$.")
         key = re.split(r"\W", place)[0]

@@ -31,6 +31,7 @@ from server.errors import (
     ApiError,
     ErrorKind,
 )
+from server.history import History
 from server.http.auth import Guard
 from server.http.gateway import Gateway, error_response
 from server.http.kept_requests import KeptRequests
@@ -44,15 +45,18 @@ OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
     kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests)
     batches = Batches(settings, registry)
-    context = Context(settings, registry, batches)
+    history = History(registry.metrics.watched)
+    context = Context(settings, registry, batches, history)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         await registry.open()
         await batches.open(app)
+        sampling = asyncio.create_task(history.run())
         try:
             yield
         finally:
+            sampling.cancel()
             await batches.close()
             await registry.close()
             await asyncio.gather(*(asyncio.to_thread(closing.close) for closing in (*watchers, *([] if kept is None else [kept]))))
@@ -88,6 +92,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         error_shapes=endpoints.error_shapes(),
         watchers=watchers,
         kept=kept,
+        is_leaving=lambda: registry.leaving,
     )
     if settings.cors_origins:
         exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]

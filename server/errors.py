@@ -147,6 +147,13 @@ ADMIN_DISABLED = ErrorKind(
     "API keys are set or the server is `insecure`, but there is no admin key, so the administration is closed.",
     "Start the server with an admin key.",
 )
+KEY_RESTRICTED = ErrorKind(
+    "key_restricted",
+    403,
+    "permission_error",
+    "The answer names models that the key may not use.",
+    "Use a key for all models.",
+)
 HOST_NOT_ALLOWED = ErrorKind(
     "host_not_allowed",
     403,
@@ -264,6 +271,14 @@ KEY_QUOTA = ErrorKind(
     OVERLOADED,
     "The API key has too many requests, or too many different constraints, at once.",
     "Wait for `Retry-After`, or for running requests of the key.",
+    retry=True,
+)
+RATE_LIMITED = ErrorKind(
+    "rate_limit_exceeded",
+    429,
+    OVERLOADED,
+    "The API key has used the requests or tokens that it may use per minute, or has as many running requests as it may.",
+    "Wait for `Retry-After`.",
     retry=True,
 )
 CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client closed the connection; appears in logs and metrics only.", "None.")

@@ -6,9 +6,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from runtime.device.base import CardUsage
+from server.defaults import Defaults
 from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
 
 if TYPE_CHECKING:
@@ -169,6 +170,14 @@ class Tokenizer(Protocol):
     def max_context(self) -> int | None: ...
     @property
     def generation_defaults(self) -> GenerationDefaults: ...
+    @property
+    def defaults(self) -> Defaults:
+        """The defaults for requests that the file beside the model sets."""
+        ...
+
+    def with_template(self, source: str) -> Self:
+        """Return this tokenizer with another chat template. Raise TemplateError if the template is broken."""
+        ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 

@@ -370,6 +370,8 @@ class Stats(Message, frozen=True, tag=True):
     kernel_s: float  # part of step_s in which the device worked
     num_step_tokens: int = 0  # tokens of all steps since the worker started
     steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
+    num_prefill_tokens: int = 0  # prompt tokens of all steps, which num_step_tokens includes
+    num_prompt_tokens_left: int = 0  # prompt tokens of unfinished sequences that are not computed yet
 
 
 class Step(Message, frozen=True, tag=True):

@@ -6,13 +6,15 @@ its first load, at 0: if a counter appeared with its first event, Prometheus wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from runtime.device.base import CardUsage
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, INTERNAL, QUEUE_FULL, SHUTTING_DOWN
@@ -38,6 +40,7 @@ FINISHED = ("stop", "length", "abort", "error")
 FAILED = tuple(kind.code for kind in (GENERATION_FAILED, DEADLINE_EXCEEDED, SHUTTING_DOWN, INTERNAL))
 OUTCOMES = ("succeeded", "failed", "cancelled")
 STAGES = ("prefill", "decode")
+ADAPTERS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
 CACHE = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")  # "gpu" is vLLM's word for the device
 
 
@@ -54,6 +57,23 @@ class ModelReading:
     cache: dict[str, str] = field(default_factory=dict)  # configuration of the KV cache, under vLLM's names
     usage: Usage = UNUSED
     card: CardUsage | None = None  # None: the model runs on a CPU, or its worker is down
+
+
+# Names of the samples that the history keeps: those that the console's live page draws.
+WATCHED = frozenset(
+    (
+        "vllm:generation_tokens_total",
+        "relaxserve:prefill_tokens_total",
+        "relaxserve:prompt_tokens_left",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:inter_token_latency_seconds_bucket",
+        "relaxserve:worker_resident_bytes",
+        "relaxserve:model_state",
+    )
+)
 
 
 class Metrics:
@@ -89,6 +109,8 @@ class Metrics:
         self.stage_s = histogram("relaxserve:load_stage_seconds", "Duration of each stage of a load.", LOAD, ("stage",))
         self.cache = counter("relaxserve:compile_cache", "Look-ups of compiled models.", ("signature", "result"))
 
+        self._watched: tuple[Collector, ...] = (self.ttft, self.itl, self.generated_tokens)
+
         ProcessCollector(registry=self.collectors)  # measures the front; workers have gauges of their own
         self._of_models: dict[str, ModelSeries] = {}
         self.http = Counter("http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self.collectors)
@@ -103,7 +125,15 @@ class Metrics:
 
     def watch(self, read: Callable[[], Iterable[ModelReading]]) -> None:
         """Call `read` at every scrape to get the gauges."""
-        self.collectors.register(_Gauges(read))
+        gauges = _Gauges(read)
+        self.collectors.register(gauges)
+        self._watched += (gauges,)
+
+    def watched(self) -> Iterator[Sample]:
+        """Yield the samples that the history keeps."""
+        for collector in self._watched:
+            for metric in collector.collect():
+                yield from (sample for sample in metric.samples if sample.name in WATCHED)
 
     def exposition(self) -> bytes:
         return generate_latest(self.collectors)
@@ -158,11 +188,17 @@ class _Gauges(Collector):
                 "Used share of the KV pages, 0 to 1.",
                 lambda m: m.stats.num_pages_used / max(1, m.stats.num_pages),
             ),
+            (
+                "relaxserve:prompt_tokens_left",
+                "Prompt tokens of unfinished requests, not computed yet.",
+                lambda m: m.stats.num_prompt_tokens_left,
+            ),
         )
         counters: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_preemptions", "Sequences preempted.", lambda m: m.stats.num_preemptions),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.stats.prefix_hits),
+            ("relaxserve:prefill_tokens", "Prompt tokens computed, counted after each step.", lambda m: m.stats.num_prefill_tokens),
             ("relaxserve:worker_restarts", "Restarts of the worker after a crash.", lambda m: m.restarts),
             ("relaxserve:requests_resubmitted", "Requests resubmitted after a crash.", lambda m: m.resubmitted),
             ("relaxserve:worker_cpu_seconds", "CPU time of the worker and its processes.", lambda m: m.usage.cpu_s),
@@ -199,7 +235,15 @@ class _Gauges(Collector):
             steps.add_metric(labels, list(zip(map(str, bounds), accumulate(stats.steps_by_size), strict=True)), stats.num_step_tokens)
             if reading.cache:
                 caches.add_metric((*labels, *(reading.cache[name] for name in CACHE)), 1)
-        yield from (state, parts, resident, waiting, steps, caches)
+        yield from (state, parts, resident, waiting, steps, caches, _adapters())
+
+
+def _adapters() -> Metric:
+    """Return vLLM's gauge of LoRA adapters, of which this server has none. Without the series, an endpoint picker logs an error per scrape.
+    Its value is the present time, by which a picker finds the newest sample."""
+    gauge = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters that requests use.", labels=ADAPTERS)
+    gauge.add_metric(("0", "", ""), time.time())
+    return gauge
 
 
 def _of_cards(readings: Iterable[ModelReading]) -> Iterable[Metric]:

@@ -30,7 +30,7 @@ class ServerSettings:
     api_key_file: Path | None = None  # one key per line, read again when it changes
     admin_keys: tuple[str, ...] = ()
     admin_key_file: Path | None = None
-    open_metrics: bool = False  # serve /metrics without a key
+    open_metrics: bool = False  # serve /metrics and /load without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()
 
@@ -38,6 +38,7 @@ class ServerSettings:
     allow_hub: bool = False
     publish: tuple[str, ...] = ()  # models that browsers may download and run
     state_file: Path | None = None  # stores the loaded models, which a restart loads again
+    mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
     memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
@@ -64,11 +65,14 @@ class ServerSettings:
     max_audio_s: float = 3600.0  # longest audio of a transcription
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
+    mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server
+
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # time for the whole body
     write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
+    lame_duck_s: float = 0.0  # time after SIGTERM for which the server is not ready and still accepts requests
     drain_s: float = 30.0  # time for running requests after a signal to stop
     stall_s: float = 15.0  # seconds of silence after which a worker that has work is replaced, unless it is busy with a long step
 
@@ -110,9 +114,22 @@ FORMS = {
         r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",
         "an origin as browsers send it: https://HOST or http://HOST:PORT, or * for all",
     ),
+    "mcp_servers": (
+        r"[\w.-]{1,64}=(private\+)?https?://(?![^/?#]*@)[\w.-]+(:\d{1,5})?([/?][!-~]*)?|"
+        r"[\w.-]{1,64}=(private\+)?https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?([/?][!-~]*)?",
+        "NAME=URL, such as docs=https://example.com/mcp, or NAME=private+URL for a server on a private network",
+    ),
 }
 
-MAY_BE_0 = ("response_store_bytes", "batch_store_bytes", "max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
+MAY_BE_0 = (
+    "response_store_bytes",
+    "batch_store_bytes",
+    "max_stop_strings",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "lame_duck_s",
+    "drain_s",
+)
 
 
 def _require_size(name: str, value: float | None) -> None:

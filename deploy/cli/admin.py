@@ -11,6 +11,7 @@ from rich.table import Table
 from deploy.cli.output import Bars, answers, errors
 from deploy.cli.sources import (
     ALIAS,
+    DEFAULT,
     EMBEDDINGS,
     KV_DTYPE,
     MAX_BATCH,
@@ -28,6 +29,7 @@ from deploy.cli.sources import (
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share
 from runtime.units import in_units
+from server.defaults import DefaultsError, read_texts
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes of a server that needs an admin key and got a client key
@@ -55,6 +57,7 @@ def load(
     pin: Annotated[bool, typer.Option(help=PIN)] = False,
     tool_parser: Annotated[str | None, typer.Option(help=TOOL_PARSER)] = None,
     reasoning: Annotated[bool | None, typer.Option(help=REASONING)] = None,
+    default: Annotated[list[str] | None, typer.Option(help=DEFAULT, metavar="NAME=VALUE")] = None,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this model.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only show the memory that the model would take.")] = False,
     url: Url = DEFAULT_URL,
@@ -69,6 +72,10 @@ def load(
       relaxserve load Llama-3.2-1B --alias gpt-4o-mini --kv-cache-bytes 2G --dry-run
     """
     client = Client(url, key)
+    try:
+        defaults = read_texts(default or [], "--default").given
+    except DefaultsError as error:
+        raise typer.BadParameter(str(error)) from error
     given: dict[str, object] = {
         "name": name,
         "quantize": quantize,
@@ -85,6 +92,7 @@ def load(
         "pin": pin or None,
         "tool_parser": tool_parser,
         "reasoning": reasoning,
+        "defaults": defaults or None,
         "swap": swap or None,
         "dry_run": dry_run or None,
     }

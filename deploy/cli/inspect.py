@@ -118,6 +118,8 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_column(overflow="fold")
     table.add_row("model", escape(found.source))
     table.add_row("family", found.family)
+    if found.defaults:
+        table.add_row("defaults", escape(found.defaults))
     table.add_row("serves", ", ".join(found.serves) + (f" ({found.embedding_note})" if found.embedding_note else ""))
     table.add_row("parameters", f"{found.num_parameters / 1e6:,.1f} million ({dtypes})")
     table.add_row("files", f"{in_units(found.file_bytes)}: {parts}")

@@ -20,6 +20,7 @@ from deploy.cli.output import Bars, errors
 from deploy.cli.sources import (
     ALIAS,
     CALIBRATE,
+    DEFAULT,
     DEVICE,
     EMBEDDINGS,
     KV_CACHE_BYTES,
@@ -48,6 +49,7 @@ from deploy.settings import (
     num_bytes_or_share,
     service_links,
 )
+from server.defaults import DefaultsError, read_texts
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
 from server.settings import SettingsError
 
@@ -113,6 +115,11 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
     aliases = tuple(form.pop("aliases", ()))
     if aliases and len(specs) > 1:
         raise SettingsError(f"--alias with {len(specs)} models; expected one model. In the file of --config, each model has aliases")
+    try:
+        defaults = read_texts(form.pop("defaults", []), OPTIONS["defaults"])
+    except DefaultsError as error:
+        raise SettingsError(str(error)) from error
+    form |= {"defaults": defaults} if defaults.given else {}  # those of the file stay otherwise
     specs = [msgspec.structs.replace(spec, **form, aliases=(*aliases, *spec.aliases)) for spec in specs]
     check_models(specs)
     return specs
@@ -224,7 +231,7 @@ def _of_models(kind: Any, meaning: str, metavar: str = "TEXT", **form: Any) -> A
 
 
 OF_MODELS = "Models on the command line"
-OPTIONS = {"aliases": "--alias"}  # options whose name is not that of the field
+OPTIONS = {"aliases": "--alias", "defaults": "--default"}  # options whose name is not that of the field
 
 # Options that apply to every model named on the command line. The key is the field of a load that the option sets.
 FORM: dict[str, Any] = {
@@ -250,6 +257,10 @@ FORM: dict[str, Any] = {
         ),
     ],
     "reasoning": _of_models(bool, REASONING, ""),
+    "defaults": Annotated[
+        list[str] | None,
+        typer.Option(OPTIONS["defaults"], help=DEFAULT, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False),
+    ],
 }
 
 

@@ -32,6 +32,7 @@ KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights lea
 ALIAS = "Additional name for the model; may be repeated."
 PIN = "Refuse to unload without --force."
 TOOL_PARSER = "Format of tool calls, such as hermes or mistral; by default that of the chat template."
+DEFAULT = "Default for requests, such as temperature=0.2 or system=@FILE; may be repeated."
 REASONING = "Whether the model writes think blocks; by default, if its vocabulary has tokens for them."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, 'demo', or a name in `ls --available`.")]

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
@@ -66,12 +67,17 @@ class Formed(Opened):
 
 
 def open_source(known: Asked) -> Opened:
-    """Find the source on this machine, or download it, and open its files."""
+    """Find the source on this machine, or download it, and open its files. If the load names no context, that of the file beside the model
+    applies."""
     known.progress(FETCH, 0.0)
     files = open_files(locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token))
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)
-    return Opened(**carried(known, Asked), files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
+    load = known.load
+    if load.max_context is None:
+        load = msgspec.structs.replace(load, max_context=tokenizer_source.defaults().max_context)
+    asked = carried(known, Asked, load=load)
+    return Opened(**asked, files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
 
 
 @refusals()

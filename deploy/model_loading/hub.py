@@ -6,6 +6,8 @@ A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file o
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
@@ -22,15 +24,19 @@ from runtime.split_files import parts_of, pattern_of
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*mmproj*.gguf"]
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of huggingface_hub that counts bytes on disk
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
     """Download a model by its hub id, or resume an interrupted download. Return the model's folder or GGUF file."""
     repo, patterns = _parted(source)
-    arrived = _Arrived(missing_bytes(source, token), report)
+    fresh = [file for file in _offered(source, token) if file.will_download]
+    arrived = _Arrived(sum(file.file_size or 0 for file in fresh), report)
     bar = _bar(arrived.add)
     folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=DUPLICATES, tqdm_class=bar, token=token))
+    for file in fresh:
+        _require_digest(folder / file.filename)
     if patterns is PATTERNS:
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if _fits(str(path.relative_to(folder)), patterns))
@@ -113,6 +119,19 @@ def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
         )
     except Exception:
         return []
+
+
+def _require_digest(path: Path) -> None:
+    """Remove a downloaded file and raise OSError unless it has its digest: the hub's cache names large files by their SHA-256."""
+    stored = path.resolve()
+    if not _SHA256.fullmatch(stored.name):
+        return  # a small file, named by git's digest
+    with stored.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != stored.name:
+        stored.unlink()
+        path.unlink(missing_ok=True)
+        raise OSError(f"{path.name} arrived damaged: its SHA-256 is {found}; expected {stored.name}; try again")
 
 
 class _Arrived:

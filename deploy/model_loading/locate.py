@@ -10,7 +10,8 @@ from pathlib import Path
 
 from deploy import demo
 from deploy.model_loading import origins
-from runtime.split_files import parts_of
+from runtime.split_files import parts_of, stem_of
+from server.defaults import FILE
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.state import ModelSpec
@@ -91,6 +92,11 @@ def files_of_model(path: Path) -> list[Path]:
     return [part for name in parts_of(path.name) if (part := path.with_name(name)).is_file()]
 
 
+def defaults_of(path: Path) -> Path:
+    """Return where the file with the defaults of a model is, if there is one: in its folder, or beside its GGUF file."""
+    return path.with_name(f"{stem_of(path.name)}.{FILE}") if path.is_file() else path / FILE
+
+
 def identity_of(source: str, hub_token: str | None = None) -> str:
     """Return a digest that changes when the files change. It is computed from names, sizes, times and inodes, or from the hub's revision,
     but not from the contents of files. Return "" if the source is inaccessible."""
@@ -98,7 +104,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     try:
         if (path := _here(source)) is None:
             return "" if source[:1] in ("/", ".", "~") else origins.revision(source, hub_token)
-        for file in files_of_model(path):
+        for file in (*files_of_model(path), *(file for file in [defaults_of(path)] if file.is_file())):
             status = file.stat()
             state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
             digest.update(f"{file.name}\0{state}\0".encode(errors="surrogateescape"))

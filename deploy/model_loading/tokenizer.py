@@ -7,15 +7,18 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.frontend.errors import ModelError
-from deploy.model_loading.locate import locate
+from deploy.model_loading.locate import defaults_of, locate
+from server.defaults import FILE as DEFAULTS
+from server.defaults import BesideModel
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer import Tokenizer
-from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
+from server.text.tokenizer_files import ModelFilesError, TokenizerFiles, read_file
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
@@ -38,6 +41,12 @@ class TokenizerSource:
         with _refusal(self.path):
             return self._files.eos_ids() if self.gguf is None else _ends_of(self.gguf)
 
+    def defaults(self) -> BesideModel:
+        """Return what the file beside the model sets."""
+        with _refusal(self.path):
+            file = defaults_of(self.path)
+            return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()
+
     def json(self) -> str:
         """Return the text of tokenizer.json, which constraints need."""
         with _refusal(self.path):
@@ -45,7 +54,7 @@ class TokenizerSource:
 
     @cached_property
     def _files(self) -> TokenizerFiles:
-        return TokenizerFiles.from_dir(self.path) if self.gguf is None else _files_of(self.gguf)
+        return TokenizerFiles.from_dir(self.path) if self.gguf is None else _files_of(self.gguf, defaults_of(self.path))
 
 
 def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
@@ -62,10 +71,11 @@ def _open_gguf(path: Path) -> GgufFile:
     return GgufFile(path)
 
 
-def _files_of(file: GgufFile) -> TokenizerFiles:
+def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
     from compiler.frontend.gguf.tokenizer import tokenizer_files
 
-    return TokenizerFiles(tokenizer_files(file.metadata))
+    beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
+    return TokenizerFiles({**tokenizer_files(file.metadata), **beside})
 
 
 def _ends_of(file: GgufFile) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ def router(context: Context) -> APIRouter:
     async def classify(request: Request, body: ClassifyBody) -> Response:
         """Classify each text: return its class, and the score of every class."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         require_classes(model, loaded)
         who = caller(request)
         text = await conversation_text(body, loaded, who)

@@ -52,7 +52,7 @@ def router(context: Context) -> APIRouter:
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
         """Turn texts into vectors. A text that is too long is truncated as `truncate` says."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
         asked = EmbeddingBody.model_construct(
             input=body.texts,

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from server.batches.service import Batches
+from server.history import History
 from server.http.auth import Access
+from server.http.keys import UNLIMITED, KeyLimits
 from server.http.record import RequestRecord
 from server.metrics import Metrics, ModelSeries
+from server.models.model import Loaded, Model
 from server.models.registry import Registry
+from server.models.visible import VisibleModels
 from server.settings import ServerSettings
 
 
@@ -29,6 +33,7 @@ class Caller:
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
     is_idle: bool = False  # the request is a line of a batch, and takes only what other requests leave
+    limits: KeyLimits = UNLIMITED  # what the caller's key may use
     expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
 
     @property
@@ -46,10 +51,19 @@ class Context:
     settings: ServerSettings
     registry: Registry
     batches: Batches
+    history: History
 
     @property
     def metrics(self) -> Metrics:
         return self.registry.metrics
+
+    def models_for(self, request: Request) -> VisibleModels:
+        """Return the models that the caller may use. No endpoint of a client asks the registry itself."""
+        return VisibleModels(self.registry, caller(request).limits)
+
+    def serve(self, request: Request, name: str | None) -> tuple[Model, Loaded]:
+        """Return the model that answers a request."""
+        return self.models_for(request).serve(name)
 
     def metrics_of(self, model: str) -> ModelSeries:
         return self.metrics.of(model)

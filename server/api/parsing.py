@@ -56,7 +56,7 @@ class SeparatedText(TypedDict):
 
 
 def router(context: Context) -> APIRouter:
-    routes, registry, strict = new_router("Text"), context.registry, context.settings.strict
+    routes, strict = new_router("Text"), context.settings.strict
 
     @routes.post("/parse_function_call", responses=gives(ParsedText))
     async def parse_function_call(request: Request, body: ParsedBody) -> Response:
@@ -65,7 +65,7 @@ def router(context: Context) -> APIRouter:
         check_sizes(body)
         tools = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in functions_among(body.tools)]
         if body.tool_call_parser is None:
-            rules = registry.serve(body.model)[1].dialect.rules(tools, split_reasoning=False)
+            rules = context.serve(request, body.model)[1].dialect.rules(tools, split_reasoning=False)
         elif body.tool_call_parser in FORMATS:
             rules = AnswerRules(FORMATS[body.tool_call_parser], tools=tools)
         else:
@@ -79,7 +79,7 @@ def router(context: Context) -> APIRouter:
         """Separate the thoughts in a text from the rest. A text that only closes thoughts begins inside them."""
         ignored = check_unknown(body, strict=strict)
         if body.reasoning_parser is None:
-            dialect = registry.serve(body.model)[1].dialect
+            dialect = context.serve(request, body.model)[1].dialect
             thoughts, form = dialect.thoughts, dialect.format
         elif body.reasoning_parser in FORMATS or body.reasoning_parser in THINKERS:
             form = FORMATS.get(body.reasoning_parser, FORMATS["hermes"])

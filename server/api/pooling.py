@@ -51,13 +51,13 @@ class PooledTexts(TypedDict):
 
 def router(context: Context) -> APIRouter:
     routes = new_router("Embeddings")
-    settings, registry = context.settings, context.registry
+    settings = context.settings
 
     @routes.post("/pooling", responses=gives(PooledTexts))
     async def pooling(request: Request, body: PoolingBody) -> Response:
         """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         per_token = _check_task(body, model, loaded)
         who = caller(request)
         text = await conversation_text(body, loaded, who)

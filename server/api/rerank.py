@@ -119,7 +119,7 @@ def router(context: Context) -> APIRouter:
     async def rerank(request: Request, body: RerankBody) -> Response:
         """Order documents by their relevance to a query."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         scoring = _scoring_of(model, loaded)
         texts = [text if isinstance(text, str) else text.text for text in body.documents]
         if not texts:
@@ -145,7 +145,7 @@ def router(context: Context) -> APIRouter:
     async def score(request: Request, body: ScoreBody) -> Response:
         """Score how similar texts are: one text against many texts, or two lists of texts pair by pair."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         scoring = _scoring_of(model, loaded)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
         if not first or not second or len(first) not in (1, len(second)):

@@ -26,14 +26,14 @@ encode = msgspec.json.encode
 
 def router(context: Context) -> APIRouter:
     routes = new_router("Text")
-    registry, strict = context.registry, context.settings.strict
+    strict = context.settings.strict
 
     @routes.post("/tokenize", responses=gives(TokenIds, LlamaTokenIds))
     @routes.post("/v1/tokenize", include_in_schema=False)
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Return the token ids of a text, or of a conversation. With `content` the answer has llama.cpp's shape."""
         ignored = check_unknown(body, strict=strict)
-        _, loaded = registry.serve(body.model)
+        _, loaded = context.serve(request, body.model)
         text, special = await _text(body, loaded, caller(request))
         write = _tokenized if body.content is None else _with_pieces
         pieces = await off_loop(len(text), lambda: write(text, body, loaded, special=special))
@@ -44,7 +44,7 @@ def router(context: Context) -> APIRouter:
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """Return the text of token ids, with special tokens unless `skip_special_tokens` is set."""
         ignored = check_unknown(body, strict=strict)
-        _, loaded = registry.serve(body.model)
+        _, loaded = context.serve(request, body.model)
         answer = await off_loop(caller(request).num_body_bytes, lambda: _detokenized(body, loaded))
         return Response(answer, headers=ignored_header(ignored), media_type="application/json")
 

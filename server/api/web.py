@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import FileResponse
 
 from runtime.web import page_files
-from server.api.context import Context
+from server.api.context import Context, caller
 from server.api.routes import new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 from server.http.auth import WEB_PAGE_SUFFIXES
@@ -59,6 +59,8 @@ def router(context: Context) -> APIRouter:
             return _unless_known(request, etags[name]) or Response(page[name], headers=_headers(name, etags[name]))
         if PurePosixPath(name).suffix in WEB_PAGE_SUFFIXES or name.endswith("/"):
             raise ApiError(NOT_FOUND_PATH, f"the page has no file {name!r:.80}")
+        if not caller(request).limits.allow(model):
+            raise ApiError(NOT_FOUND_PATH, f"there is nothing at /web/{path:.200} for this key")
         found = publications.file(model, name)
         return _unless_known(request, found.etag) or _part_or_whole(name, found)
 

@@ -60,6 +60,7 @@ class BatchRecord(msgspec.Struct):
     error_file_id: str
     created_at: int
     expires_at: int
+    models: tuple[str, ...] = ()  # patterns of the names that the key may use, which hold if the key is gone
     window: str = "24h"
     metadata: dict[str, str] | None = None
     status: Status = Status.VALIDATING

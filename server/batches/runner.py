@@ -24,6 +24,7 @@ from server.batches.records import BatchRecord, FileRecord, Status, now
 from server.batches.store import Store
 from server.errors import ApiError
 from server.http.auth import Access, Passed
+from server.http.keys import KeyLimits
 from server.models.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class Runner:
     async def _call(self, run: Run, line: Line) -> inward.Answer | None:
         """Return the answer to a line, or None if the batch was stopped before."""
         record, wait_s = run.record, 1.0
-        passed = Passed(Access.KEY, record.key_digest, record.owner)
+        passed = Passed(Access.KEY, record.key_digest, record.owner, limits=KeyLimits(record.models))
         while not run.stopped.is_set():
             answer = await inward.call(self._app, line.url, bytes(line.body), passed, record.id, run.stopped)
             if self._is_closing:

@@ -95,9 +95,15 @@ class Batches:
     # --- batches ---------------------------------------------------------------------------------------------------------
 
     def create(
-        self, file: FileRecord, key_digest: str, endpoint: str, metadata: Mapping[str, str] | None, prefix: str = OF_OPENAI
+        self,
+        file: FileRecord,
+        key_digest: str,
+        endpoint: str,
+        metadata: Mapping[str, str] | None,
+        prefix: str = OF_OPENAI,
+        models: tuple[str, ...] = (),
     ) -> BatchRecord:
-        """Begin a batch of the requests in a file, for the key that asks for it."""
+        """Begin a batch of the requests in a file, for the key that asks for it. `models`: patterns of the names that the key may use."""
         store, owner = self.store, file.owner
         if file.purpose not in (INPUT, REQUESTS):
             raise ApiError(INVALID_VALUE, f"the file's purpose is {file.purpose!r}; expected {INPUT!r}", param="input_file_id")
@@ -115,6 +121,7 @@ class Batches:
             new_id("file-"),
             created,
             created + WINDOW_S,
+            models=models,
             metadata=None if metadata is None else dict(metadata),
         )
         store.save(record)

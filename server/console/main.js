@@ -5,13 +5,16 @@ import {drawIcons, find, toast} from "./core/dom.js";
 import {keep, load} from "./core/settings.js";
 import {Store} from "./core/store.js";
 import {markInterrupted} from "./chat/conversation.js";
+import {openKeys} from "./chat/keys.js";
 import {OptionsPanel} from "./chat/panel.js";
+import {acceptLink} from "./chat/share.js";
 import {Sidebar} from "./chat/sidebar.js";
 import {ChatView} from "./chat/view.js";
 import {CompareView} from "./compare/view.js";
 import {LiveView} from "./live/view.js";
 import {ModelsView} from "./models/view.js";
 
+const ACTS = {Comma: "copy", Period: "again"};  // keys that act on the last answer, held with Ctrl and Shift
 const MODELS_EVERY_MS = 15_000;  // other clients may load and unload models
 
 class App {
@@ -98,6 +101,12 @@ class App {
     this.changed(conversation);
   }
 
+  /* Keep a conversation that came from elsewhere, and open it. */
+  show(conversation) {
+    this.adopt(conversation);
+    this.go(`#/chat/${conversation.id}`);
+  }
+
   changed(conversation) {
     this.sidebar.show();
     this.save(conversation);
@@ -139,6 +148,7 @@ class App {
 
   #enter() {
     const [, place = "chat", argument] = location.hash.split("/"), view = this.views[place];
+    if (place === "shared") return this.#receive(argument);
     if (!view) return this.go("#/chat");
     if (this.place && this.place !== place) this.views[this.place].leave();
     this.place = place;
@@ -155,6 +165,14 @@ class App {
     else this.panel.toggle(false);
   }
 
+  /* Offer to keep the conversation of a link. */
+  async #receive(data = "") {
+    history.replaceState(null, "", "#/chat");  // a reload asks only once
+    this.#enter();
+    const conversation = await acceptLink(data);
+    if (conversation) this.show(conversation);
+  }
+
   #obey(event) {
     if (event.key === "Escape") {
       if (document.body.classList.contains("is-menu")) this.openMenu(false);
@@ -166,6 +184,12 @@ class App {
     } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o") {
       event.preventDefault();
       this.go("#/chat", {again: true});
+    } else if ((event.ctrlKey || event.metaKey) && event.key === "/") {
+      event.preventDefault();
+      openKeys();
+    } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && this.place === "chat" && ACTS[event.code]) {
+      event.preventDefault();
+      this.views.chat.obey(ACTS[event.code]);
     }
   }
 

@@ -212,15 +212,15 @@ class Engine:
             self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
-        self.timing.add(plan.num_tokens, step_s, kernel_s)
+        self.timing.add(plan.num_tokens, plan.num_prefill, step_s, kernel_s)
         self.scheduler.observe(plan, step_s)
 
     def stats(self) -> Stats:
         scheduler, pool, timing = self.scheduler, self.scheduler.pool, self.timing
-        num_alive = sum(seq.stage is not Stage.FINISHED for seq in self._requests.sequences)
+        alive = [seq for seq in self._requests.sequences if seq.stage is not Stage.FINISHED]
         return Stats(
             num_running=len(scheduler.running),
-            num_waiting=num_alive - len(scheduler.running),
+            num_waiting=len(alive) - len(scheduler.running),
             num_pages_used=pool.num_used,
             num_pages=pool.num_pages,
             num_preemptions=scheduler.num_preemptions,
@@ -231,6 +231,8 @@ class Engine:
             kernel_s=timing.last_kernel_s,
             num_step_tokens=timing.num_tokens,
             steps_by_size=tuple(timing.by_size),
+            num_prefill_tokens=timing.num_prefill,
+            num_prompt_tokens_left=sum(max(0, seq.num_prompt - seq.num_computed) for seq in alive if seq not in seq.request.followers),
         )
 
     def check_integrity(self) -> None:

@@ -20,15 +20,17 @@ class Timing:
 
     num_steps: int = 0
     num_tokens: int = 0
+    num_prefill: int = 0  # prompt tokens, which num_tokens includes
     by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     step_s: float = 0.0
     kernel_s: float = 0.0
     last_step_s: float = 0.0
     last_kernel_s: float = 0.0
 
-    def add(self, num_tokens: int, step_s: float, kernel_s: float) -> None:
+    def add(self, num_tokens: int, num_prefill: int, step_s: float, kernel_s: float) -> None:
         self.num_steps += 1
         self.num_tokens += num_tokens
+        self.num_prefill += num_prefill
         self.by_size[bisect_left(STEP_SIZES, num_tokens)] += 1
         self.step_s += step_s
         self.kernel_s += kernel_s

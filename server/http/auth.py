@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from pathlib import Path
 
-from runtime.files import regular
 from server.errors import (
     ADMIN_DISABLED,
     ADMIN_KEY_REQUIRED,
@@ -22,11 +17,8 @@ from server.errors import (
     ORIGIN_NOT_ALLOWED,
     ApiError,
 )
-from server.settings import ServerSettings, SettingsError
-
-log = logging.getLogger(__name__)
-
-MIN_KEY_CHARS = 8
+from server.http.keys import GROUP, NO_MODELS, UNLIMITED, KeyLimits, KeyRing, digest_of, short
+from server.settings import ServerSettings
 
 
 class Access(Enum):
@@ -38,6 +30,7 @@ class Access(Enum):
 # Paths that are not listed need an API key, so a new path is closed until it is opened here.
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
+METRICS_PATHS = ("/metrics", "/load")
 OPEN_FILES = "/console/"  # files of the console and of the docs page
 WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
 WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # other files of a published model need a key
@@ -58,70 +51,9 @@ UNTYPED = ("", FORM)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
-    if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path == "/metrics" and open_metrics):
+    if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path in METRICS_PATHS and open_metrics):
         return Access.OPEN
     return Access.ADMIN if ADMIN_PATHS.fullmatch(path) else Access.KEY
-
-
-GROUPED = re.compile(r"(\S.*?)\s+group=(.*)")
-GROUP = "group/"  # begins the tenant of a group
-GROUP_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A key of the ring, and the tenant whose cached state its requests may reuse: the key alone, or its group."""
-
-    digest: bytes
-    tenant: str
-
-
-class KeyRing:
-    """A set of keys, given in the settings or in a file. The file is read again when it changes. `KEY group=NAME` puts a key into a
-    group."""
-
-    def __init__(self, keys: Sequence[str], file: Path | None, setting: str) -> None:
-        self._given = [_known(key, setting) for key in keys]
-        self._file = file
-        self._stamp: tuple[int, int] | None = None
-        self._read: list[Known] = []
-        self._fault = ""  # the last fault that was logged
-        self.exists = bool(keys) or file is not None
-        self._refresh()
-
-    def tenant_of(self, key: str) -> str | None:
-        """Return the tenant of `key`, or None if the key is not in the set. Every key is compared in constant time, so the time reveals
-        neither which key matches nor how much of it."""
-        self._refresh()
-        digest, found = _digest(key), None
-        for known in (*self._given, *self._read):
-            if hmac.compare_digest(known.digest, digest):
-                found = known.tenant
-        return found
-
-    def _refresh(self) -> None:
-        """Read the file again if it changed. If that fails after the first time, the keys stay as they are, which is better than shutting
-        everyone out or letting everyone in."""
-        if self._file is None:
-            return
-        try:
-            status = self._file.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            if stamp == self._stamp:
-                return
-            lines = [line.strip() for line in regular(self._file).read_text().splitlines()]
-            keys = [line for line in lines if line and not line.startswith("#")]
-            if not keys and self._stamp is None:
-                raise SettingsError("the file has no key; expected one per line")
-            self._read = [_known(key, "a line") for key in keys]
-            self._stamp = stamp
-        except (OSError, UnicodeDecodeError, SettingsError) as error:
-            if self._stamp is None:
-                reason = f"{error.strerror}; name a file that can be read" if isinstance(error, OSError) else str(error)
-                raise SettingsError(f"key file {self._file}: {reason}") from error
-            if self._fault != str(error):
-                log.error("key file %s: %s; the keys read before stay valid", self._file, error)
-                self._fault = str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +64,7 @@ class Passed:
     key_digest: str = ""  # identifies the key without revealing it
     tenant: str = ""  # requests of one tenant may reuse each other's cached state; empty: the server has no keys
     is_admin: bool = False  # the request may also use the administration
+    limits: KeyLimits = UNLIMITED
 
     @property
     def key_name(self) -> str:
@@ -143,7 +76,7 @@ class Guard:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._api = KeyRing(settings.api_keys, settings.api_key_file, "api_keys")
-        self._admin = KeyRing(settings.admin_keys, settings.admin_key_file, "admin_keys")
+        self._admin = KeyRing(settings.admin_keys, settings.admin_key_file, "admin_keys", takes_limits=False)
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
@@ -159,12 +92,12 @@ class Guard:
             self._check_origin(headers)
         key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
         if access is Access.OPEN:
-            return Passed(access)
-        tenant = self._admin.tenant_of(key) if self._admin.exists and key else None
-        is_admin = tenant is not None
-        if tenant is None:
-            tenant = self._api.tenant_of(key) if self._api.exists and key else None
-            if self._api.exists and tenant is None:
+            return Passed(access, limits=NO_MODELS if self._api.restricts_models else UNLIMITED)
+        known = self._admin.find(key) if self._admin.exists and key else None
+        is_admin = known is not None
+        if known is None:
+            known = self._api.find(key) if self._api.exists and key else None
+            if self._api.exists and known is None:
                 fault = "is wrong" if key else "is missing"
                 raise ApiError(INVALID_API_KEY, f"the API key {fault}", headers={"www-authenticate": "Bearer"})
             if access is Access.ADMIN and self._admin.exists:
@@ -178,7 +111,13 @@ class Guard:
         if access is Access.ADMIN and method in ("POST", "PUT", "PATCH"):
             _check_json(headers, UNTYPED if path.startswith("/api/") else ())
         is_admin = is_admin or not (self._admin.exists or self._api.exists or self._settings.insecure)
-        return Passed(access, _short(_digest(key)) if key else "", tenant if self._api.exists and tenant else "", is_admin)
+        tenant = known.tenant if self._api.exists and known else ""
+        return Passed(access, short(digest_of(key)) if key else "", tenant, is_admin, known.limits if known else UNLIMITED)
+
+    def limits_of(self, passed: Passed) -> KeyLimits:
+        """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key is gone."""
+        now = self._api.limits_of(passed.key_digest)
+        return passed.limits if now is None else now
 
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())
@@ -227,30 +166,3 @@ def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
 def _bearer(authorization: str) -> str:
     scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _checked(key: str, where: str) -> str:
-    if len(key) < MIN_KEY_CHARS:
-        raise SettingsError(f"{where} has a key of {len(key)} characters; expected at least {MIN_KEY_CHARS}")
-    if not (key.isascii() and key.isprintable()):
-        raise SettingsError(f"{where} has a key that does not fit into an HTTP header; expected printable ASCII")
-    return key
-
-
-def _known(line: str, where: str) -> Known:
-    """Read `KEY`, or `KEY group=NAME`."""
-    if (found := GROUPED.fullmatch(line)) is None:
-        digest = _digest(_checked(line, where))
-        return Known(digest, _short(digest))
-    key, group = found.groups()
-    if not GROUP_NAME.fullmatch(group):
-        raise SettingsError(f"{where} has the group {group!r:.80}; expected KEY group=NAME, with a name of letters, digits and ._-")
-    return Known(_digest(_checked(key, where)), GROUP + group)  # no digest has a slash, so no group has the name of a key
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
-def _short(digest: bytes) -> str:
-    return digest.hex()[:16]

@@ -26,18 +26,19 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import FORM, INWARD, Access, Guard, Passed
+from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
 from server.http.proxies import Proxies
+from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-QUIET = frozenset({*(path.decode() for path in PROBES), "/metrics"})  # paths that are requested every few seconds
+QUIET = frozenset({*(path.decode() for path in PROBES), *METRICS_PATHS})  # paths that are requested every few seconds
 UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # paths whose endpoints read the bodies of POST
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
@@ -52,7 +53,9 @@ class Gateway:
         error_shapes: Mapping[str, ErrorShape],
         watchers: Sequence[Watcher] = (),
         kept: KeptRequests | None = None,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
+        """While `is_leaving` returns true, each answer closes its connection, so that clients send their next request elsewhere."""
         self._app = app
         self._settings = settings
         self._guard = guard
@@ -60,6 +63,8 @@ class Gateway:
         self._error_shapes = error_shapes
         self._watchers = watchers
         self._kept = kept
+        self._rates = Rates()
+        self._is_leaving = is_leaving
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,6 +82,8 @@ class Gateway:
         record.client = self._proxies.client((scope.get("client") or ("",))[0], headers.get("x-forwarded-for", ""))
         expects = headers.get("if-match", "").strip().strip('"')
         exchange = Exchange()
+        use: KeyUse | None = None  # what the key has used of its rates, if it has any
+        has_begun = False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -89,6 +96,9 @@ class Gateway:
                 added["x-request-id"] = request_id
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
                 added["x-content-type-options"] = "nosniff"
+                added.update({} if use is None else use.headers())
+                if self._is_leaving():
+                    added["connection"] = "close"
             await send(message)
 
         root = next((root for root in self._error_shapes if scope["path"] == root or scope["path"].startswith(f"{root}/")), None)
@@ -98,6 +108,10 @@ class Gateway:
             try:
                 inward: Passed | None = scope.get(INWARD)
                 passed = inward or self._guard.check(scope["method"], scope["path"], headers)
+                limits = passed.limits if inward is None else self._guard.limits_of(inward)
+                if inward is None and scope["method"] == "POST" and (use := self._rates.of(passed.key_digest, limits)) is not None:
+                    use.begin()
+                    has_begun, record.charge = True, use.charge
                 # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
                 is_upload = scope["method"] == "POST" and scope["path"] in UPLOADS
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
@@ -114,6 +128,7 @@ class Gateway:
                     passed.tenant,
                     passed.is_admin,
                     inward is not None,
+                    limits,
                     expects,
                 )
                 if headers.get("content-type", "").startswith(FORM):
@@ -139,6 +154,8 @@ class Gateway:
                 error = ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {request_id}")
                 await error_response(error, scope)(scope, receive, send_with_headers)
         finally:
+            if use is not None and has_begun:
+                use.end()
             record.ended_s = time.monotonic()
             record.status = status or CLIENT_CLOSED.status
             record.handler = getattr(scope.get("route"), "path", "none")  # the route's pattern, not the path, which clients choose

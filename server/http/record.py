@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -38,6 +39,7 @@ class RequestRecord:
     first_s: float | None = None  # time when the first token arrived
     generated_s: float | None = None  # time when the last token arrived
     ended_s: float = 0.0
+    charge: Callable[[int], None] | None = None  # counts tokens for the rates of the client's key
 
     def submit(self, model: str, now_s: float, fingerprint: str = "", seed: int = 0) -> None:
         """Record when the first prompt was submitted, and what decides the answer."""
@@ -46,6 +48,8 @@ class RequestRecord:
 
     def count(self, prompt_tokens: int, completion_tokens: int = 0, first_s: float | None = None, ended_s: float | None = None) -> None:
         """Add the tokens and times of one prompt whose generation has ended."""
+        if self.charge is not None:
+            self.charge(prompt_tokens + completion_tokens)
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
         if first_s is not None:

@@ -33,7 +33,8 @@ BACKLOG = 2048  # connections that wait to be accepted; they have no descriptor 
 
 class Server(uvicorn.Server):
     """The server. At a signal to stop, it accepts no more requests and gives running requests `drain_s` to finish. After that time, or at
-    a second interrupt, it ends the remaining requests with an error."""
+    a second interrupt, it ends the remaining requests with an error. With `lame_duck_s`, a SIGTERM first only fails the probe of readiness:
+    routers learn late that a server stops, and meanwhile send it requests."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn, for example certificates. uvicorn's log lines go to the same log."""
@@ -58,6 +59,7 @@ class Server(uvicorn.Server):
             )
         )
         self._registry = registry
+        self._lame_duck_s = settings.lame_duck_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurries = False
 
@@ -84,6 +86,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once."""
+        if sig == signal.SIGTERM and self._lame_duck_s and self._registry.ready and self._loop is not None:
+            self._registry.leaving = True  # a server that is not ready gets no requests, so it stops at once, as at a second signal
+            self._loop.call_soon_threadsafe(self._become_lame_duck)
+            return
         self._registry.closing = True
         if self.should_exit and sig == signal.SIGINT and not self._hurries:
             self._hurries = True
@@ -91,6 +97,10 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._end_running)
         else:
             super().handle_exit(sig, frame)
+
+    def _become_lame_duck(self) -> None:
+        log.info("stopping: the server is not ready any more, and accepts requests for %g s", self._lame_duck_s)
+        asyncio.get_running_loop().call_later(self._lame_duck_s, self.handle_exit, signal.SIGTERM, None)
 
     def _end_running(self) -> None:
         log.info("ending %d running requests", len(self.server_state.tasks))

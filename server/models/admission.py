@@ -28,6 +28,7 @@ class Admission:
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
         self.max_constraints = max_constraints  # different constraints of one key
+        self.num_requests = 0  # admitted and not ended; without those of batches, like the next two
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.held: Counter[str] = Counter()  # sequences of each key
@@ -63,6 +64,7 @@ class Admission:
                     **self.headers(),
                 },
             )
+        self.num_requests += 1
         self.num_sequences += num_sequences
         self.num_queued_tokens += num_tokens
         if self._full_since is None and self.num_sequences >= self.max_running:
@@ -123,6 +125,7 @@ class Admission:
             # Only a full model shows how fast it completes sequences; an idle one shows how rarely requests come.
             pace_s = (now - self._full_since) / num_sequences
             self._pace_s += SMOOTHING * (pace_s - self._pace_s)
+        self.num_requests -= 1
         self.num_sequences -= num_sequences
         self._full_since = now if self.num_sequences >= self.max_running else None
 

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model that has a short name."""
+
+    name: str
+    about: str
+    licence: str
+    origin: str  # its hub source, or its name
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model that was downloaded to this machine."""
+
+    source: str
+    num_bytes: int
+    used_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +38,15 @@ class Library(Protocol):
     @property
     def names(self) -> Container[str]:
         """Return the short names of models that can be downloaded. Every hub id is a further source."""
+        ...
+
+    @property
+    def catalogue(self) -> Sequence[Listed]:
+        """Return the models that have short names."""
+        ...
+
+    async def stored(self) -> Sequence[Stored]:
+        """Return the downloaded models on this machine."""
         ...
 
     def pull(self, source: str, /) -> AsyncGenerator[Pulled, None]:

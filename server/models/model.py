@@ -11,6 +11,7 @@ from typing import Protocol
 
 from typing_extensions import TypedDict
 
+from server.defaults import Defaults
 from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
@@ -73,6 +74,16 @@ class CompileCache(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FormEstimate:
+    """A format in which a model's weights can be served."""
+
+    quantize: str
+    weights_bytes: int  # estimated
+    loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
+
+
+CompareForms = Callable[[str], Awaitable[Sequence[FormEstimate]]]  # compares the formats of a source; raises LoadError
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 
@@ -101,24 +112,28 @@ class Loaded:
     renderer: Renderer | None  # renders the chat template; None if there is no template
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
     speech: SpeechTokens | None = None  # tokens of transcripts; None if the model hears no audio
+    defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
+    variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the worker that answers now: a worker that replaces another may have a different one."""
-        return (self.worker.ready or self.ready).fingerprint
+        """The fingerprint of the worker that answers now: a worker that replaces another may have a different one. The defaults are part
+        of it."""
+        return self.defaults.mark((self.worker.ready or self.ready).fingerprint)
 
     @property
     def sampling(self) -> dict[str, float]:
         """The sampling parameters of requests that set none."""
-        return sampling_of(self.tokenizer.generation_defaults)
+        return {**sampling_of(self.tokenizer.generation_defaults), **self.defaults.sampling}
 
     @property
     def sampling_note(self) -> str:
         """The default sampling parameters that have an effect, in words, and who chose them."""
-        values = {name: value for name, value in self.sampling.items() if value != NEUTRAL[name] or name == "temperature"}
+        values = {name: value for name, value in self.sampling.items() if value != NEUTRAL.get(name) or name == "temperature"}
         origin = self.tokenizer.generation_defaults.origin
         chosen = len(values) > 1 or values["temperature"] != NEUTRAL["temperature"]
         who = f"the defaults of {origin}" if origin else "as its files recommend" if chosen else "its files recommend nothing"
+        who = f"of its defaults; else {who}" if self.defaults.sampling else who
         return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} ({who})"
 
     @property
@@ -181,6 +196,11 @@ class Model:
     def is_sleeping(self) -> bool:
         """True while the model's worker has ended to free memory. The next request restarts it."""
         return self.condition == SLEEPING
+
+    @property
+    def num_requests(self) -> int:
+        """The number of requests that wait for the model or are being answered."""
+        return 0 if self.loaded is None else self.loaded.admission.num_requests
 
     @property
     def outage(self) -> Outage | None:

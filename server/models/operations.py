@@ -7,12 +7,13 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from server.errors import ApiError
-from server.messages import Progress
+from server.messages import FETCH, Progress
+from server.models.library import Pulled
 
 KEPT_S = 3600.0  # time for which an operation that has ended is remembered
 
@@ -35,11 +36,13 @@ class OperationReport(TypedDict):
     stages: dict[str, float]  # seconds spent in each stage
     started_at: float
     ended_at: float | None
+    total_bytes: NotRequired[int]  # of a download: the bytes that were missing when it began; 0 if that is unknown
+    completed_bytes: NotRequired[int]
     error: dict[str, object] | None  # code, message, status, and further details of the error
 
 
 class Operation:
-    """The progress of one load. Watchers see every change of stage; a slow watcher may miss progress within a stage."""
+    """The progress of one load or download. Watchers see every change of stage; a slow watcher may miss progress within a stage."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.id = f"op-{secrets.token_hex(8)}"
@@ -50,6 +53,7 @@ class Operation:
         self.fraction = 0.0
         self.stages: dict[str, float] = {}  # seconds spent in each stage
         self.error: ApiError | None = None
+        self.pulled: Pulled | None = None  # progress of a download in bytes
         self.started_at = time.time()
         self.ended_at: float | None = None
         self.task: asyncio.Task[None] | None = None
@@ -66,6 +70,11 @@ class Operation:
             self.stage = progress.stage
         self.fraction = progress.fraction
         self._notify()
+
+    def count(self, pulled: Pulled) -> None:
+        """Report the bytes of a download."""
+        self.pulled = pulled
+        self.report(Progress(FETCH, pulled.completed_bytes / max(1, pulled.total_bytes)))
 
     def end(self, state: OperationState, error: ApiError | None = None) -> None:
         self._close_stage()
@@ -96,7 +105,7 @@ class Operation:
         if self.error is not None:
             kind = self.error.kind
             error = {"code": kind.code, "message": self.error.message, "status": kind.status, **self.error.details}
-        return {
+        report: OperationReport = {
             "id": self.id,
             "object": "operation",
             "kind": self.kind,
@@ -109,6 +118,9 @@ class Operation:
             "ended_at": self.ended_at,
             "error": error,
         }
+        if self.pulled is not None:
+            report["total_bytes"], report["completed_bytes"] = self.pulled.total_bytes, self.pulled.completed_bytes
+        return report
 
     def _close_stage(self) -> None:
         now = time.monotonic()

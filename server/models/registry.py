@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Sequence
 import msgspec
 
 from runtime.units import in_units
+from server.defaults import Defaults
 from server.errors import (
     LOAD_CANCELLED,
     LOAD_FAILED,
@@ -34,6 +35,7 @@ from server.metrics import ENGINE, Metrics
 from server.models.budget import Budget
 from server.models.library import Library
 from server.models.model import (
+    CompareForms,
     CompileCache,
     Identify,
     IsCached,
@@ -71,6 +73,7 @@ class Registry:
         identify: Identify = lambda _source: "",
         is_cached: IsCached = lambda _spec: False,
         preflight: Preflight | None = None,
+        compare_forms: CompareForms | None = None,
         cache: CompileCache | None = None,
         weigh: Weigh = lambda _spec: 0,
         library: Library | None = None,
@@ -86,7 +89,10 @@ class Registry:
         self.publications = publications or Publications()
         self.cache = cache
         self.library = library
+        self.compare_forms = compare_forms
+        self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
         self.closing = False
+        self._is_open = False
         self._identify = identify
         self._is_cached = is_cached
         self._initial = initial
@@ -95,6 +101,7 @@ class Registry:
         self._replacements = Replacements()
         self._retiring: set[asyncio.Task[None]] = set()
         self._aliases: dict[str, str] = {}
+        self._presets: dict[str, Defaults] = {}  # the defaults of aliases that have their own
         self._saved = SavedModels(settings.state_file)
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
@@ -108,7 +115,10 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name, cached ones first."""
+        """Begin to load the models that the command line and the state file name, cached ones first. A further call does nothing."""
+        if self._is_open:
+            return
+        self._is_open = True
         given = {spec.name: spec for spec in self._initial}
         saved = self._saved.read()
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
@@ -145,7 +155,7 @@ class Registry:
     def ready(self) -> bool:
         """True if a load balancer should send requests here. A server without models is ready only if it was started without any, because
         an administrator may then load one."""
-        if self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
+        if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
             return all(operation.state is OperationState.SUCCEEDED for operation in self._starting)
@@ -166,15 +176,15 @@ class Registry:
 
     def find(self, name: str) -> Model:
         """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag."""
-        names = (name, name.removesuffix(LATEST))
-        model = next((found for one in names if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
+        model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
         if model is None:
             loaded = ", ".join(sorted((*self._models, *self._aliases))) or "none"
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
         return model
 
     def serve(self, name: str | None) -> tuple[Model, Loaded]:
-        """Return the model that answers a request. A request without a name gets the only model, or an error if there are several."""
+        """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
+        if there are several."""
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
@@ -190,7 +200,7 @@ class Registry:
                 param="model",
                 headers={"retry-after": "1"},
             )
-        return model, model.loaded
+        return model, next((found for one in names_like(name) if (found := model.loaded.variants.get(one)) is not None), model.loaded)
 
     # --- loading -------------------------------------------------------------------------------------------------------
 
@@ -261,6 +271,9 @@ class Registry:
     def _take_aliases(self, model: Model, aliases: Iterable[str]) -> None:
         """Point aliases at a ready model. If `model.swaps` is set, unload models that lost their last alias."""
         owners = dict.fromkeys(self._aliases[alias] for alias in aliases if alias in self._aliases)
+        for alias in aliases:
+            if self._aliases.get(alias) != model.spec.name:
+                self._drop_preset(alias)
         self._aliases.update((alias, model.spec.name) for alias in aliases)
         for name in owners if model.swaps else ():
             if name != model.spec.name and not self.aliases_of(name):
@@ -291,6 +304,8 @@ class Registry:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
+            presets = model.spec.presets if replaces is None else self._presets_of(name)
+            variants = {alias: await self._starter.variant(loaded, spec, own) for alias, own in presets.items()}
             if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                 await self._prove(name, loaded)
         except asyncio.CancelledError:
@@ -316,6 +331,8 @@ class Registry:
         if replaces is not None:
             self._switch(replaces, model)
         self._take_aliases(model, model.spec.aliases)
+        self._presets.update(presets)
+        loaded.variants = variants
         self._save()
         operation.end(OperationState.SUCCEEDED)
         self.publications.begin(model.spec)
@@ -331,6 +348,8 @@ class Registry:
             log.info("%s: %s", name, note)
         if loaded.ready.generates:
             log.info("%s samples by default with %s", name, loaded.sampling_note)
+        if loaded.defaults.given:
+            log.info("%s has defaults for requests: %s", name, loaded.defaults.note)
         if loaded.ready.context_note:
             log.info("%s: %s", name, loaded.ready.context_note)
         if loaded.ready.embedding_note:
@@ -388,13 +407,31 @@ class Registry:
         log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
-    async def set_alias(self, alias: str, name: str, probe: Probe) -> None:
-        """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model."""
+    async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
+        """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
+        alias, which win over those of `name`. Raise LoadError if a default cannot be used."""
         model, loaded = self._may_be_called(alias, name)
+        preset = (own or Defaults()).over(next((self._presets[one] for one in names_like(name) if one in self._presets), Defaults()))
+        variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
         await require_answer(model.spec.name, loaded, probe)
-        model, _ = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile
+        model, now = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile
+        if now is not loaded:
+            raise ApiError(MODEL_BUSY, f"model {name!r} was replaced meanwhile; send the request again", param="model")
+        self._drop_preset(alias)
         self._aliases[alias] = model.spec.name
+        if variant is not None:
+            self._presets[alias] = preset
+            loaded.variants[alias] = variant
         self._save()
+
+    def _presets_of(self, name: str) -> dict[str, Defaults]:
+        return {alias: own for alias, own in self._presets.items() if self._aliases.get(alias) == name}
+
+    def _drop_preset(self, alias: str) -> None:
+        self._presets.pop(alias, None)
+        for model in self._models.values():
+            if model.loaded is not None:
+                model.loaded.variants.pop(alias, None)
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         if alias in self._models:
@@ -415,6 +452,7 @@ class Registry:
     def remove_alias(self, alias: str) -> None:
         if self._aliases.pop(alias, None) is None:
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist; see /admin/aliases", param="alias")
+        self._drop_preset(alias)
         self._save()
 
     def _forget(self, model: Model) -> None:
@@ -423,10 +461,13 @@ class Registry:
         del self._models[model.spec.name]
         self.publications.end(model.spec.name)
         self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
+        self._presets = {alias: own for alias, own in self._presets.items() if alias in self._aliases}
 
     def _save(self) -> None:
         loaded = [model.spec for model in self._models.values() if model.state is ModelState.READY]
-        self._saved.write(msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name)) for spec in loaded)
+        self._saved.write(
+            msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name), presets=self._presets_of(spec.name)) for spec in loaded
+        )
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))
@@ -441,3 +482,8 @@ class Registry:
         self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
         for stage, spent_s in model.operation.stages.items():
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
+
+
+def names_like(name: str) -> tuple[str, str]:
+    """Return a name as a request has it, and without the tag that Ollama's clients add."""
+    return name, name.removesuffix(LATEST)

@@ -44,6 +44,14 @@ def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -
     raise _invalid(source, f"does not exist below the model root{remedy}")
 
 
+def require_download(source: str, settings: ServerSettings, names: Container[str]) -> None:
+    """Raise ApiError unless this server can download a source: one of `names`, or a hub id."""
+    if not (source in names or is_hub_id(source)):
+        raise _invalid(source, "cannot be downloaded; expected a name of the catalogue, or ORGANISATION/NAME or ORGANISATION/NAME:FILE")
+    if not settings.allow_hub:
+        raise _invalid(source, "would be downloaded, and this server downloads nothing: start it with --allow-hub")
+
+
 def is_hub_id(source: str) -> bool:
     """Return whether a source is a hub id. A source that is not is an absolute path or a name of the catalogue."""
     return HUB_ID.fullmatch(source) is not None and ".." not in source

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from server.interfaces import ProgressCallback
-from server.messages import FETCH, Progress
+from server.defaults import Defaults
+from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer
+from server.messages import FETCH, ErrorCode, Progress
 from server.models.admission import Admission
 from server.models.budget import Budget
 from server.models.model import Loaded, LoadTokenizer, MakeWorker
@@ -15,6 +16,7 @@ from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
+from server.text.templates.template import TemplateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Starter:
             if loading.done():
                 await loading  # raises the error of a load that failed before its files were there
             tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
-            dialect = await asyncio.to_thread(Dialect.of, tokenizer, spec.tool_parser, spec.reasoning)
+            tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, spec.defaults.template)
             ready = await loading
         except BaseException:
             loading.cancel()
@@ -57,6 +59,30 @@ class Starter:
             max_queued_tokens=self.settings.max_queued_tokens,
             max_constraints=self.settings.max_key_constraints,
         )
-        renderer = None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()
+        defaults = spec.defaults.over(tokenizer.defaults)
         speech = SpeechTokens.of(tokenizer) if ready.num_samples else None
-        return Loaded(worker, ready, tokenizer, dialect, admission, renderer, speech=speech)
+        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech)
+
+    async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
+        """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""
+        tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
+        if own.template is not None:
+            tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)
+            renderer = _renderer_of(tokenizer)
+        defaults = own.over(loaded.defaults)
+        return replace(loaded, tokenizer=tokenizer, dialect=dialect, renderer=renderer, defaults=defaults, variants={})
+
+
+def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) -> tuple[Tokenizer, Dialect]:
+    """Return the tokenizer with another chat template, if there is one, and the dialect of that template. This takes long."""
+    if template is not None:
+        try:
+            tokenizer = tokenizer.with_template(template)
+        except TemplateError as error:
+            message = f"the template among the defaults is broken: {error}; expected a chat template in Jinja, as transformers reads it"
+            raise LoadError(ErrorCode.LOAD_REFUSED, message) from error
+    return tokenizer, Dialect.of(tokenizer, spec.tool_parser, spec.reasoning)
+
+
+def _renderer_of(tokenizer: Tokenizer) -> Renderer | None:
+    return None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()

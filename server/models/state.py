@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
+from server.defaults import Defaults
 from server.messages import MAX_GAP_MS
 
 LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # limits on a model's settings
@@ -45,10 +46,12 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls
     reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks
+    defaults: Defaults = Defaults()  # for requests; they win over those of the file beside the model
+    presets: dict[str, Defaults] = {}  # the defaults of aliases that have their own, which win over those of the model
 
     def loads_like(self, other: ModelSpec) -> bool:
         """Return whether both specifications load the same model. Aliases, the pin and the available memory do not matter."""
-        plain = {"aliases": (), "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
+        plain = {"aliases": (), "presets": {}, "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
         return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
 
     def with_names(self, other: ModelSpec) -> ModelSpec:

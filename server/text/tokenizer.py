@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import tokenizers
 
 from runtime.files import AGAIN
+from server.defaults import Defaults
 from server.text.pairs import PairTemplate
 from server.text.templates.outside import OutsideTemplate
 from server.text.templates.template import TemplateError
@@ -47,8 +49,8 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-        special_tokens = found.special_tokens()
-        special = (self._tokenizer.token_to_id(text) for text in special_tokens.values())
+        self._special_tokens = found.special_tokens()
+        special = (self._tokenizer.token_to_id(text) for text in self._special_tokens.values())
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
             [id for id, token in added.items() if token.special] + [id for id in special if id is not None]
@@ -59,7 +61,8 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = found.eos_ids()
         self.max_context: int | None = _max_context(found)
         self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
-        self.chat_template: OutsideTemplate | None = _chat_template(found, special_tokens)
+        self.defaults: Defaults = found.defaults()
+        self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)
         self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_texts: Mapping[int, bytes] = {
@@ -67,6 +70,12 @@ class Tokenizer:
         }
         decoder = self._tokenizer.decoder
         self._piece_bytes: Callable[[str], bytes] = _piece_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
+
+    def with_template(self, source: str) -> Self:
+        """Return this tokenizer with another chat template. Raise TemplateError if the template is broken."""
+        other = copy.copy(self)
+        other.chat_template = OutsideTemplate(source, self._special_tokens)
+        return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.encode_all([text], add_special_tokens)[0]
@@ -162,8 +171,8 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
 
 
 def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> OutsideTemplate | None:
-    """Return the chat template. It is in its own file (newer models), or in tokenizer_config.json as a string or as a list of named
-    templates, of which `default` and `tool_use` are used."""
+    """Return the chat template. It is among the model's defaults, in its own file (newer models), or in tokenizer_config.json as a string
+    or as a list of named templates, of which `default` and `tool_use` are used."""
     declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):
@@ -173,6 +182,8 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
     for name, file in (("default", "chat_template.jinja"), ("tool_use", "additional_chat_templates/tool_use.jinja")):
         if file in files.contents:
             named[name] = files.contents[file].decode(errors="replace")
+    if (own := files.defaults().template) is not None:
+        named = {"default": own}
     default, tool_use = named.get("default"), named.get("tool_use")
     if not isinstance(default, str):
         return None

@@ -18,6 +18,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
+from server.defaults import FILE as DEFAULTS
+from server.defaults import BesideModel, DefaultsError
 
 T = TypeVar("T")
 TOKENIZER = "tokenizer.json"
@@ -31,6 +33,7 @@ FILES = (
     "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
+    DEFAULTS,
 )
 # Files from which transformers can make a tokenizer.json. They do not say how a text is split into words.
 OTHERS = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
@@ -66,7 +69,7 @@ class TokenizerFiles:
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:
-        contents = {name: _read(file) for name in FILES if lexists(file := Path(path) / name)}
+        contents = {name: read_file(file) for name in FILES if lexists(file := Path(path) / name)}
         return cls(contents, tuple(name for name in OTHERS if (Path(path) / name).exists()))
 
     def tokenizer(self) -> bytes:
@@ -116,6 +119,13 @@ class TokenizerFiles:
                 found.setdefault(role, text)
         return found
 
+    def defaults(self) -> BesideModel:
+        """Return the defaults for requests that the file beside the model sets."""
+        try:
+            return BesideModel.read(self.contents.get(DEFAULTS, b""), DEFAULTS)
+        except DefaultsError as error:
+            raise ModelFilesError(str(error)) from error
+
     def eos_ids(self) -> tuple[int, ...]:
         """Return the ids of the tokens that end an answer."""
         text = self.special_tokens().get("eos_token")
@@ -142,7 +152,8 @@ class TokenizerFiles:
             raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
+    """Return the content of a file beside the weights. Raise ModelFilesError if it cannot be read, or only stands for the real one."""
     try:
         if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
             raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")

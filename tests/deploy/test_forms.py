@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -23,6 +24,8 @@ from deploy.forms import ServedForm, compare_forms, quantised_bytes, recommended
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model
 from deploy.model_loading.facts import facts_of
 from deploy.model_loading.files import open_files
+from deploy.serve import compare_forms as compare_in_process
+from server.interfaces import LoadError
 from server.messages import Load
 from tests.golden.gguf_models import convert
 
@@ -94,3 +97,12 @@ def test_a_checkpoint_in_fp8_loses_nothing_as_it_is(found: Inspection, tmp_path:
     assert forms["auto"].weights_bytes < forms["bf16"].weights_bytes
     best = recommended(list(forms.values()))
     assert best is not None and best.quantize == "auto"
+
+
+def test_the_server_compares_formats_in_a_process_of_its_own() -> None:
+    forms = {form.quantize: form for form in asyncio.run(compare_in_process(str(demo.MODEL)))}
+    assert next(iter(forms)) == "auto" and forms["auto"].loss == 0
+    assert forms["4bit"].weights_bytes < forms["bf16"].weights_bytes < forms["f32"].weights_bytes
+    assert forms["4bit"].loss > forms["int8"].loss > 0
+    with pytest.raises(LoadError, match="does not exist"):
+        asyncio.run(compare_in_process("/nowhere/at-all"))

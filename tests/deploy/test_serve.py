@@ -30,6 +30,13 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
 
 
+def test_the_application_is_imported_while_workers_load() -> None:
+    """Issue 39, part 6: FastAPI takes as long to import as a worker."""
+    program = "import sys, deploy.serve; sys.exit(sorted({'fastapi', 'uvicorn', 'server.app'} & sys.modules.keys()) or 0)"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert ended.returncode == 0, f"imported before the loads begin: {ended.stderr}"
+
+
 @pytest.mark.parametrize("content", [b'{"a":' * 100_000, b'{"x":' + b"[" * 100_000, b'{"models":[{"name":"\xff","source":"b"}]}'])
 def test_a_hostile_state_file_stops_the_start(content: bytes, tmp_path: Path) -> None:
     """Issue 37, A.6."""

@@ -19,6 +19,7 @@ SAMPLES = {
     "Path": "/tmp/x",
     "tuple[str, ...]": "one-long-key, two-long-key",
     "cors_origins": "http://one, https://two",
+    "mcp_servers": "docs=https://example.com/mcp, own=private+http://tools:8000/mcp",
     "proxy_networks": "127.0.0.1, 10.0.0.0/8",
     "root_path": "/llm",
     "log_level": "warning",

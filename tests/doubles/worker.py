@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import struct
 import time
@@ -10,10 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import CardUsage
+from server.defaults import Defaults
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     CachePages,
@@ -33,7 +35,7 @@ from server.messages import (
 )
 from server.text.pairs import PairTemplate
 from server.text.templates.meter import Limits
-from server.text.templates.template import LIMITS
+from server.text.templates.template import LIMITS, TemplateError
 
 
 class NullState(StrEnum):
@@ -70,6 +72,9 @@ class NullTemplate:
     """Renders `<|role|>text` per message, with tools and tool calls as JSON lines."""
 
     source = "{# of the null model #}"
+
+    def __init__(self, source: str = source) -> None:
+        self.source = source
 
     def renderer(self) -> NullRenderer:
         return NullRenderer(self)
@@ -112,6 +117,15 @@ class ByteTokenizer:
         self.max_token_chars = max(map(len, self.special_texts.values()))
         self.chat_template = NullTemplate() if chat else None
         self.generation_defaults = NullDefaults()
+        self.defaults = Defaults()
+
+    def with_template(self, source: str) -> Self:
+        """Return a tokenizer that shows another template and renders like this one."""
+        if "{{" in source and "}}" not in source:
+            raise TemplateError("unexpected end of template")
+        other = copy.copy(self)
+        other.chat_template = NullTemplate(source)
+        return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = [self.BOS] if add_special_tokens else []

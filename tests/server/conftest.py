@@ -19,7 +19,7 @@ from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.models.library import Library
-from server.models.model import Footprint, Identify, MakeWorker
+from server.models.model import Footprint, FormEstimate, Identify, MakeWorker
 from server.models.publications import Export, Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec
@@ -139,12 +139,13 @@ def _start(
     make_worker: MakeWorker | None = None,
     identify: Identify = lambda _source: "",
     library: Library | None = None,
+    forms: dict[str, list[FormEstimate]] | None = None,
     export: Export | None = None,
     **options: Any,
 ) -> Running:
     """Start a server. A model's worker behaves as `scripts[name]` says, or else as `script` says. `footprints` are the memory estimates of
-    each model's load; `identify` returns the identity of a source's files, which changes when the files change; `options` are settings of
-    the server."""
+    each model's load; `forms` are the formats of each source, by the last part of its path; `identify` returns the identity of a source's
+    files, which changes when the files change; `options` are settings of the server."""
     (folder / "models").mkdir(exist_ok=True)
     settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
     common, named = script or NullScript(), scripts or {}
@@ -158,6 +159,9 @@ def _start(
     async def preflight(spec: ModelSpec) -> Footprint:
         return (footprints or {})[spec.name]
 
+    async def compare_forms(source: str) -> list[FormEstimate]:
+        return (forms or {})[Path(source).name]
+
     async def main() -> None:
         registry = Registry(
             settings,
@@ -165,6 +169,7 @@ def _start(
             lambda _source: tokenizer or ByteTokenizer(common.max_context),
             identify=identify,
             preflight=None if footprints is None else preflight,
+            compare_forms=None if forms is None else compare_forms,
             library=library,
             initial=initial,
             publications=Publications(settings.publish, export, folder / "web"),

@@ -56,6 +56,24 @@ def value_of(found, name, **labels) -> float:
     return value
 
 
+# The model server protocol of the Gateway API Inference Extension (November 2026), under vLLM's names: the endpoint picker reads them.
+PROTOCOL: list[tuple[str, set[str]]] = [
+    ("vllm:num_requests_waiting", set()),
+    ("vllm:num_requests_running", set()),
+    ("vllm:kv_cache_usage_perc", set()),
+    ("vllm:cache_config_info", {"block_size", "num_gpu_blocks"}),
+    ("vllm:lora_requests_info", {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}),
+]
+
+
+def test_endpoint_pickers_find_the_metrics_of_their_protocol(serve):
+    found = samples(serve())
+    for name, labels in PROTOCOL:
+        assert [labels <= has.keys() for has, _ in found[name]] == [True], name
+    ((adapters, at),) = found["vllm:lora_requests_info"]
+    assert adapters == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""} and at > 1e9
+
+
 def test_the_dashboards_of_vllm_find_their_series(serve):
     server = serve()
     server.chat(n=2)

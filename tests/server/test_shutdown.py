@@ -30,7 +30,7 @@ from server.settings import ServerSettings
 from server.models.state import ModelSpec
 
 port, drain_s = int(sys.argv[1]), float(sys.argv[2])
-settings = ServerSettings(port=port, drain_s=drain_s)
+settings = ServerSettings(port=port, drain_s=drain_s, lame_duck_s=float(sys.argv[4]))
 configure(settings.log_level, settings.log_format)
 script = NullScript(answer=lambda _submit, _choice: [[120]] * int(sys.argv[3]), interval_s=0.05)
 initial = [ModelSpec("null", "x")]
@@ -44,12 +44,12 @@ with suppress(KeyboardInterrupt):
 def spawn(tmp_path):
     processes = []
 
-    def start(drain_s: float, num_tokens: int = 40, *, on_hangup: signal.Handlers = signal.SIG_DFL) -> tuple[subprocess.Popen, str]:
+    def start(drain_s: float, num_tokens: int = 40, *, lame_duck_s: float = 0.0, on_hangup: signal.Handlers = signal.SIG_DFL) -> tuple[subprocess.Popen, str]:
         """Start a server process that handles SIGHUP as `on_hangup` states, even if the tests themselves run under nohup."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s), str(num_tokens)]
+        command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s), str(num_tokens), str(lame_duck_s)]
         root = Path(__file__).parents[2]
         before = signal.signal(signal.SIGHUP, on_hangup)
         try:
@@ -131,6 +131,38 @@ def test_what_does_not_finish_in_time_ends_by_an_error(spawn):
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["error"]["code"] == "shutting_down"
     assert len(lines) < 40
     assert process.wait(120) in (0, -signal.SIGTERM)
+
+
+def test_a_lame_duck_is_not_ready_and_answers(spawn):
+    """After SIGTERM the server fails the probe of readiness and still answers requests, each on a connection of its own. A second SIGTERM
+    ends this."""
+    process, url = spawn(600, num_tokens=4, lame_duck_s=3600)
+    with httpx.Client(base_url=url) as client:
+        assert client.get("/health/ready").status_code == 200
+        os.kill(process.pid, signal.SIGTERM)
+        while (ready := client.get("/v2/health/ready")).status_code == 200:
+            time.sleep(0.01)
+        assert ready.status_code == 503 and ready.json()["status"] == "shutting down"
+        assert client.get("/health/ready").status_code == 503 and client.get("/v2/models/null/ready").status_code == 400
+        assert client.get("/health/live").status_code == 200
+        answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4})
+        assert answer.status_code == 200 and answer.headers["connection"] == "close"
+    lines = stream_through(process, url)  # sends the second SIGTERM within the stream
+    assert lines[-1] == "[DONE]" and json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
+    assert process.wait(120) in (0, -signal.SIGTERM)
+
+
+def test_a_lame_duck_stops_by_itself(spawn):
+    process, _ = spawn(600, lame_duck_s=0.2)
+    began_s = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(120) in (0, -signal.SIGTERM) and time.monotonic() - began_s >= 0.2
+
+
+def test_an_interrupt_makes_no_lame_duck(spawn):
+    process, _ = spawn(600, lame_duck_s=3600)
+    os.kill(process.pid, signal.SIGINT)
+    process.wait(120)
 
 
 def test_a_second_interrupt_ends_streams_by_an_error(spawn):

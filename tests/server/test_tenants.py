@@ -7,7 +7,7 @@ import pytest
 from server.api.context import Caller
 from server.api.openai.responses.store import ResponseStore, Stored
 from server.errors import ApiError
-from server.http.auth import KeyRing
+from server.http.keys import KeyRing
 from server.messages import SamplingParams, Submit
 from server.settings import SettingsError
 from server.workers.ledger import Generation
@@ -74,9 +74,11 @@ def test_a_key_may_move_to_a_group_while_the_server_runs(tmp_path):
     file = tmp_path / "keys"
     file.write_text(ALICE)
     ring = KeyRing((), file, "api_keys")
-    alone = ring.tenant_of(ALICE)
+    alone = ring.find(ALICE)
+    assert alone is not None
     file.write_text(f"{ALICE} group=team")
-    assert ring.tenant_of(ALICE) == "group/team" != alone
+    moved = ring.find(ALICE)
+    assert moved is not None and moved.tenant == "group/team" != alone.tenant
 
 
 def test_no_key_fills_the_queue_for_others(serve, answering):

@@ -68,7 +68,20 @@ class OfferedModel(TypedDict):
 
 class Offers(TypedDict):
     object: Literal["list"]
+    model_root: str
     data: Sequence[OfferedModel]
+
+
+class Form(TypedDict):
+    quantize: str
+    weights_bytes: int  # estimated
+    loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
+
+
+class Forms(TypedDict):
+    object: Literal["list"]
+    source: str
+    data: Sequence[Form]
 
 
 class FinishedLoad(OperationReport):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
-from typing import Annotated, Literal
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Response
@@ -15,6 +15,8 @@ from runtime.device.registry import NAME as DEVICE
 from server.api.admin.answers import (
     CachedModels,
     FinishedLoad,
+    Form,
+    Forms,
     Freed,
     Memory,
     ModelReport,
@@ -31,14 +33,16 @@ from server.api.openai.models import describe, progress_of
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
-from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
+from server.defaults import Defaults, DefaultsError, read_values
+from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
+from server.interfaces import LoadError
 from server.messages import MAX_GAP_MS
 from server.models.model import Model, Unloaded
 from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
 from server.models.processes import resident_bytes
 from server.models.registry import Registry
-from server.models.sources import names_of, offered, resolve
+from server.models.sources import names_of, offered, real, resolve
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.text.dialects.registry import FORMATS
 
@@ -83,6 +87,7 @@ class LoadBody(Options):
     pin: bool = False
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
     reasoning: bool | None = None
+    defaults: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # values for fields that requests leave out
     dry_run: bool = False
     wait: bool = False
     swap: bool = False  # once this model is ready and has taken its aliases, unload each model that lost its last alias
@@ -152,7 +157,21 @@ def router(context: Context) -> APIRouter:
             }
             for offer in offers
         ]
-        listed: Offers = {"object": "list", "data": data}
+        listed: Offers = {"object": "list", "model_root": str(real(settings.model_root)), "data": data}
+        return json_answer(listed)
+
+    @routes.get("/forms", responses=gives(Forms))
+    async def list_forms(source: Annotated[str, Query(min_length=1, max_length=1024)]) -> Response:
+        """Compare the formats in which a source can be served: bytes of the weights and rounding error. Nothing is compiled or loaded; a
+        source of the hub is downloaded first, if it is not on this machine."""
+        if registry.compare_forms is None:
+            raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a process that compares formats", param="source")
+        try:
+            forms = await registry.compare_forms(resolve(source, settings, registry.downloads))
+        except LoadError as error:
+            raise registry.budget.as_api_error(error) from error
+        data: list[Form] = [{"quantize": form.quantize, "weights_bytes": form.weights_bytes, "loss": form.loss} for form in forms]
+        listed: Forms = {"object": "list", "source": source, "data": data}
         return json_answer(listed)
 
     @routes.get("/models/{name:path}", responses=gives(ModelReport))
@@ -270,7 +289,15 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         pin=body.pin,
         tool_parser=body.tool_parser,
         reasoning=body.reasoning,
+        defaults=defaults_of(body.defaults or {}, "defaults"),
     )
+
+
+def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
+    try:
+        return read_values(values, param)
+    except DefaultsError as error:
+        raise invalid(param, str(error)) from error
 
 
 async def waited(operation: Operation, registry: Registry) -> FinishedLoad:

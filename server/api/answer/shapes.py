@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -208,7 +208,15 @@ class Embeddings(TypedDict):
     usage: EmbeddingUsage
 
 
-class ModelEntry(TypedDict):
+class RequestDefaults(TypedDict):
+    """What requests mean that do not say it."""
+
+    chats: NotRequired[bool]  # whether the model generates and has a chat template
+    sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
+    defaults: NotRequired[Mapping[str, Any]]  # other fields, but for the chat template
+
+
+class ModelEntry(RequestDefaults):
     """A model, with the fields that clients of OpenAI and of Anthropic read."""
 
     id: str
@@ -225,8 +233,6 @@ class ModelEntry(TypedDict):
     max_input_tokens: NotRequired[int]
     signature: NotRequired[str]
     generates: NotRequired[bool]
-    chats: NotRequired[bool]  # whether the model generates and has a chat template
-    sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
     web: NotRequired[str]  # path of the page that runs the model in the browser
     embedding_size: NotRequired[int | None]
     embedding_note: NotRequired[str]  # what users of the embeddings should know
@@ -291,6 +297,10 @@ class Readiness(TypedDict):
     models: Mapping[str, str]
     restarting: NotRequired[Mapping[str, Restarting]]
     error: NotRequired[Unavailable]
+
+
+class Load(TypedDict):
+    server_load: int
 
 
 class Version(TypedDict):

@@ -79,7 +79,8 @@ def router(context: Context) -> APIRouter:
         """Answer many conversations while the server has nothing else to do."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         _check_ids(body.requests)
-        record = batches.create(_stored(batches, body, who), who.key_digest, ENDPOINT, None, OF_ANTHROPIC)
+        file = _stored(batches, body, who)
+        record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
         return json_answer(describe(record, request), headers=ignored_header(ignored))
 
     @routes.get("/v1/messages/batches", responses=gives(MessageBatchList))

@@ -62,7 +62,7 @@ def router(context: Context) -> APIRouter:
     async def messages(request: Request, body: MessagesBody) -> Response:
         """Answer a conversation."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
         try:
@@ -84,7 +84,7 @@ def router(context: Context) -> APIRouter:
     async def count_tokens(request: Request, body: PromptBody) -> Response:
         """Count the tokens of a conversation, without generating."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         require_generator(model, loaded)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))

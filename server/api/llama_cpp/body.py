@@ -81,14 +81,15 @@ class LlamaSampling(SamplingBody):
     def has_penalty(self) -> bool:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
-    def completion(self, prompt: object, tokenizer: Tokenizer) -> CompletionBody:
-        """Convert the request to a CompletionBody. `n_predict` 0 only computes the prompt; this still takes a step. The answer omits
-        the token that the step samples."""
+    def completion(self, prompt: object, tokenizer: Tokenizer, most: int | None) -> CompletionBody:
+        """Convert the request to a CompletionBody. `most` is the model's default number of tokens. `n_predict` 0 only computes the prompt;
+        this still takes a step. The answer omits the token that the step samples."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
         sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed
         sampling["logprobs_mode"] = "processed_logprobs" if self.post_sampling_probs else self.logprobs_mode
-        wanted = -1 if self.n_predict is None or self.n_predict < 0 else max(1, self.n_predict)
+        asked = self.n_predict if self.n_predict is not None else most or -1
+        wanted = -1 if asked < 0 else max(1, asked)
         return CompletionBody.model_construct(
             **sampling,
             prompt=prompt,

@@ -69,7 +69,7 @@ class LlamaSlot(TypedDict):
 
 def router(context: Context) -> APIRouter:
     routes = new_router("llama.cpp")
-    registry, settings = context.registry, context.settings
+    settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, prompt_of: Callable[[Loaded], object]) -> Response:
         ignored = check_unknown(body, strict=settings.strict)
@@ -77,12 +77,13 @@ def router(context: Context) -> APIRouter:
             if settings.strict:
                 raise ApiError(UNSUPPORTED_FIELD, "samplers is not supported: the order of samplers is fixed", param="samplers")
             ignored.append("samplers")  # editors send `samplers` with each request
-        model, loaded = registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def prepare() -> LlamaAnswer:
             check_sizes(body)
-            jobs = plan_completion(body.completion(prompt_of(loaded), loaded.tokenizer), model, loaded, who, settings)
+            asked = body.completion(prompt_of(loaded), loaded.tokenizer, loaded.defaults.max_tokens)
+            jobs = plan_completion(asked, model, loaded, who, settings)
             generations = [Generation(loaded, job, series, who) for job in jobs]
             return LlamaAnswer(body, jobs, generations, body.model or model.spec.name, loaded)
 
@@ -105,7 +106,7 @@ def router(context: Context) -> APIRouter:
     async def apply_template(request: Request, body: ChatBody) -> Response:
         """Return the prompt that the chat template makes of a conversation, without generating."""
         ignored = check_unknown(body, strict=settings.strict)
-        _, loaded = registry.serve(body.model)
+        _, loaded = context.serve(request, body.model)
 
         def make() -> Conversation:
             check_sizes(body)
@@ -115,15 +116,17 @@ def router(context: Context) -> APIRouter:
         return json_answer(rendered, headers=response_headers(loaded, ignored))
 
     @routes.get("/props", responses=gives(LlamaProps))
-    async def props(model: ModelName = None) -> Response:
+    async def props(request: Request, model: ModelName = None) -> Response:
         """Describe the model and the default settings of a completion."""
-        found, loaded = registry.serve(model)
+        found, loaded = context.serve(request, model)
         return json_answer(_props(found, loaded))
 
     @routes.get("/slots", responses={**gives({"type": "array", "items": schema_of(LlamaSlot)})})
-    async def slots(model: ModelName = None, fail_on_no_slot: Annotated[str | None, Query(max_length=16)] = None) -> Response:
+    async def slots(
+        request: Request, model: ModelName = None, fail_on_no_slot: Annotated[str | None, Query(max_length=16)] = None
+    ) -> Response:
         """List one slot for each sequence that may run at once. With `fail_on_no_slot`, answer 503 if all slots are in use."""
-        found, loaded = registry.serve(model)
+        found, loaded = context.serve(request, model)
         stats = loaded.worker.stats
         num_running = 0 if stats is None else stats.num_running
         if fail_on_no_slot and num_running >= found.spec.max_batch:
@@ -166,7 +169,7 @@ def _props(model: Model, loaded: Loaded) -> LlamaProps:
             "n_ctx": context_of(loaded),
             "speculative": False,
             "is_processing": False,
-            "params": {"n_predict": -1, "seed": -1, **params},
+            "params": {"n_predict": loaded.defaults.max_tokens or -1, "seed": -1, **params},
         },
         "total_slots": model.spec.max_batch,
         "model_alias": model.spec.name,

@@ -148,13 +148,13 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
     return _chat(body, [*system, Message(role="user", content=body.prompt or "")], None)
 
 
-def completion_of(body: OllamaGenerateBody) -> CompletionBody:
-    """Convert a prompt to a completion, which uses no chat template."""
+def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
+    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens."""
     _check_images(body.images, "images")
     if body.system and not body.raw:
         raise ApiError(UNSUPPORTED_FIELD, "no chat template is applied to this prompt; put the text of system into it", param="system")
     settings = body.settings
-    settings["max_tokens"] = -1 if settings["max_tokens"] is None else settings["max_tokens"]
+    settings["max_tokens"] = (most or -1) if settings["max_tokens"] is None else settings["max_tokens"]
     return CompletionBody.model_construct(**settings, prompt=body.prompt or "", suffix=body.suffix)
 
 

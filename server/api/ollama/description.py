@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
 from server.api.request.prepare import context_of
-from server.interfaces import GenerationDefaults
 from server.models.model import Loaded, Model
 
 NEVER = "9999-12-31T23:59:59Z"  # models stay loaded until they are unloaded
-PARAMETERS = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "repetition_penalty": "repeat_penalty"}
+PARAMETERS = {  # Ollama's names
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repeat_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "max_tokens": "num_predict",
+}
 
 
 class OllamaDetails(TypedDict):
@@ -48,7 +58,11 @@ class OllamaRunningModels(TypedDict):
     models: Sequence[OllamaRunning]
 
 
-class OllamaShown(TypedDict):
+class _System(TypedDict):
+    system: NotRequired[str]
+
+
+class OllamaShown(_System):
     modelfile: str
     parameters: str
     template: str
@@ -58,23 +72,23 @@ class OllamaShown(TypedDict):
     modified_at: str
 
 
-def described(model: Model, loaded: Loaded) -> OllamaModel:
-    """Describe a model's files."""
+def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
+    """Describe a model's files under a name that the caller may use."""
     return {
-        "name": model.spec.name,
-        "model": model.spec.name,
+        "name": name,
+        "model": name,
         "modified_at": model.created_at,
         "size": loaded.ready.facts.file_bytes,
-        "digest": hashlib.sha256(f"{model.spec.name} {loaded.ready.signature}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{name} {loaded.ready.signature}".encode()).hexdigest(),
         "details": _details(loaded),
     }
 
 
-def running(model: Model, loaded: Loaded) -> OllamaRunning:
+def running(name: str, model: Model, loaded: Loaded) -> OllamaRunning:
     """Describe a model in memory. `size` is the memory that it holds now; on a GPU, where memory is allocated at once, the planned one."""
     on_gpu = model.total_bytes if loaded.ready.card is not None else 0
     return {
-        **described(model, loaded),
+        **described(name, model, loaded),
         "size": on_gpu or model.memory["resident_bytes"],
         "expires_at": NEVER,
         "size_vram": on_gpu,
@@ -82,17 +96,20 @@ def running(model: Model, loaded: Loaded) -> OllamaRunning:
     }
 
 
-def shown(model: Model, loaded: Loaded) -> OllamaShown:
+def shown(name: str, model: Model, loaded: Loaded) -> OllamaShown:
     facts, family = loaded.ready.facts, loaded.ready.facts.family or "relaxserve"
     template = loaded.tokenizer.chat_template
+    system: _System = {} if loaded.defaults.system is None else {"system": loaded.defaults.system}
+    parameters = list(_parameters(loaded))
     return {
-        "modelfile": f"FROM {model.spec.name}\n",
-        "parameters": _parameters(loaded.tokenizer.generation_defaults),
+        "modelfile": "".join(f"{line}\n" for line in _modelfile(name, loaded, parameters)),
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),  # in columns, as Ollama writes them
         "template": "" if template is None else template.source,
+        **system,
         "details": _details(loaded),
         "model_info": {
             "general.architecture": family,
-            "general.basename": model.spec.name,
+            "general.basename": name,
             "general.parameter_count": facts.num_parameters,
             f"{family}.context_length": context_of(loaded),
             f"{family}.embedding_length": loaded.ready.embedding_size,
@@ -133,7 +150,20 @@ def _size(count: int) -> str:
     return str(count)
 
 
-def _parameters(defaults: GenerationDefaults) -> str:
-    """Return the recommended sampling parameters, one on each line, in columns as Ollama writes them."""
-    values = {theirs: getattr(defaults, ours) for ours, theirs in PARAMETERS.items()}
-    return "\n".join(f"{name:<30} {value:g}" for name, value in values.items() if value is not None)
+def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of requests that set none: those that the model's files recommend, and its defaults."""
+    own, recommended = loaded.defaults.given, loaded.tokenizer.generation_defaults
+    for ours, theirs in PARAMETERS.items():
+        value = own.get(ours, getattr(recommended, ours, None))
+        if value is not None:
+            yield theirs, f"{value:g}"
+    for text in loaded.defaults.stop or ():
+        yield "stop", json.dumps(text, ensure_ascii=False)
+
+
+def _modelfile(name: str, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield f"FROM {name}"
+    if loaded.defaults.system is not None:
+        yield f'SYSTEM """{loaded.defaults.system}"""'
+    if loaded.defaults.given:
+        yield from (f"PARAMETER {name} {value}" for name, value in parameters)

@@ -76,11 +76,19 @@ FRAMING = Framing(error_body, lines=True, end=b"")
 
 
 def router(context: Context) -> APIRouter:
-    routes, settings, registry = new_router("Ollama", error_shape=OllamaError), context.settings, context.registry
+    routes, settings = new_router("Ollama", error_shape=OllamaError), context.settings
     keeping = Keeping(settings)
 
-    def ready() -> list[tuple[Model, Loaded]]:
-        return [(model, model.loaded) for model in registry.models() if model.state is ModelState.READY and model.loaded is not None]
+    def ready(request: Request) -> list[tuple[str, Model, Loaded]]:
+        """Return what the caller may use: each model by one name, and each alias with own defaults."""
+        seen = context.models_for(request)
+        found: list[tuple[str, Model, Loaded]] = []
+        for model in seen.models():
+            if model.state is ModelState.READY and model.loaded is not None:
+                names, variants = seen.names_of(model), model.loaded.variants
+                plain = [name for name in names if name not in variants][:1]
+                found += [(name, model, variants.get(name, model.loaded)) for name in (*plain, *(n for n in names if n in variants))]
+        return found
 
     async def answer(
         request: Request,
@@ -105,7 +113,7 @@ def router(context: Context) -> APIRouter:
     async def chat(request: Request, body: OllamaChatBody) -> Response:
         """Answer a conversation."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
         made = await _made(request, body, lambda: chat_of(body))
@@ -116,7 +124,7 @@ def router(context: Context) -> APIRouter:
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
         """Answer a prompt. If the request is `raw` or has a suffix, or the model has no chat template, continue the prompt as it is."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         if not body.prompt:
             return await keeping.answer(model, body, caller(request), {"response": ""})
         who = caller(request)
@@ -127,7 +135,7 @@ def router(context: Context) -> APIRouter:
 
         def plan() -> ChatPlan:
             check_sizes(body)
-            (job,) = plan_completion(completion_of(body), model, loaded, who, settings)
+            (job,) = plan_completion(completion_of(body, loaded.defaults.max_tokens), model, loaded, who, settings)
             return ChatPlan(body.prompt or "", job, loaded.dialect.rules(split_reasoning=False))
 
         return await answer(request, await off_loop(who.num_body_bytes, plan), body, ignored, model, loaded)
@@ -136,7 +144,7 @@ def router(context: Context) -> APIRouter:
     async def embed(request: Request, body: OllamaEmbedBody) -> Response:
         """Turn texts into vectors. A text that is too long is truncated at its end, unless `truncate` is false."""
         ignored, began_s = check_unknown(body, strict=settings.strict), time.monotonic()
-        model, loaded = registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         keep = None if body.truncate is False else -1
         asked = EmbeddingBody.model_construct(
             input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep, truncation_side="right"
@@ -151,30 +159,31 @@ def router(context: Context) -> APIRouter:
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
         """Turn one text into a vector. /api/embed supersedes this endpoint."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1, truncation_side="right")
         (vector,), _ = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedding = {"embedding": vector.tolist()}
         return json_answer(embedded, headers=response_headers(loaded, ignored))
 
     @routes.get("/api/tags", responses=gives(OllamaModels))
-    async def tags() -> Response:
+    async def tags(request: Request) -> Response:
         """List the loaded models."""
-        listed: OllamaModels = {"models": [described(*one) for one in ready()]}
+        listed: OllamaModels = {"models": [described(*one) for one in ready(request)]}
         return json_answer(listed)
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
-    async def ps() -> Response:
+    async def ps(request: Request) -> Response:
         """List the models that are in memory, which Ollama calls running models."""
-        listed: OllamaRunningModels = {"models": [running(model, loaded) for model, loaded in ready() if not model.is_sleeping]}
+        awake = {model.spec.name: (name, model, loaded) for name, model, loaded in reversed(ready(request)) if not model.is_sleeping}
+        listed: OllamaRunningModels = {"models": [running(*one) for one in reversed(awake.values())]}
         return json_answer(listed)
 
     @routes.post("/api/show", responses=gives(OllamaShown))
-    async def show(body: OllamaShowBody) -> Response:
+    async def show(request: Request, body: OllamaShowBody) -> Response:
         """Describe a model and its capabilities."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = registry.serve(body.model)
-        return json_answer(shown(model, loaded), headers=response_headers(loaded, ignored))
+        model, loaded = context.serve(request, body.model)
+        return json_answer(shown(body.model, model, loaded), headers=response_headers(loaded, ignored))
 
     @routes.get("/api/version", responses=gives(OllamaVersion))
     async def version() -> Response:

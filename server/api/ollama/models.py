@@ -5,21 +5,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import msgspec
 from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from server.api.admin.endpoint import LoadBody, spec_of
+from server.api.admin.endpoint import LoadBody, defaults_of, spec_of
 from server.api.answer.sse import EventStream
 from server.api.context import Context
+from server.api.ollama.description import PARAMETERS
 from server.api.ollama.endpoint import FRAMING, OllamaError
 from server.api.request.fields import NEUTRAL, Options, check_unknown, ignored_header
-from server.api.request.schema import Label
+from server.api.request.prepare import context_of
+from server.api.request.schema import Label, Text
 from server.api.routes import ADMINISTRATION, Responses, gives, new_router, schema_of
-from server.errors import INVALID_SOURCE, MISSING_FIELD, MODEL_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
+from server.defaults import Defaults
+from server.errors import INVALID_SOURCE, INVALID_VALUE, MISSING_FIELD, MODEL_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.interfaces import LoadError
 from server.models.operations import OperationState
 from server.models.probe import PLAIN
@@ -31,7 +34,7 @@ from server.settings import ServerSettings
 Alias = Annotated[
     str, BeforeValidator(lambda name: name.removesuffix(LATEST) if isinstance(name, str) else name), Field(pattern=NAME, max_length=128)
 ]
-CREATED = "models are not changed here; set defaults in the file of --config, quantise with `relaxserve serve --quantize`"
+CREATED = "a created model has the weights and the adapters of another; quantise with `relaxserve serve --quantize`"
 HUBS = ("hf.co/", "huggingface.co/")
 encode = msgspec.json.encode
 
@@ -54,6 +57,9 @@ class OllamaCopyBody(Options):
 class OllamaCreateBody(Options):
     model: Alias = Field(validation_alias=AliasChoices("model", "name"))
     source: Label | None = Field(default=None, alias="from")
+    system: Text | None = None
+    template: Text | None = None
+    parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     stream: bool | None = None  # None: true
 
 
@@ -106,15 +112,50 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/create", responses=_lines())
     async def create(body: OllamaCreateBody) -> Response:
-        """Give a loaded model a further name, as /api/copy does. Fields that would change the model are refused."""
+        """Give a loaded model a further name with its own system message, chat template and parameters. Fields that would change the
+        weights are refused."""
         if changes := [name for name, value in body.unknown.items() if value not in NEUTRAL]:
             raise ApiError(UNSUPPORTED_FIELD, f"{changes[0]} is not supported: {CREATED}", param=changes[0])
         if body.source is None:
             raise ApiError(MISSING_FIELD, "from is absent; expected the name of a loaded model", param="from")
-        await registry.set_alias(body.model, body.source, PLAIN)
-        return Response(_line("success"), media_type="application/json" if body.stream is False else FRAMING.media_type)
+        own, ignored = _defaults(body, registry)
+        try:
+            await registry.set_alias(body.model, body.source, PLAIN, own)
+        except LoadError as error:
+            raise ApiError(INVALID_VALUE, error.message, param="template") from error
+        media_type = "application/json" if body.stream is False else FRAMING.media_type
+        return Response(_line("success"), headers=ignored_header(ignored), media_type=media_type)
 
     return routes
+
+
+OURS = {theirs: ours for ours, theirs in PARAMETERS.items()} | {"stop": "stop"}
+OF_A_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "repeat_last_n", "use_mmap", "use_mlock", "low_vram")
+
+
+def _defaults(body: OllamaCreateBody, registry: Registry) -> tuple[Defaults, list[str]]:
+    """Return the defaults of a model to create, and the names of parameters without effect: they say how to run a model, and the loaded
+    one runs already. Raise ApiError if the model cannot do what a parameter asks."""
+    values: dict[str, Any] = {"system": body.system, "template": body.template or None}
+    ignored: list[str] = []
+    for name, value in (body.parameters or {}).items():
+        if name in OF_A_LOAD:
+            ignored.append(f"parameters.{name}")
+        elif name == "num_predict" and isinstance(value, int) and value < 0:
+            continue  # no limit, which is the default
+        elif name in OURS:
+            values[OURS[name]] = value
+        else:
+            known = ", ".join((*OURS, *OF_A_LOAD))
+            raise ApiError(UNSUPPORTED_FIELD, f"parameters has {name!r:.80}; expected {known}", param=f"parameters.{name}")
+    asked = (body.parameters or {}).get("num_ctx")
+    _, loaded = registry.serve(body.source)
+    if isinstance(asked, int) and asked > context_of(loaded):
+        message = (
+            f"parameters.num_ctx is {asked}, and the model is loaded for {context_of(loaded)} tokens; load it with a larger max_context"
+        )
+        raise ApiError(INVALID_VALUE, message, param="parameters.num_ctx")
+    return defaults_of({name: value for name, value in values.items() if value is not None}, "parameters"), ignored
 
 
 def _lines() -> Responses:

@@ -94,7 +94,7 @@ def router(context: Context) -> APIRouter:
         """Run the requests of a file while the server has nothing else to do."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         file = batches.store.file(body.input_file_id, who.tenant)
-        record = batches.create(file, who.key_digest, body.endpoint, body.metadata)
+        record = batches.create(file, who.key_digest, body.endpoint, body.metadata, models=who.limits.models)
         return json_answer(shown(record), headers=ignored_header(ignored))
 
     @routes.get("/v1/batches", responses=gives(BatchList))

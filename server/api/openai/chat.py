@@ -42,6 +42,7 @@ from server.text.dialects.dialect import Dialect
 from server.text.dialects.preamble import described
 from server.text.templates.template import RESERVED, TemplateError
 
+THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much to think
 BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # tokens of thoughts for an effort; higher efforts have no limit
 encode = msgspec.json.encode
 
@@ -53,7 +54,7 @@ def router(context: Context) -> APIRouter:
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
@@ -66,7 +67,7 @@ def router(context: Context) -> APIRouter:
     async def render(request: Request, body: ChatBody) -> Response:
         """Return the prompt and the effective parameters, without generating."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
         shown = await off_loop(who.num_body_bytes, lambda: encode(describe_plan(plan.prompt, plan.job, model, loaded)))
@@ -97,7 +98,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     special = bool(body.add_special_tokens)
     (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
-    max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages", strict=settings.strict)
+    max_tokens = max_tokens_of(asked, loaded.defaults.max_tokens, ids, loaded, param="messages", strict=settings.strict)
     thinking = loaded.dialect.is_thinking(text)
     constraint = _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
@@ -108,7 +109,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
         prompt_logprobs=body.prompt_logprobs,
         constraint=constraint,
         seed=seed_of(body),
-        thinking=_thinking(body, loaded.dialect, is_open=thinking),
+        thinking=_thinking(body, loaded, is_open=thinking),
     )
     job = job_of(
         body,
@@ -165,7 +166,7 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
-    made = await off_loop(who.num_body_bytes, lambda: _readable(make(), loaded.dialect))
+    made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded.dialect))
     try:
         return await loaded.renderer.render(
             made.messages,
@@ -176,6 +177,21 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
         )
     except TemplateError as error:
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
+
+
+def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
+    """Return a conversation with the model's system message and its thoughts, where the request says nothing about them. If the template
+    writes no system message, the first message of the user begins with it."""
+    defaults, messages = loaded.defaults, made.messages
+    thinks = {} if THINKING & made.variables.keys() else defaults.thinking
+    if defaults.system and not any(message["role"] == "system" for message in messages):
+        at = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+        if loaded.dialect.has_system or at is None:
+            messages = [{"role": "system", "content": defaults.system}, *messages]
+        else:
+            first = {**messages[at], "content": f"{defaults.system}\n\n{messages[at]['content']}"}
+            messages = [*messages[:at], first, *messages[at + 1 :]]
+    return replace(made, messages=messages, variables={**made.variables, **thinks})
 
 
 def _readable(made: Conversation, dialect: Dialect) -> Conversation:
@@ -255,12 +271,14 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     return dialect.framed(constraint, thinking=thinking, is_call=use.demanded)
 
 
-def _thinking(body: ChatBody, dialect: Dialect, *, is_open: bool) -> Thinking | None:
-    """Return the budget of thoughts: the one that the request names, or else that of its effort, unless the model itself reads the
-    effort."""
+def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | None:
+    """Return the budget of thoughts: the one that the request names, or else that of its effort, or of the model's default effort, unless
+    the model itself reads the effort."""
+    dialect = loaded.dialect
     asked, bounds = body.thinking_token_budget, dialect.thought_bounds
     if asked is None:
-        effort = body.reasoning_effort or (body.chat_template_kwargs or {}).get("reasoning_effort")
+        said = {**(body.chat_template_kwargs or {}), **_given(body)}
+        effort = (said if THINKING & said.keys() else loaded.defaults.thinking).get("reasoning_effort")
         budget = None if dialect.reads_effort or bounds is None else BUDGETS.get(str(effort))
     else:
         budget = None if asked < 0 else asked  # -1: no limit
@@ -270,3 +288,7 @@ def _thinking(body: ChatBody, dialect: Dialect, *, is_open: bool) -> Thinking | 
         message = "thinking_token_budget is not supported: this model has no tokens that open and close its thoughts"
         raise ApiError(UNSUPPORTED_FIELD, message, param="thinking_token_budget")
     return Thinking(budget, *bounds, is_open)
+
+
+def _given(body: ChatBody) -> dict[str, object]:
+    return {name: value for name in THINKING if (value := getattr(body, name)) is not None}

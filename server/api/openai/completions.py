@@ -46,7 +46,7 @@ def router(context: Context) -> APIRouter:
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue one or more prompts."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def prepare() -> tuple[CompletionAnswer, dict[str, str]]:
@@ -74,7 +74,8 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
     # max_tokens 0 only scores the prompt, which still takes one step; the token that the step samples is not shown.
     asked = 1 if body.max_tokens == 0 else body.max_tokens
-    lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt", strict=settings.strict) for ids in prompts]
+    most = loaded.defaults.max_tokens or DEFAULT_MAX_TOKENS
+    lengths = [max_tokens_of(asked, most, ids, loaded, param="prompt", strict=settings.strict) for ids in prompts]
     params = sampling_params(
         body,
         loaded,

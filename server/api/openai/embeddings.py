@@ -33,7 +33,7 @@ def router(context: Context) -> APIRouter:
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
         """Turn one or more texts into vectors."""
         ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.registry.serve(body.model)
+        model, loaded = context.serve(request, body.model)
         who = caller(request)
         text = await conversation_text(body, loaded, who)
         size = max(who.num_body_bytes, len(text or ""))

@@ -4,38 +4,67 @@ from __future__ import annotations
 
 import time
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from server.api.answer.respond import json_answer
-from server.api.answer.shapes import ModelEntry, ModelList, Restarting
+from server.api.answer.shapes import ModelEntry, ModelList, RequestDefaults, Restarting
 from server.api.context import Context
 from server.api.request.prepare import context_of
 from server.api.routes import gives, new_router
 from server.interfaces import Outage
-from server.models.model import Model, ModelState
+from server.models.model import Loaded, Model, ModelState
 from server.models.registry import Registry
+from server.models.visible import VisibleModels
 
 
 def router(context: Context) -> APIRouter:
     routes = new_router("OpenAI")
-    registry = context.registry
 
     @routes.get("/v1/models", responses=gives(ModelList))
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         """List the loaded models."""
-        ready = [model for model in registry.models() if model.state is ModelState.READY]
-        entries = [describe(model, registry) for model in ready]
+        seen = context.models_for(request)
+        ready = [model for model in seen.models() if model.state is ModelState.READY]
+        entries = [entry for model in ready for entry in _entries(model, seen)]
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         listed: ModelList = {"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": False}
         return json_answer(listed)
 
     @routes.get("/v1/models/{model:path}", responses=gives(ModelEntry))
-    async def get_model(model: str) -> Response:
+    async def get_model(request: Request, model: str) -> Response:
         """Describe one loaded model, by name or alias."""
-        found, _ = registry.serve(model)
-        return json_answer(describe(found, registry))
+        seen = context.models_for(request)
+        found, loaded = seen.serve(model)
+        return json_answer(_described(found, seen) if loaded is found.loaded else _variant(model, found, loaded, seen))
 
     return routes
+
+
+def _entries(model: Model, seen: VisibleModels) -> list[ModelEntry]:
+    """Return the entry of a model, and those of its aliases that have their own defaults."""
+    variants = {} if model.loaded is None else model.loaded.variants
+    names = seen.names_of(model)
+    plain = [_described(model, seen)] if any(name not in variants for name in names) else []
+    return [*plain, *(_variant(name, model, variants[name], seen) for name in names if name in variants)]
+
+
+def _described(model: Model, seen: VisibleModels) -> ModelEntry:
+    """Describe a model by the names that the caller may use."""
+    entry = describe(model, seen.registry)
+    variants = {} if model.loaded is None else model.loaded.variants
+    name, *aliases = [name for name in seen.names_of(model) if name not in variants]
+    if name == model.spec.name:
+        return {**entry, "aliases": [*aliases, *(name for name in seen.names_of(model) if name in variants)]}
+    entry.pop("web", None)  # this path has the model's own name
+    return {**entry, "id": name, "display_name": name, "root": name, "aliases": aliases}
+
+
+def _variant(name: str, model: Model, loaded: Loaded, seen: VisibleModels) -> ModelEntry:
+    """Describe an alias that has its own defaults."""
+    root = model.spec.name if seen.limits.allow(model.spec.name) else name
+    entry: ModelEntry = {**describe(model, seen.registry), "id": name, "display_name": name, "root": root, "aliases": ()}
+    entry.pop("web", None)
+    return {**entry, **_of_requests(loaded)}
 
 
 def describe(model: Model, registry: Registry) -> ModelEntry:
@@ -56,9 +85,6 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         described["max_model_len"] = described["max_input_tokens"] = context_of(model.loaded)
         described["signature"] = ready.signature
         described["generates"] = ready.generates
-        described["chats"] = model.loaded.chats
-        if ready.generates:
-            described["sampling"] = model.loaded.sampling
         if page := registry.publications.address(model.spec.name):
             described["web"] = page
         described["embedding_size"] = ready.embedding_size or None
@@ -66,7 +92,18 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
             described["embedding_note"] = ready.embedding_note
         described["scoring"] = ready.scoring
         described["prompts"] = dict(ready.prompts)
-    return described
+    return described if model.loaded is None else {**described, **_of_requests(model.loaded)}
+
+
+def _of_requests(loaded: Loaded) -> RequestDefaults:
+    """Describe what requests mean that do not say it."""
+    found: RequestDefaults = {"chats": loaded.chats}
+    if loaded.ready.generates:
+        found["sampling"] = loaded.sampling
+    others = loaded.defaults.given.keys() - loaded.defaults.sampling.keys() - {"template"}
+    if others:
+        found["defaults"] = {name: value for name, value in loaded.defaults.given.items() if name in others}
+    return found
 
 
 def progress_of(outage: Outage) -> Restarting:

@@ -178,12 +178,14 @@ class Foreign(Options):
         return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
 
 
-def foreign_unless(*known: str) -> Discriminator:
-    """Return the discriminator of a union of an object whose `type` is one of `known`, or absent, and of a foreign object."""
+def foreign_unless(*known: str, further: Mapping[str, str] | None = None) -> Discriminator:
+    """Return the discriminator of a union of an object whose `type` is one of `known`, or absent, and of a foreign object. `further` maps
+    other types to the tags of further members."""
+    tags = further or {}
 
     def kind_of(value: object) -> str:
         kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return FOREIGN if isinstance(kind, str) and kind not in known else KNOWN
+        return tags.get(kind, FOREIGN) if isinstance(kind, str) and kind not in known else KNOWN
 
     return Discriminator(kind_of)
 

@@ -79,8 +79,11 @@ def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | No
     return time.monotonic() + timeout_s
 
 
-def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
-    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+def stop_rules(body: GenerationBody, settings: ServerSettings, default: Sequence[str] = ()) -> StopRules:
+    """Return the rules by which text ends an answer. `default` has the stop strings of the model, for requests that set none."""
+    if body.stop is None:
+        return StopRules(tuple(default), bool(body.include_stop_str_in_output), body.min_tokens or 0)
+    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     if len(strings) > settings.max_stop_strings:
         raise invalid("stop", f"stop has {len(strings)} strings; expected at most {settings.max_stop_strings}")
     for string in strings:
@@ -138,8 +141,8 @@ def sampling_params(
         top_k=max(0, int(_first(body.top_k, defaults["top_k"]))),  # -1 means off, like 0
         min_p=_first(body.min_p, defaults["min_p"]),
         typical_p=_first(body.typical_p, defaults["typical_p"]),
-        frequency_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=_first(body.frequency_penalty, defaults.get("frequency_penalty", 0.0)),
+        presence_penalty=_first(body.presence_penalty, defaults.get("presence_penalty", 0.0)),
         repetition_penalty=_first(body.repetition_penalty, defaults["repetition_penalty"]),
         logit_bias=_logit_bias(body.logit_bias or {}, tokenizer),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
@@ -183,7 +186,7 @@ def job_of(
         cache_salt=caller.salt(body.cache_salt),
         deadline=deadline_of(body.timeout, settings),
     )
-    return Job(submit, stop_rules(body, settings), shown)
+    return Job(submit, stop_rules(body, settings, loaded.defaults.stop or ()), shown)
 
 
 def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:

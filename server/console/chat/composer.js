@@ -6,7 +6,9 @@ export class Composer {
   #isRunning = false;
   #isReady = false;
 
-  constructor(form, {send, stop, draft = () => {}}) {
+  /* `isEmpty` says whether a message without a text has nothing else to send; `up` is called for the key Up in an empty field. */
+  constructor(form, {send, stop, draft = () => {}, isEmpty = () => true, up = () => {}}) {
+    this.isEmpty = isEmpty;
     this.form = form;
     this.field = form.querySelector("textarea");
     this.button = form.querySelector(".send");
@@ -15,12 +17,16 @@ export class Composer {
       event.preventDefault();
       if (this.#isRunning) return stop();
       const text = this.field.value.trim();
-      if (!text || !this.#isReady) return;
+      if ((!text && isEmpty()) || !this.#isReady) return;
       this.text = "";
       send(text);
     });
     this.field.addEventListener("input", () => { this.#fit(); draft(); });
     this.field.addEventListener("keydown", event => {
+      if (event.key === "ArrowUp" && !this.field.value && !this.#isRunning) {
+        event.preventDefault();
+        up();
+      }
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       if (!this.#isRunning) form.requestSubmit();
@@ -36,6 +42,13 @@ export class Composer {
     this.#fit();
   }
 
+  /* Put a text where the cursor is. */
+  insert(text) {
+    this.field.setRangeText(text, this.field.selectionStart, this.field.selectionEnd, "end");
+    this.field.dispatchEvent(new Event("input"));
+    this.field.focus();
+  }
+
   focus() {
     if (matchMedia("(hover: hover)").matches) this.field.focus();  // on a phone the keyboard would cover the page
   }
@@ -49,7 +62,7 @@ export class Composer {
     }
     this.#isRunning = isRunning;
     this.#isReady = isReady;
-    this.#enable();
+    this.enable();
   }
 
   /* Show how many tokens of the context the conversation uses. If the count is null, show nothing. */
@@ -69,10 +82,11 @@ export class Composer {
   #fit() {
     this.field.style.height = "auto";
     this.field.style.height = `${this.field.scrollHeight}px`;
-    this.#enable();
+    this.enable();
   }
 
-  #enable() {
-    this.button.disabled = !this.#isRunning && !(this.#isReady && this.field.value.trim());
+  /* Say whether the message can be sent. */
+  enable() {
+    this.button.disabled = !this.#isRunning && !(this.#isReady && (this.field.value.trim() || !this.isEmpty()));
   }
 }

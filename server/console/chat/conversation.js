@@ -2,6 +2,7 @@
 
    conversation: {id, title, created, updated, options, leaf, nodes: {id: node}}     `leaf` is the last node of the branch that is shown
    node: {id, parent, created, role, content, reasoning, calls, call, model, finish, error, usage, figures, dropped}
+     files: [{name, text}] of a user, the attached texts
      role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id of the call that a tool's node answers
      dropped: how many earlier messages were left out of the request for this answer, because they did not fit into the context */
 
@@ -18,7 +19,7 @@ export function add(conversation, parent, fields) {
   conversation.nodes[node.id] = node;
   conversation.leaf = node.id;
   conversation.updated = node.created;
-  if (!conversation.title && node.role === "user") conversation.title = titleOf(node.content);
+  if (!conversation.title && node.role === "user") conversation.title = titleOf(node.content || node.files[0].name);
   return node;
 }
 
@@ -57,15 +58,7 @@ export function openCalls(conversation) {
 export function matches(conversation, query) {
   const wanted = query.trim().toLowerCase();
   return !wanted || conversation.title.toLowerCase().includes(wanted)
-    || Object.values(conversation.nodes).some(node => node.content?.toLowerCase().includes(wanted));
-}
-
-export function asMarkdown(conversation) {
-  const parts = path(conversation).map(node => {
-    const calls = (node.calls ?? []).map(call => `\`\`\`json\n${JSON.stringify({name: call.name, arguments: call.arguments}, null, 2)}\n\`\`\`\n`);
-    return `## ${{user: "You", assistant: node.model ?? "Assistant", tool: "Tool"}[node.role]}\n\n${[node.content, ...calls].filter(Boolean).join("\n\n")}\n`;
-  });
-  return [`# ${conversation.title}\n`, ...parts].join("\n");
+    || Object.values(conversation.nodes).some(node => node.content?.toLowerCase().includes(wanted) || node.files?.some(file => file.name.toLowerCase().includes(wanted)));
 }
 
 const childrenOf = (conversation, parent) =>

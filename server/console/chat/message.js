@@ -3,6 +3,7 @@
 import {copyButton} from "../core/clipboard.js";
 import {h, iconButton} from "../core/dom.js";
 import {coloured, Rendered} from "../text/render.js";
+import {fileList} from "./attachments.js";
 import {figuresOf} from "./figures.js";
 
 const SMALL = {class: "icon-button small act"};
@@ -18,21 +19,21 @@ class UserMessage {
     this.actions = actions;
     this.branches = h("span", {class: "branches"});
     this.footer = h("footer", {},
-      actions.edit && act("pencil", "Edit", () => this.#edit()), copyButton("Copy", () => node.content, SMALL), this.branches);
-    this.element = h("article", {class: "user", "aria-label": "You"}, h("div", {class: "said"}, node.content), this.footer);
+      actions.edit && act("pencil", "Edit", () => this.edit()), copyButton("Copy", () => node.content, SMALL), this.branches);
+    this.element = h("article", {class: "user", "aria-label": "You"}, node.files?.length && fileList(node.files), h("div", {class: "said", hidden: !node.content}, node.content), this.footer);
   }
 
   update(beside) {
     showBranches(this.branches, this.node, beside, this.actions);
   }
 
-  #edit() {
+  edit() {
     const field = h("textarea", {"aria-label": "Edited message", rows: Math.min(12, this.node.content.split("\n").length + 1), value: this.node.content});
-    const said = this.element.firstChild;
+    const said = this.element.querySelector(".said");
     const close = () => form.replaceWith(said, this.footer);
     const form = h("form", {class: "edit", onsubmit: event => {
       event.preventDefault();
-      if (!field.value.trim()) return;
+      if (!field.value.trim() && !this.node.files?.length) return;
       close();
       this.actions.edit(this.node, field.value.trim());
     }, onkeydown: event => {

@@ -1,6 +1,7 @@
 /* Convert a branch of a conversation to a request, and the stream of its answer to a node. */
 
 import {ask, stream} from "../core/api.js";
+import {withFiles} from "./attachments.js";
 import {path} from "./conversation.js";
 import {asFields, toolsOf} from "./options.js";
 
@@ -18,7 +19,7 @@ function message(node) {
     case "tool":
       return [{role: "tool", tool_call_id: node.call, content: node.content}];
     case "user":
-      return [{role: "user", content: node.content}];
+      return [{role: "user", content: withFiles(node.content, node.files)}];
     default: {
       const calls = (node.calls ?? []).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
       if (!node.content && !calls.length) return [];  // the answer failed, or was stopped before it began
@@ -61,7 +62,7 @@ function requestOf(nodes, model, options) {
 
 /* Return the text that a model without a chat template continues. A message after an answer begins a line. */
 export function textOf(nodes) {
-  return nodes.map(({role, content}, at) => role === "user" && at > 0 ? `\n${content}` : content).join("");
+  return nodes.map(({role, content, files}, at) => role === "user" && at > 0 ? `\n${withFiles(content, files)}` : withFiles(content, files)).join("");
 }
 
 /* Request an answer and write it into `node` while it streams. Call `changed` after each change. */

@@ -1,7 +1,8 @@
-/* The conversations of this browser: search, rename, export, delete. */
+/* The conversations of this browser: search, rename, share, import, delete. */
 
-import {find, h, iconButton, save, toast} from "../core/dom.js";
-import {asMarkdown, matches} from "./conversation.js";
+import {find, h, iconButton, toast} from "../core/dom.js";
+import {matches} from "./conversation.js";
+import {importConversation, openShare} from "./share.js";
 
 const DAY_MS = 86_400_000;
 
@@ -11,6 +12,7 @@ export class Sidebar {
     this.list = find("#conversations");
     this.search = find("#search");
     this.search.addEventListener("input", () => this.show());
+    find("#import-chat").addEventListener("click", () => this.#import());
     find("#new-chat").addEventListener("click", () => app.go("#/chat", {again: true}));
   }
 
@@ -36,7 +38,7 @@ export class Sidebar {
       this.app.isRunning(one.id) && h("span", {class: "busy", role: "img", "aria-label": "Being answered"}),
       h("span", {class: "tools"},
         small("pencil", "Rename", () => this.#rename(one, row, link)),
-        small("download", "Export", () => this.#export(one)),
+        small("share", "Share", () => openShare(one)),
         small("trash", "Delete", () => this.#remove(one))));
     return row;
   }
@@ -61,10 +63,9 @@ export class Sidebar {
     field.focus();
   }
 
-  #export(one) {
-    const name = one.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";
-    save(`${name}.md`, asMarkdown(one), "text/markdown");
-    toast("Exported as Markdown.", {label: "Save as JSON", run: () => save(`${name}.json`, JSON.stringify(one, null, 2), "application/json")});
+  async #import() {
+    const one = await importConversation();
+    if (one) this.app.show(one);
   }
 
   async #remove(one) {

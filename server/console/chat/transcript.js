@@ -60,6 +60,10 @@ export class Transcript {
     this.#keepPlace();
   }
 
+  edit(node) {
+    this.#shown.get(node.id)?.edit();
+  }
+
   clear(...children) {
     this.#drawing += 1;
     for (const message of this.#shown.values()) this.#resizes.unobserve(message.element);

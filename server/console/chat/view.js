@@ -1,12 +1,17 @@
 /* The chat page. It shows one conversation, while answers in others may still stream. */
 
-import {announce, find, h} from "../core/dom.js";
+import {copy} from "../core/clipboard.js";
+import {announce, find, h, toast} from "../core/dom.js";
 import {load} from "../core/settings.js";
 import {answersForm} from "./answers.js";
+import {Attachments} from "./attachments.js";
 import {Composer} from "./composer.js";
 import {add, choose, newConversation, openCalls, path} from "./conversation.js";
 import {continues, noModel, trouble, welcome} from "./empty.js";
+import {openKeys} from "./keys.js";
+import {openPrompts} from "./prompts.js";
 import {answer, countTokens, emptyAnswer} from "./request.js";
+import {openShare} from "./share.js";
 import {Transcript} from "./transcript.js";
 
 const COUNT_AFTER_MS = 400;  // milliseconds from the last keystroke to the count of tokens
@@ -21,12 +26,18 @@ export class ChatView {
     this.root = find("#chat");
     this.conversation = null;
     this.composer = new Composer(this.root.querySelector(".composer"), {
-      send: text => this.send(text),
+      send: text => this.send(text, this.attachments.send()),
       stop: () => this.stop(),
       draft: () => this.#countSoon(),
+      isEmpty: () => !this.attachments?.files.length,
+      up: () => this.#editLast(),
     });
+    this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, () => { this.composer.enable(); this.#countSoon(); });
+    find("#prompts").addEventListener("click", () => openPrompts({use: text => this.composer.insert(text), draft: this.composer.text}));
+    find("#share").addEventListener("click", () => openShare(this.conversation));
+    find("#show-keys").addEventListener("click", openKeys);
     this.transcript = new Transcript(this.root.querySelector(".scroll"), this.root.querySelector(".messages"), {
-      edit: (node, text) => this.#ask(node.parent, text),
+      edit: (node, text) => this.#ask(node.parent, text, node.files),
       again: node => this.#answer(node.parent),
       choose: node => this.#choose(node),
       fixKey: () => app.enterKey(),
@@ -56,14 +67,14 @@ export class ChatView {
     clearTimeout(this.#counting);
   }
 
-  send(text) {
+  send(text, files = []) {
     const parent = this.conversation?.leaf ?? null;
     if (!this.conversation) {
       this.conversation = newConversation(load("options", {}));
       this.app.adopt(this.conversation);
       history.replaceState(null, "", `#/chat/${this.conversation.id}`);
     }
-    this.#ask(parent, text);
+    this.#ask(parent, text, files);
   }
 
   stop(id = this.conversation?.id) {
@@ -74,6 +85,7 @@ export class ChatView {
     const {app, conversation} = this;
     const run = this.#runs.get(conversation?.id), nodes = conversation ? path(conversation) : [];
     this.composer.show({isRunning: run !== undefined, isReady: app.model !== null, continues: app.model?.chats === false});
+    find("#share").hidden = !nodes.length;
     this.root.querySelector(".messages").setAttribute("aria-busy", String(run !== undefined));
     if (!nodes.length) {
       this.transcript.clear(this.#emptyState());
@@ -85,6 +97,19 @@ export class ChatView {
     this.#countSoon();
   }
 
+  /* Obey a key that acts on the last answer. */
+  obey(key) {
+    const last = this.conversation && path(this.conversation).findLast(node => node.role === "assistant");
+    if (!last) return;
+    if (key === "again") this.#answer(last.parent);
+    else copy(last.content).then(isDone => toast(isDone ? "The answer is copied." : "The browser does not allow copying."));
+  }
+
+  #editLast() {
+    const last = this.conversation && path(this.conversation).findLast(node => node.role === "user");
+    if (last) this.transcript.edit(last);
+  }
+
   #emptyState() {
     const {app} = this;
     if (app.fault) return trouble(app.fault, {retry: () => app.findModels(), enterKey: () => app.enterKey()});
@@ -93,8 +118,8 @@ export class ChatView {
     return app.model.chats === false ? continues(app.model) : welcome(app.model, text => this.send(text));
   }
 
-  #ask(parent, text) {
-    const node = add(this.conversation, parent, {role: "user", content: text});
+  #ask(parent, text, files = []) {
+    const node = add(this.conversation, parent, {role: "user", content: text, ...files.length ? {files} : {}});
     this.#answer(node.id);
   }
 
@@ -151,9 +176,9 @@ export class ChatView {
   }
 
   async #count() {
-    const {app, conversation} = this, draft = this.composer.text.trim();
-    if (!app.model || this.isRunning() || !(conversation?.leaf || draft)) return this.composer.showContext(null);
-    const nodes = [...conversation ? path(conversation) : [], ...draft ? [{role: "user", content: draft}] : []];
+    const {app, conversation} = this, {files} = this.attachments, draft = this.composer.text.trim(), isDraft = draft || files.length;
+    if (!app.model || this.isRunning() || !(conversation?.leaf || isDraft)) return this.composer.showContext(null);
+    const nodes = [...conversation ? path(conversation) : [], ...isDraft ? [{role: "user", content: draft, files}] : []];
     try {
       const count = await countTokens(app.model, nodes, this.options);
       if (conversation === this.conversation) this.composer.showContext(count, app.model.max_model_len);

@@ -11,7 +11,7 @@ export function copyButton(label, text, attributes = {}) {
   return button;
 }
 
-async function copy(text) {
+export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -5,6 +5,9 @@ const SVG = "http://www.w3.org/2000/svg";
 /* Paths of icons on a grid of 20 by 20. */
 const ICONS = {
   menu: "M3 6h14M3 10h14M3 14h14",
+  upload: "M10 12.5V3M6 6.5L10 2.5l4 4M3.5 16.5h13",
+  share: "M14 4a2 2 0 1 0 .01 0M6 8.5a2 2 0 1 0 .01 0M14 13a2 2 0 1 0 .01 0M7.8 9.5l4.5-2.6M7.8 11.5l4.5 2.6",
+  clip: "M14.5 9.5l-5 5a3.2 3.2 0 0 1-4.6-4.6l6-6a2.2 2.2 0 0 1 3.1 3.1l-6 6a1 1 0 0 1-1.5-1.5l5-5",
   plus: "M10 4v12M4 10h12",
   chat: "M4 4.5h12a1.5 1.5 0 0 1 1.5 1.5v7a1.5 1.5 0 0 1-1.5 1.5H9l-4 3v-3H4A1.5 1.5 0 0 1 2.5 13V6A1.5 1.5 0 0 1 4 4.5z",
   compare: "M3 4h5.5v12H3zM11.5 4H17v12h-5.5z",
@@ -89,14 +92,24 @@ export function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-/* Ask for confirmation before an action that cannot be undone. */
-export function confirmed(question, verb) {
+/* Let the user choose a file. Return it, or null. */
+export function chooseFile(accept) {
+  return new Promise(resolve => {
+    const field = h("input", {type: "file", accept, class: "unseen", "aria-label": "File", onchange: () => end(field.files[0] ?? null), oncancel: () => end(null)});
+    const end = file => { field.remove(); resolve(file); };
+    (document.querySelector("dialog[open]") ?? document.body).append(field);
+    field.click();
+  });
+}
+
+/* Ask before an action that cannot be undone, or that somebody else has prepared. */
+export function confirmed(question, verb, look = "danger") {
   return new Promise(resolve => {
     const dialog = h("dialog", {class: "confirm", "aria-label": question, onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); }},
       h("p", {}, question),
       h("div", {class: "row end"},
         h("button", {type: "button", class: "plain", onclick: () => dialog.close("")}, "Cancel"),
-        h("button", {type: "button", class: "danger", onclick: () => dialog.close("yes")}, verb)));
+        h("button", {type: "button", class: look, onclick: () => dialog.close("yes")}, verb)));
     document.body.append(dialog);
     dialog.showModal();
   });

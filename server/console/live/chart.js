@@ -3,6 +3,7 @@
 import {h, svg} from "../core/dom.js";
 
 const [WIDTH, HEIGHT] = [300, 96];
+const GAP_S = 20;  // no line joins samples that are further apart
 
 export class Chart {
   /* `series`: names. `format`: formats a value. `top`: the smallest upper end of the axis. */
@@ -28,19 +29,21 @@ export class Chart {
 
   /* `lines`: for each series a list of values, null where a value is missing. `times`: in seconds. `span`: the width of the chart in seconds. */
   update(lines, times, span) {
-    this.lines = lines;
-    this.times = times;
-    const end = times.at(-1), most = Math.max(this.least, ...lines.flat().filter(value => value !== null));
+    const end = times.at(-1), first = times.findIndex(time => end - time <= span);
+    this.lines = lines.map(line => line.slice(first));
+    this.times = times.slice(first);
+    const most = Math.max(this.least, ...this.lines.flat().filter(value => value !== null));
     this.scale = niceTop(most);
     this.x = time => WIDTH * (1 - (end - time) / span);
     this.top.textContent = this.format(this.scale);
-    lines.forEach((line, at) => this.paths[at].setAttribute("d", this.#outline(line)));
+    this.lines.forEach((line, at) => this.paths[at].setAttribute("d", this.#outline(line)));
     this.#showValues();
   }
 
   #outline(line) {
     let text = "", isDrawing = false;
     line.forEach((value, at) => {
+      if (this.times[at] - this.times[at - 1] > GAP_S) isDrawing = false;
       if (value !== null) text += `${isDrawing ? "L" : "M"}${this.x(this.times[at]).toFixed(1)} ${(HEIGHT - 1 - (HEIGHT - 2) * value / this.scale).toFixed(1)}`;
       isDrawing = value !== null;
     });
@@ -62,7 +65,7 @@ export class Chart {
     const at = this.at === null ? this.times.length - 1 : Math.min(this.at, this.times.length - 1), ago = Math.round(this.times.at(-1) - this.times[at]);
     const shown = this.lines.map(line => line[at] === null || line[at] === undefined ? "–" : this.format(line[at]));
     shown.forEach((text, series) => { this.values[series].textContent = text; });
-    this.when.textContent = ago ? `${ago} s ago` : "";
+    this.when.textContent = ago >= 120 ? `${Math.round(ago / 60)} min ago` : ago ? `${ago} s ago` : "";
     this.picture.setAttribute("aria-label", `${this.title}: now ${shown.join(", ")}; the axis ends at ${this.format(this.scale)}`);
     this.cursor.setAttribute("visibility", this.at === null ? "hidden" : "visible");
     const x = this.x(this.times[at]).toFixed(1);

@@ -1,4 +1,4 @@
-/* Samples of /metrics over the last minutes: gauges, rates of counters, quantiles of histograms. */
+/* Samples of metrics over the last hour: gauges, rates of counters, quantiles of histograms. */
 
 const LINE = /^([\w:]+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
@@ -15,17 +15,43 @@ export function parseExposition(text) {
   return series;
 }
 
-export class Samples {
-  #samples = [];  // {time, series}, oldest first
+/* Return the samples of an answer of /admin/history, whole. */
+export function samplesOf({series: names, samples}) {
+  const now = new Map();
+  return samples.map(({time, values}) => {
+    for (const [at, value] of Object.entries(values)) {
+      if (value === null) now.delete(at);
+      else now.set(at, value);
+    }
+    const series = {};
+    for (const [at, value] of now) (series[names[at].name] ??= []).push({labels: names[at].labels, value});
+    return {time, series};
+  });
+}
 
-  constructor(most, spread) {
-    this.most = most;  // number of samples to keep
-    this.spread = spread;  // samples over which a rate or a quantile is taken
+export class Samples {
+  #samples = [];  // {time, series, known}, oldest first; `known` has the figures that were computed for a sample
+
+  /* `keptS`: seconds to keep. `fineS`: seconds for which every sample is kept; older ones are at least `spreadS` apart.
+     `spreadS`: seconds over which a rate or a quantile is taken. */
+  constructor({keptS, fineS, spreadS}) {
+    Object.assign(this, {keptS, fineS, spreadS});
   }
 
-  add(time, text) {
-    this.#samples.push({time, series: parseExposition(text)});
-    if (this.#samples.length > this.most) this.#samples.shift();
+  add(time, series) {
+    this.#samples.push({time, series, known: new Map()});
+    let last = -Infinity;
+    this.#samples = this.#samples.filter(sample => {
+      const isKept = time - sample.time <= this.keptS && (time - sample.time <= this.fineS || sample.time - last >= 0.9 * this.spreadS);
+      if (isKept) last = sample.time;
+      return isKept;
+    });
+  }
+
+  /* Begin with older samples. */
+  adopt(samples) {
+    const first = this.#samples[0]?.time ?? Infinity;
+    this.#samples = [...samples.filter(sample => sample.time < first).map(sample => ({...sample, known: new Map()})), ...this.#samples];
   }
 
   get times() {
@@ -38,11 +64,11 @@ export class Samples {
 
   /* Return the sum of a gauge over the series with these labels for each sample, or null where there is no such series. */
   gauge(name, labels) {
-    return this.#samples.map(({series}) => total(series, name, labels));
+    return this.#each("gauge", name, labels, ({series}) => total(series, name, labels));
   }
 
   mean(name, labels) {
-    return this.#samples.map(({series}) => {
+    return this.#each("mean", name, labels, ({series}) => {
       const values = chosen(series, name, labels);
       return values.length ? values.reduce((sum, {value}) => sum + value, 0) / values.length : null;
     });
@@ -50,8 +76,7 @@ export class Samples {
 
   /* Return the growth of a counter per second for each sample. A counter that shrank has been reset. */
   rate(name, labels) {
-    return this.#samples.map((sample, at) => {
-      const before = this.#samples[Math.max(0, at - this.spread)];
+    return this.#each("rate", name, labels, (sample, before) => {
       const [now, then] = [total(sample.series, name, labels), total(before.series, name, labels)];
       if (now === null || then === null || sample === before) return null;
       return Math.max(0, now >= then ? now - then : now) / (sample.time - before.time);
@@ -60,10 +85,21 @@ export class Samples {
 
   /* Return a quantile of a histogram's latest observations for each sample, interpolated within its bucket, or null where there are none. */
   quantile(name, share, labels) {
-    return this.#samples.map((sample, at) => {
-      const before = buckets(this.#samples[Math.max(0, at - this.spread)].series, name, labels);
-      const now = [...buckets(sample.series, name, labels)].sort(([a], [b]) => a - b).map(([bound, value]) => [bound, value - (before.get(bound) ?? 0)]);
+    return this.#each(`quantile ${share}`, name, labels, (sample, before) => {
+      const then = buckets(before.series, name, labels);
+      const now = [...buckets(sample.series, name, labels)].sort(([a], [b]) => a - b).map(([bound, value]) => [bound, value - (then.get(bound) ?? 0)]);
       return quantileOf(now, share);
+    });
+  }
+
+  /* Return a figure of each sample and the sample `spreadS` before it. It is computed once for each sample. */
+  #each(kind, name, labels, compute) {
+    const key = JSON.stringify([kind, name, labels]);
+    let from = 0;
+    return this.#samples.map((sample, at) => {
+      while (from + 1 < at && sample.time - this.#samples[from + 1].time >= 0.9 * this.spreadS) from += 1;
+      if (!sample.known.has(key)) sample.known.set(key, compute(sample, this.#samples[Math.min(from, at)]));
+      return sample.known.get(key);
     });
   }
 }

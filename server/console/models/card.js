@@ -10,19 +10,21 @@ const IS_WELL = new Set(["ready", "sleeping"]);
 
 /* `acts`: unload(model), addAlias(model, alias), removeAlias(alias), log(model) */
 export function modelCard(model, acts) {
-  const {resident_bytes: held, bound_bytes: bound} = model.memory;
+  const {resident_bytes: held, planned_bytes: planned, bound_bytes: bound} = model.memory;
   const facts = [
     ["Context", model.max_model_len && `${model.max_model_len.toLocaleString("en")} tokens`],
     ["Weights", `${model.quantize} for ${model.target}`],
     ["Sampling", model.sampling && sampling(model.sampling)],
-    ["Memory", bound ? `${held ? `${bytes(held)} now, ` : ""}at most ${bytes(bound)}: ${Object.entries(model.bytes).map(([part, size]) => `${PARTS[part] ?? part} ${bytes(size)}`).join(", ")}` : "none"],
+    ["Memory now", held ? bytes(held) : null],
+    ["Memory without requests", planned ? bytes(planned) : "none"],
+    ["Memory at most", bound ? `${bytes(bound)}: ${Object.entries(model.bytes).map(([part, size]) => `${PARTS[part] ?? part} ${bytes(size)}`).join(", ")}` : null],
     ["KV pages", model.pages && `${model.pages.used.toLocaleString("en")} of ${model.pages.total.toLocaleString("en")} in use`],
     ["Requests", model.running !== undefined && `${model.running} running, ${model.waiting} waiting`],
     ["Loaded in", model.load_s !== undefined && `${seconds(model.load_s)}${model.cache_hit ? ", from the cache" : `, ${seconds(model.compile_s)} of it compiling`}`],
     ["Restarts", model.restarts || null],
     ["Source", model.source],
   ];
-  return h("article", {class: "card", "aria-label": model.id},
+  return h("article", {class: "card", "aria-label": model.id, "data-words": [model.id, ...model.aliases, model.source].join(" ")},
     h("header", {class: "row wrap"}, h("h2", {}, model.id), state(model.state, IS_WELL.has(model.state)),
       model.generates === false && h("span", {class: "pill"}, "embeddings"), model.pin && h("span", {class: "pill"}, "pinned"), h("span", {class: "grow"}),
       model.web && h("a", {class: "button outline", href: address(model.web)}, "Run in this browser"),
@@ -46,19 +48,31 @@ function aliases(model, acts) {
     field, h("button", {class: "plain"}, "Add"));
 }
 
-/* Return the card of a running load, with the seconds of each stage so far. */
+/* Return the card of a running load, with the seconds of each stage so far, or of a running download, with its bytes. */
 export function loadCard(operation, cancel) {
-  const bar = h("i");
+  const bar = h("i"), isDownload = operation.kind === "download", label = `${isDownload ? "Download" : "Load"} of ${operation.model}`;
   bar.style.width = `${100 * operation.fraction}%`;
-  return h("article", {class: "card", "aria-label": `Load of ${operation.model}`},
-    h("header", {class: "row wrap"}, h("h2", {}, operation.model), state(operation.stage, true), h("span", {class: "grow"}),
-      h("button", {type: "button", class: "outline", onclick: cancel}, "Cancel")),
-    h("div", {class: "progress", role: "progressbar", "aria-label": `Load of ${operation.model}`, "aria-valuenow": Math.round(100 * operation.fraction), "aria-valuemin": 0, "aria-valuemax": 100}, bar),
-    stages(operation));
+  return h("article", {class: "card", "aria-label": label},
+    h("header", {class: "row wrap"}, h("h2", {}, operation.model), state(isDownload ? "download" : operation.stage, true), h("span", {class: "grow"}),
+      h("button", {type: "button", class: "outline", onclick: cancel}, isDownload ? "Stop" : "Cancel")),
+    h("div", {class: "progress", role: "progressbar", "aria-label": label, "aria-valuenow": Math.round(100 * operation.fraction), "aria-valuemin": 0, "aria-valuemax": 100}, bar),
+    isDownload ? h("p", {class: "faint small number"}, arrived(operation)) : stages(operation));
+}
+
+const arrived = ({total_bytes: total, completed_bytes: completed}) =>
+  total ? `${bytes(completed)} of ${bytes(total)}. A stopped download continues where it ended.` : "Waiting for the size of the download";
+
+export function failedDownload(operation, again) {
+  const card = h("article", {class: "card", "aria-label": `Failed download of ${operation.model}`},
+    h("header", {class: "row wrap"}, h("h2", {}, operation.model), state("failed", false), h("span", {class: "grow"}),
+      h("button", {type: "button", class: "plain", onclick: () => card.remove()}, "Dismiss"),
+      h("button", {type: "button", class: "outline", onclick: () => { card.remove(); again(); }}, icon("again"), "Continue")),
+    h("p", {class: "fault-text"}, operation.error.message));
+  return card;
 }
 
 export function failedCard(operation, again) {
-  return h("article", {class: "card", "aria-label": `Failed load of ${operation.model}`},
+  return h("article", {class: "card", "aria-label": `Failed load of ${operation.model}`, "data-words": operation.model},
     h("header", {class: "row wrap"}, h("h2", {}, operation.model), state("failed", false), h("span", {class: "grow"}),
       h("button", {type: "button", class: "outline", onclick: again}, icon("again"), "Load again")),
     h("p", {class: "fault-text"}, operation.error.message), stages(operation));

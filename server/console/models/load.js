@@ -1,13 +1,15 @@
-/* The form for loading a model, and for a plan of the memory it would take. */
+/* The form for loading a model. It says what the load would take as soon as the source is one that the server offers. */
 
 import {ask} from "../core/api.js";
 import {h} from "../core/dom.js";
 import {bytes} from "../core/format.js";
+import {FORMS, Planner} from "./plan.js";
 
-const FORMS = ["auto", "bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "6bit", "5bit", "4bit", "int4-32", "int4-64", "int4-128"];
 const CACHES = ["auto", "bf16", "f32", "f16", "int8"];
 
 export class LoadForm {
+  #known = new Set();  // sources on the server's machine
+
   /* `begun` is called with the operation of each load. */
   constructor(begun) {
     this.begun = begun;
@@ -15,9 +17,9 @@ export class LoadForm {
     this.offers = h("p", {class: "faint small"});
     this.verdict = h("div", {role: "status"});
     this.fields = {
-      source: h("input", {required: true, maxlength: 1024, list: "sources", placeholder: "folder, file or org/name", autocomplete: "off", spellcheck: "false"}),
+      source: h("input", {required: true, maxlength: 1024, list: "sources", autocomplete: "off", spellcheck: "false"}),
+      quantize: h("select"),
       name: h("input", {maxlength: 128, placeholder: "same as the source", autocomplete: "off"}),
-      quantize: h("select", {}, FORMS.map(form => new Option(form))),
       kv_dtype: h("select", {}, CACHES.map(form => new Option(form))),
       max_context: h("input", {type: "number", min: 1, placeholder: "the model's, if it fits"}),
       max_batch: h("input", {type: "number", min: 1, placeholder: "64"}),
@@ -25,30 +27,43 @@ export class LoadForm {
     };
     this.pin = h("input", {type: "checkbox"});
     this.embeddings = h("input", {type: "checkbox"});
+    this.planner = new Planner(this.fields.quantize, this.verdict);
     const field = (name, label) => h("label", {class: "field"}, label, this.fields[name]);
     this.submit = h("button", {class: "primary"}, "Load");
-    this.element = h("form", {class: "card load", "aria-label": "Load a model", onsubmit: event => { event.preventDefault(); this.#load(); }},
-      h("h2", {}, "Load a model"),
-      h("div", {class: "fields"}, field("source", "Source"), field("name", "Name"), field("quantize", "Weights"), field("kv_dtype", "KV cache"),
-        field("max_context", "Longest context"), field("max_batch", "Most sequences"), field("aliases", "Aliases")),
-      this.sources, this.offers,
+    this.element = h("form", {class: "card load", "aria-label": "Load a model", oninput: () => this.#planLater(),
+      onsubmit: event => { event.preventDefault(); this.#load(); }},
+    h("h2", {}, "Load a model"),
+    h("div", {class: "fields"}, field("source", "Source"), field("quantize", "Weights")),
+    this.sources, this.offers,
+    h("details", {}, h("summary", {}, "More settings"),
+      h("div", {class: "fields"}, field("name", "Name"), field("aliases", "Aliases"), field("kv_dtype", "KV cache"),
+        field("max_context", "Longest context"), field("max_batch", "Most sequences")),
       h("label", {class: "check"}, this.pin, "Pin: never suggest to unload it"),
-      h("label", {class: "check"}, this.embeddings, "Serve embeddings even if the model was not trained for them"),
-      this.verdict,
-      h("div", {class: "row end"}, h("button", {type: "button", class: "outline", onclick: () => this.#check()}, "What would it take?"), this.submit));
+      h("label", {class: "check"}, this.embeddings, "Serve embeddings even if the model was not trained for them")),
+    this.verdict,
+    h("div", {class: "row end"}, h("button", {type: "button", class: "outline", onclick: () => this.#check()}, "What would it take?"), this.submit));
   }
 
-  /* `offers`: the entries of /admin/sources. */
-  showOffers(offers) {
-    const idle = offers.filter(offer => !offer.loaded_as.length);
-    this.sources.replaceChildren(...idle.map(offer => h("option", {value: offer.source}, bytes(offer.bytes))));
-    this.offers.textContent = offers.length ? `${idle.length} of ${offers.length} models below the model root are not loaded; the source field offers them.` : "";
+  /* `local`: an answer of /admin/sources. `downloads`: an answer of /admin/downloads. */
+  showOffers(local, downloads) {
+    const idle = local.data.filter(offer => !offer.loaded_as.length), stored = downloads.allowed ? downloads.data : [];
+    const found = [...idle, ...stored];
+    this.#known = new Set([...local.data, ...stored].map(({source}) => source));
+    const told = found.map(({source}) => source).join("\n");
+    if (told !== this.told) this.sources.replaceChildren(...found.map(({source, bytes: size}) => h("option", {value: source}, bytes(size))));
+    this.told = told;
+    this.fields.source.placeholder = downloads.allowed ? "folder, file or org/name" : "folder or file";
+    const {length} = local.data, where = `below ${local.model_root}`;
+    const counted = !length ? `There is no model ${where}.` : idle.length ? `${idle.length} of ${length} models ${where} can be loaded.` : `All ${length} models ${where} are loaded.`;
+    this.offers.textContent = `${counted}${downloads.allowed ? " Names of the hub and of the catalogue are downloaded." : " This server downloads no models: start it with --allow-hub for that."}`;
   }
 
-  fill(source, name) {
+  fill(source, name = "") {
     this.fields.source.value = source;
     this.fields.name.value = name;
     this.fields.source.focus();
+    this.element.scrollIntoView({block: "nearest"});
+    this.#planLater();
   }
 
   get #body() {
@@ -60,34 +75,28 @@ export class LoadForm {
     return body;
   }
 
+  /* A plan reads the model's files, so wait until they are named completely. The button plans any other source. */
+  #planLater() {
+    const isReady = this.#known.has(this.fields.source.value.trim()) && this.element.checkValidity();
+    this.planner.later(isReady ? this.#body : null);
+  }
+
   async #check() {
-    if (!this.element.reportValidity()) return;
-    this.verdict.replaceChildren(h("p", {class: "faint small"}, "Planning …"));
-    try {
-      const plan = await ask("/admin/models", {method: "POST", body: {...this.#body, dry_run: true}});
-      const rows = [["Weights", plan.weights_bytes], ["KV cache", plan.kv_cache_bytes], ["Work space", plan.arena_bytes], ["Total", plan.required_bytes], ["Free now", plan.free_bytes]];
-      this.verdict.replaceChildren(h("div", {class: "verdict"},
-        h("p", {}, h("strong", {}, `${plan.model} fits.`), plan.cache_hit ? " Its code is in the cache." : " It will be compiled."),
-        h("dl", {class: "facts"}, rows.filter(([, size]) => size !== null).map(([name, size]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, bytes(size)))))));
-    } catch (error) {
-      this.#refuse(error);
-    }
+    if (this.element.reportValidity()) await this.planner.now(this.#body);
   }
 
   async #load() {
+    const body = this.#body;
+    this.planner.later(null);
     this.submit.disabled = true;
     try {
-      const operation = await ask("/admin/models", {method: "POST", body: this.#body});
-      this.verdict.replaceChildren();
+      const operation = await ask("/admin/models", {method: "POST", body});
       for (const name of ["source", "name", "aliases"]) this.fields[name].value = "";
+      this.fields.quantize.value = FORMS[0];
       this.begun(operation);
     } catch (error) {
-      this.#refuse(error);
+      this.planner.refuse(error);
     }
     this.submit.disabled = false;
-  }
-
-  #refuse(error) {
-    this.verdict.replaceChildren(h("div", {class: "fault-box", role: "alert"}, h("span", {}, error.message)));
   }
 }

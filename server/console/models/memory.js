@@ -18,7 +18,7 @@ export function memoryBar({limit_bytes: limit, used_bytes: used, resident_bytes:
     shares.map(({name, size}, at) => h("li", {}, h("i", {class: `series-${at % NUM_COLOURS + 1}`}), `${name} `, h("span", {class: "faint number"}, bytes(size)))),
     limit !== null && h("li", {}, h("i"), "free ", h("span", {class: "faint number"}, bytes(free))));
   return h("section", {class: "card", "aria-label": "Memory"},
-    h("header", {class: "row"}, h("h2", {class: "grow"}, "Memory"),
+    h("header", {class: "row wrap"}, h("h2", {class: "grow"}, "Memory"),
       h("span", {class: "number faint"}, `${bytes(resident)} now, at most ${bytes(used)}${limit === null ? "" : ` of ${bytes(limit)}`}`)),
     bar, legend);
 }

@@ -1,9 +1,10 @@
-/* The models page: loaded models, their memory, and running loads. */
+/* The models page: the form for loading a model, downloads, running loads, and the loaded models with their memory. */
 
 import {ask, stream} from "../core/api.js";
-import {confirmed, find, h, toast} from "../core/dom.js";
+import {confirmed, find, h, icon, toast} from "../core/dom.js";
 import {pageFault, pageHead} from "../core/page.js";
-import {failedCard, loadCard, modelCard, stages} from "./card.js";
+import {failedCard, failedDownload, loadCard, modelCard, stages} from "./card.js";
+import {Downloads} from "./downloads.js";
 import {LoadForm} from "./load.js";
 import {memoryBar} from "./memory.js";
 
@@ -22,7 +23,10 @@ export class ModelsView {
     this.loads = h("div", {class: "stack"});
     this.list = h("div", {class: "stack"});
     this.form = new LoadForm(operation => this.#watch(operation));
-    this.content = h("div", {class: "stack", hidden: true}, this.memory, this.loads, this.list, this.form.element);
+    this.downloads = new Downloads({begun: operation => this.#watch(operation), use: source => this.form.fill(source)});
+    this.search = h("input", {type: "search", "aria-label": "Search models", placeholder: "Search models", autocomplete: "off", oninput: () => this.#filter()});
+    this.searchField = h("label", {class: "search"}, icon("search"), this.search);
+    this.content = h("div", {class: "stack", hidden: true}, this.form.element, this.downloads.element, this.loads, this.memory, this.searchField, this.list);
     this.root.append(pageHead("Models"), h("div", {class: "body"}, this.trouble, this.content));
     this.acts = {
       unload: model => this.#unload(model),
@@ -33,6 +37,7 @@ export class ModelsView {
   }
 
   enter() {
+    this.#findDownloads();
     this.#refresh();
   }
 
@@ -48,7 +53,8 @@ export class ModelsView {
       this.trouble.replaceChildren();
       this.content.hidden = false;
       this.#draw(models, memory);
-      this.form.showOffers(sources.data);
+      this.sources = sources;
+      this.#offer();
       for (const operation of operations.data) if (operation.state === "running") this.#watch(operation);
     } catch (error) {
       this.trouble.replaceChildren(pageFault(this.app, error, () => this.#refresh()));
@@ -58,6 +64,27 @@ export class ModelsView {
       }
     }
     if (this.app.place === "models") this.#timer = setTimeout(() => this.#refresh(), EVERY_MS);
+  }
+
+  /* The list of downloads changes only with a download, and reading it takes a while. */
+  async #findDownloads() {
+    try {
+      this.found = await ask("/admin/downloads");
+      this.downloads.show(this.found);
+      this.#offer();
+    } catch (error) {
+      if (!error.needsKey) toast(error.message);  // #refresh asks for the key
+    }
+  }
+
+  #offer() {
+    if (this.sources && this.found) this.form.showOffers(this.sources, this.found);
+  }
+
+  /* Show the cards whose model, alias or source contains what is searched for. */
+  #filter() {
+    const wanted = this.search.value.trim().toLowerCase();
+    for (const card of this.list.querySelectorAll("article")) card.hidden = !card.dataset.words.toLowerCase().includes(wanted);
   }
 
   /* Redraw the list, unless nothing has changed or the user is writing in it. */
@@ -70,8 +97,10 @@ export class ModelsView {
     const focused = document.activeElement?.getAttribute("aria-label");
     this.list.replaceChildren(
       ...held.map(model => modelCard(model, this.acts)),
-      ...failed.map(operation => failedCard(operation, () => this.form.fill(operation.model, operation.model))),
-      ...held.length || failed.length ? [] : [h("div", {class: "card none"}, h("h2", {}, "No model is loaded"), h("p", {class: "faint"}, "Load one below. Its stages appear here while it loads."))]);
+      ...failed.map(operation => failedCard(operation, () => this.form.fill(operation.model))),
+      ...held.length || failed.length ? [] : [h("div", {class: "card none"}, h("h2", {}, "No model is loaded"), h("p", {class: "faint"}, "Load one above. Its stages are shown while it loads."))]);
+    this.searchField.hidden = held.length < 2;
+    this.#filter();
     if (focused && document.activeElement === document.body) this.list.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -88,12 +117,21 @@ export class ModelsView {
     try {
       for await (const event of stream(`/admin/operations/${operation.id}/events`)) draw(last = event);
     } catch (error) {
-      if (last.state === "running") toast(`The progress of loading ${operation.model} is unknown: ${error.message}`);
+      if (last.state === "running") toast(`The progress of ${operation.model} is unknown: ${error.message}`);
     }
     place.remove();
     this.#watched.delete(operation.id);
+    if (operation.kind === "download") return this.#downloaded(last);
     if (last.state === "succeeded") toast(`${operation.model} is loaded.`);
     await Promise.all([this.#refresh(), this.app.findModels()]);
+  }
+
+  async #downloaded(operation) {
+    await this.#findDownloads();
+    if (operation.state === "succeeded") toast(`${operation.model} is downloaded.`, {label: "Load it", run: () => this.form.fill(operation.model)});
+    const again = {label: "Continue", run: () => this.downloads.download(operation.model)};
+    if (operation.state === "cancelled") toast(`The download of ${operation.model} is stopped.`, again);
+    if (operation.state === "failed") this.loads.append(failedDownload(operation, again.run));
   }
 
   async #unload(model) {

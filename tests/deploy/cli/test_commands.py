@@ -65,7 +65,7 @@ def test_every_field_of_a_model_is_an_option(command: str) -> None:
     table = page.partition("| Field of a model |")[2].partition("\n\n")[0]
     fields = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
     assert set(fields) == set(MODEL_KEYS)
-    given = {"aliases": "--alias"}
+    given = {"aliases": "--alias", "defaults": "--default"}
     missing = {field for field in fields if given.get(field, f"--{field.replace('_', '-')}") not in options}
     assert missing == ({"source", "name"} if command == "serve" else {"source", "calibrate"}), "these are arguments: PATH_OR_ID=NAME"
 

@@ -358,7 +358,9 @@ def test_an_apply_does_not_reset_what_the_autoscaler_sets() -> None:
 def test_pods_end_after_their_running_requests() -> None:
     values, _ = read_config(FOLDER / "base" / "relaxserve.yaml")
     pod = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= values["drain_s"] + 5
+    probe = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
+    assert values["lame_duck_s"] > probe["periodSeconds"], "a pod stops before its probe of readiness has failed"
+    assert pod["terminationGracePeriodSeconds"] >= values["lame_duck_s"] + values["drain_s"] + 5
 
 
 def test_nothing_runs_as_root_or_writes_beside_its_volumes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ FILES = {
     "large/model-large-00002-of-00002.gguf": b"22",
     "mmproj-q4.gguf": b"x",
 }
+ETAGS: dict[str, str] = {}  # the digests that the hub declares for files; other files have their names as tags
 SERVED = {"config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"}
 
 
@@ -70,7 +72,7 @@ class Hub(BaseHTTPRequestHandler):
             body = b"{}"
         self.send_response(200 if body != b"{}" or name else 404)
         self.send_header("x-repo-commit", COMMIT)
-        self.send_header("etag", f'"{name or path}"')
+        self.send_header("etag", f'"{ETAGS.get(name, name) or path}"')
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
@@ -150,6 +152,18 @@ def test_a_file_that_is_not_there_is_named(endpoint: str, file: str) -> None:
         locate(f"org/name:{file}")
 
 
+def test_a_file_with_another_digest_is_refused_and_comes_again(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub declares the SHA-256 of large files. A file that arrives damaged is removed, so that the next download fetches it again."""
+    monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(b"other").hexdigest())
+    for _ in range(2):
+        with pytest.raises(
+            LoadError, match=r"model-q4\.gguf arrived damaged: its SHA-256 is [0-9a-f]{64}; expected [0-9a-f]{64}; try again"
+        ):
+            locate("org/name:q4")
+    monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(FILES["model-q4.gguf"]).hexdigest())
+    assert locate("org/name:q4").read_bytes() == FILES["model-q4.gguf"]
+
+
 def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
     """Pulled models are listed and can be removed. Removing a single file keeps the other files of its repository."""
     locate("org/name")
@@ -188,6 +202,7 @@ def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: py
         told = [part async for part in library.pull("org/name")]
         assert told[-1].completed_bytes == told[-1].total_bytes <= total and len(told) > 2
         assert [part async for part in library.pull("org/name")] == [Pulled(0, 0), Pulled(0, 0)]
+        assert [one.source for one in await library.stored()] == ["org/name"]
         assert await library.remove("org/name") >= 25_000_000 and await library.remove("org/name") == 0
         with pytest.raises(LoadError, match="its download failed"):
             await anext(part async for part in library.pull("org/none") if part.completed_bytes)

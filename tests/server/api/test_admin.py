@@ -16,7 +16,7 @@ from deploy.serve import load_of
 from server.api.admin.endpoint import WeightForm
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.models.model import Footprint
+from server.models.model import Footprint, FormEstimate
 from server.models.state import ModelSpec, SavedState
 from tests.doubles.worker import NullScript
 
@@ -650,3 +650,13 @@ def test_nothing_is_swapped_for_what_fails_or_is_pinned_or_has_other_names(serve
     assert client.get("/admin/aliases").json() == {"live": "c", "other": "a"} and "a" in index(client, ready=True)
     error = client.post("/admin/models", json={"source": "big", "swap": True}).json()["error"]
     assert error["param"] == "aliases"
+
+
+def test_the_formats_of_a_source_are_compared(serve, folder):
+    http = serve(initial=(), forms={"a": [FormEstimate("auto", 300, 0.0), FormEstimate("4bit", 100, 0.083)]}).http()
+    compared = http.get("/admin/forms", params={"source": "a"}).json()
+    rows = [{"quantize": "auto", "weights_bytes": 300, "loss": 0.0}, {"quantize": "4bit", "weights_bytes": 100, "loss": 0.083}]
+    assert compared == {"object": "list", "source": "a", "data": rows}
+    assert http.get("/admin/forms", params={"source": "../a"}).json()["error"]["code"] == "invalid_source"
+    without = serve(initial=()).http().get("/admin/forms", params={"source": "a"})
+    assert without.status_code == 501 and without.json()["error"]["code"] == "preflight_unavailable"

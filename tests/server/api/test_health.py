@@ -91,6 +91,19 @@ def test_ready_once_a_model_that_was_refused_is_given_up(serve, answering, tmp_p
     assert server.http().get("/health").status_code == 200
 
 
+def test_the_load_counts_requests_that_run(serve, answering):
+    """`/load` counts requests as vLLM does: one with two choices counts once, and none once the answer is complete."""
+    server = serve(script=answering("x" * 200, interval_s=0.01))
+    client = server.http()
+    assert client.get("/load").json() == {"server_load": 0}
+    with client.stream("POST", "/v1/completions", json={"prompt": "x", "n": 2, "max_tokens": 200, "stream": True}) as response:
+        next(response.iter_lines())
+        assert server.http().get("/load").json() == {"server_load": 1}
+        for _ in response.iter_lines():
+            pass
+    assert client.get("/load").json() == {"server_load": 0}
+
+
 def test_version(server):
     assert server.http().get("/version").json()["name"] == "relaxserve"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.messages import Submit
-from server.models.model import Footprint
+from server.models.model import Footprint, FormEstimate
 from server.models.state import ModelSpec
 from tests.doubles.worker import NullScript
 from tests.lab.chromium import Chromium, Page
@@ -41,6 +41,15 @@ def length(name: str) -> int:  # in kilometres
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TOOLS = '[{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
 MIB = 1 << 20
+# Make the next chooser of files choose a file with this name, type and text.
+CHOOSE = """(name, type, text) => {
+  HTMLInputElement.prototype.click = function () {
+    const chosen = new DataTransfer();
+    chosen.items.add(new File([text], name, {type}));
+    this.files = chosen.files;
+    this.dispatchEvent(new Event("change"));
+  };
+}"""
 
 
 def said(text: str) -> Callable[[Submit, int], list[list[int]]]:
@@ -74,12 +83,14 @@ def site(serve: Callable[..., Any], tmp_path: Any) -> Callable[..., Any]:
 
     def start(*models: str, **options: Any) -> Any:
         (tmp_path / "models" / "other").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / "other" / "config.json").write_text("{}")
         footprints = {name: Footprint(2 * MIB, 1 << 16, 4 * MIB, 4096) for name in SCRIPTS}
         scripts = {name: replace(script) for name, script in SCRIPTS.items()}
         return serve(
             initial=[ModelSpec(name, name) for name in models],
             scripts=scripts,
             footprints=footprints,
+            forms={"other": [FormEstimate("auto", 3 * MIB, 0.0), FormEstimate("4bit", MIB, 0.083)]},
             memory_limit_bytes=64 * MIB,
             **options,
         )

@@ -92,8 +92,9 @@ def test_a_conversation_is_exported(page, site):
       URL.createObjectURL = blob => { blob.text().then(text => saved.push(text)); return "#"; };
       HTMLAnchorElement.prototype.click = () => {};  // what would be downloaded is in `saved`
     })()""")
-    page.click(".talk-link button", "Export")
-    page.click(".toast button", "Save as JSON")
+    for way in ("Save as Markdown", "Save as JSON"):
+        page.click("#share")
+        page.click("dialog .pick", way)
     page.wait("saved.length === 2")
     markdown, exported = page.js("saved")
     assert markdown == f"# Tell me about rivers\n\n## You\n\nTell me about rivers\n\n## writer\n\n{MARKDOWN}\n"

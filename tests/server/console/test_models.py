@@ -3,10 +3,14 @@ metrics."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from server import history
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.metrics import IDLE
+from tests.doubles.library import Shelf
 
 pytestmark = pytest.mark.xdist_group("console")
 
@@ -15,6 +19,7 @@ def test_models_and_their_memory_are_shown(page, site):
     page.open(f"{site('writer', 'seeded').url}/#/models")
     page.see("at most 6.1 MiB of 64.0 MiB")
     page.see("KV cache up to 1.0 MiB", "#models article[aria-label=writer] dd")
+    page.see("Memory without requests", "#models article[aria-label=writer] dt")
     assert page.js("[...document.querySelectorAll('#models article h2')].map(title => title.textContent)") == ["writer", "seeded"]
     widths = page.js("[...document.querySelectorAll('.memory-bar i')].map(piece => piece.getBoundingClientRect().width)")
     assert widths[1] / widths[0] == pytest.approx((3 + 1 + 1 / 16) / (1 + 1 + 1 / 16), rel=0.05)
@@ -41,6 +46,70 @@ def test_a_model_is_planned_loaded_and_unloaded(page, site):
     page.see("other is unloaded.", ".toast")
     page.wait("!document.querySelector('#models article[aria-label=other]')")
     assert [model["id"] for model in server.http().get("/v1/models").json()["data"]] == ["writer"]
+
+
+def test_what_a_load_takes_is_told_as_one_types(page, site, tmp_path):
+    """Once the source is one that the server offers, the formats have their bytes and quality, and the plan follows without a click."""
+    page.open(f"{site('writer').url}/#/models")
+    page.see(f"1 of 1 models below {(tmp_path / 'models').resolve()} can be loaded")
+    assert page.js("document.querySelector('#models .load select').value") == "auto"
+    page.fill("#models .load input", "other")
+    page.see("other fits.", ".verdict")
+    labels = page.js("[...document.querySelectorAll('#models .load select option')].map(option => option.text)")
+    assert labels[0] == "auto: 3.0 MiB, exact" and "4bit: 1.0 MiB, error of weights 8.3 %" in labels and "bf16" in labels
+    page.fill("#models .load input", "others")
+    page.wait("!document.querySelector('.verdict')")
+
+
+def test_the_form_is_above_the_models_and_they_are_searched(page, site):
+    page.open(f"{site('writer', 'seeded').url}/#/models")
+    page.see("writer", "#models article h2")
+    tops = "['.load', 'article'].map(name => document.querySelector(`#models ${name}`).getBoundingClientRect().top)"
+    form, card = page.js(tops)
+    assert form < card
+    page.fill("#models [aria-label='Search models']", "SEED")
+    visible = "[...document.querySelectorAll('#models article')].filter(card => card.checkVisibility()).map(card => card.ariaLabel)"
+    page.wait(f"{visible}.length === 1")
+    assert page.js(visible) == ["seeded"]
+
+
+def test_a_model_is_downloaded_stopped_and_continued(page, site):
+    shelf = Shelf()
+    shelf.pause_s = 600.0
+    page.open(f"{site('writer', library=shelf, allow_hub=True).url}/#/models")
+    page.click("#models .card > summary", "Download a model")
+    page.click("#models .catalogue button", "Download known")
+    page.see("Waiting for the size", "article[aria-label='Download of known']")
+    shelf.pause_s = 0.0
+    page.click("article[aria-label='Download of known'] button", "Stop")
+    page.see("The download of known is stopped.", ".toast")
+    page.click(".toast button", "Continue")
+    page.see("known is downloaded.", ".toast")
+    page.see("here", "#models .catalogue .pill")
+    page.click("#models .catalogue button", "Load known")
+    assert page.js("document.querySelector('#models .load input').value") == "known"
+
+
+def test_a_failed_download_says_why_and_is_continued(page, site):
+    shelf = Shelf()
+    shelf.error = LoadError(ErrorCode.FETCH_FAILED, "the hub does not answer")
+    page.open(f"{site('writer', library=shelf, allow_hub=True).url}/#/models")
+    page.click("#models .card > summary", "Download a model")
+    page.fill("#models input[aria-label='Name on the hub']", "org/name")
+    page.press("Enter")
+    page.see("the hub does not answer", ".fault-text")
+    shelf.error = None
+    page.click("article[aria-label='Failed download of org/name'] button", "Continue")
+    page.see("org/name is downloaded.", ".toast")
+
+
+def test_a_server_that_downloads_nothing_names_the_switch(page, site):
+    page.open(f"{site('writer', library=Shelf()).url}/#/models")
+    page.see("This server downloads no models: start it with --allow-hub")
+    page.click("#models .card > summary", "Download a model")
+    page.see("relaxserve pull NAME", "#models .notice")
+    assert page.js("[...document.querySelectorAll('#models .catalogue button')].length") == 0
+    assert page.js("document.querySelector('#models .load input').placeholder") == "folder or file"
 
 
 def test_a_load_is_cancelled(page, site):
@@ -110,5 +179,44 @@ def test_the_live_page_draws_what_metrics_say(page, site):
     server.chat(model="writer")
     page.wait(f"parseFloat({generated}) > 0")
     assert page.js("document.querySelector('.chart .line').getAttribute('d')").startswith("M")
-    page.choose("#live select", "slow")
+    page.choose("#live select[aria-label=Model]", "slow")
     page.wait(f"{generated} === '0'")
+
+
+def test_the_live_page_begins_with_the_history_of_the_server(page, site, monkeypatch):
+    """What happened before the page was opened is drawn at once."""
+    monkeypatch.setattr(history, "INTERVAL_S", 0.02)
+    server = site("writer")
+    http = server.http()
+    counted = []
+    while len(set(counted)) < 2:  # a sample before and one after the answer
+        server.chat(model="writer")
+        report = http.get("/admin/history").json()
+        (index,) = (str(at) for at, one in enumerate(report["series"]) if one["name"] == "vllm:generation_tokens_total")
+        counted = [sample["values"][index] for sample in report["samples"] if index in sample["values"]]
+    page.open(f"{server.url}/#/live")
+    page.see("Prompt tokens to compute")
+    page.wait("document.querySelector('.chart .line').getAttribute('d').length > 20")
+    page.choose("#live select[aria-label=Time]", "3600")
+    page.reload()
+    page.wait("document.querySelector('#live select[aria-label=Time]').value === '3600'")
+
+
+def test_the_live_page_works_without_the_administration(page, site):
+    server = site("writer", api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"])
+    page.excuse("status of 401", "status of 403")
+    page.open(f"{server.url}/#/live")
+    page.click("#live .fault-box button", "Enter key")
+    page.fill("#key input", "a-key-of-a-client")
+    page.press("Enter")
+    page.see("Tokens per second")
+    page.wait("document.querySelector('.chart .legend strong').textContent !== '–'")
+
+
+def test_a_long_prompt_is_seen_on_its_way(page, site):
+    server = site("writer")
+    page.open(f"{server.url}/#/live")
+    left = """document.querySelector('.chart[aria-label="Prompt tokens to compute"] strong').textContent"""
+    page.wait(f"{left} === '0'")
+    server.workers["writer"].stats = msgspec.structs.replace(IDLE, num_running=1, num_prompt_tokens_left=12_000)
+    page.wait(f"{left} === '12,000'")

@@ -1,5 +1,5 @@
-"""Every page of the console at desktop and phone widths, in the light and the dark theme: no page is wider than the screen, and axe finds
-no accessibility problem.
+"""Every page of the console at desktop and phone widths, in the light and the dark theme: no page is wider than the screen, no
+word is broken by letters, and axe finds no accessibility problem.
 
 The screenshots are in the folder of the test run, which `pytest --basetemp=FOLDER` sets.
 """
@@ -11,13 +11,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.console.conftest import TOOLS, ask, send
+from tests.doubles.library import Shelf
+from tests.server.console.conftest import CHOOSE, TOOLS, ask, send
 
 pytestmark = pytest.mark.xdist_group("console")
 AXE = Path(__file__).parents[3] / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-SIZES = {"desktop": (1280, 800), "phone": (375, 720)}
+SIZES = {"desktop": (1280, 800), "phone": (375, 800)}
 QUICK = [("light", "desktop"), ("dark", "phone")]  # (theme, size) pairs of the quick test: each theme and each size occurs once
 ALL = [(theme, size) for theme in ("light", "dark") for size in SIZES]
+
+# The visible words of letters that stand on more than one line. Paths and other long names may break anywhere.
+BROKEN = r"""(() => {
+  const found = [], texts = document.createTreeWalker(document.querySelector("dialog[open]") ?? document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = texts.nextNode());) {
+    const parent = node.parentElement;
+    if (!parent.checkVisibility({visibilityProperty: true}) || parent.closest("pre, .unseen, script, style, option")) continue;
+    for (const {0: word, index} of node.data.matchAll(/(?<=^|[\s(])\p{L}{2,24}(?=$|[\s.,:;!?)])/gu)) {
+      const range = document.createRange();
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      const lines = new Set([...range.getClientRects()].filter(box => box.width).map(box => Math.round(box.top)));
+      if (lines.size > 1) found.push(`${word} in <${parent.localName}> ${node.data.slice(0, 60)}`);
+    }
+  }
+  return found;
+})()"""
 
 
 @pytest.fixture(params=[pytest.param(QUICK, id="quick"), pytest.param(ALL, id="all", marks=pytest.mark.slow)])
@@ -32,6 +50,7 @@ def look(request, page, folder, axe):
             page.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
             page.screenshot(folder / f"{name}-{size}-{theme}.png")
             assert page.js(f"document.documentElement.scrollWidth <= {width}"), f"{name} is wider than a {size}"
+            assert page.js(BROKEN) == [], f"{name} on a {size} breaks words"
             found = judged(page, axe)
             assert found == [], f"{name} on a {size}, {theme}: {json.dumps(found, indent=1)}"
 
@@ -62,6 +81,9 @@ def test_chat(page, site, look):
     page.see("writer", ".empty h2")
     look("chat-empty")
     send(page, "Tell me about rivers")
+    page.js(f"({CHOOSE})('notes.md', '', 'a note')")
+    page.click("#chat [data-action=attach]")
+    page.see("notes.md", ".attached")
     look("chat")
     page.resize(1280, 800)
     page.click("#chat [data-action=options]")
@@ -73,6 +95,25 @@ def test_chat(page, site, look):
     send(page, "What is the weather in Oslo?")
     page.see("The model waits for a tool.")
     look("chat-tool")
+
+
+def test_the_dialogs_of_the_chat(page, site, look):
+    page.open(f"{site('writer').url}/")
+    prompts = [
+        {"name": "French", "text": "Translate into French:"},
+        {"name": "A name that is rather long for a prompt", "text": "Explain the text to somebody who has never heard of it. " * 6},
+    ]
+    page.js(f"localStorage.setItem('relaxserve.prompts', {json.dumps(json.dumps(prompts))})")
+    send(page, "Tell me about rivers")
+    for button, seen in (("#prompts", "Translate into French"), ("#share", "Copy a link")):
+        page.click(button)
+        page.see(seen, "dialog")
+        look(button.strip("#"))
+        page.press("Escape")
+        page.resize(*SIZES["desktop"])
+    page.press("Control+/")
+    page.see("Show this list", "dialog")
+    look("keys")
 
 
 def test_compare(page, site, look):
@@ -88,9 +129,27 @@ def test_models(page, site, look):
     page.see("writer", "#models .card h2")
     look("models")
     page.fill("#models .load input", "other")
-    page.click("#models button", "What would it take?")
     page.see("other fits.")
+    page.click("#models .load summary", "More settings")
     look("models-plan")
+
+
+def test_models_and_downloads(page, site, look):
+    """Loads, downloads and models with long names, whose cards begin above the lower edge of the screen."""
+    shelf = Shelf()
+    server = site("writer", "seeded", library=shelf, allow_hub=True)
+    server.scripts["other"].load_s = shelf.pause_s = 600.0
+    for path, body in (
+        ("models", {"source": "other"}),
+        ("downloads", {"source": "organisation/a-model-with-a-rather-long-name-GGUF:q4_k_m"}),
+    ):
+        assert server.http().post(f"/admin/{path}", json=body).status_code == 202
+    page.open(f"{server.url}/#/models")
+    page.see("Waiting for the size", "#models article")
+    page.click("#models .card > summary", "Download a model")
+    look("downloads")
+    page.js("document.querySelector('#models article[aria-label=writer]').scrollIntoView()")
+    look("models-cards")
 
 
 def test_live(page, site, look):

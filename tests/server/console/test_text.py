@@ -246,12 +246,32 @@ def test_rates_and_quantiles_are_those_of_the_window(js):
         for count, low, high in ((10, 0, 0), (30, 1, 2), (4, 1, 10))
     ]
     found = js(
-        """const s = new m.Samples(10, 1); x.forEach((text, at) => s.add(2 * at, text));
+        """const s = new m.Samples({keptS: 100, fineS: 100, spreadS: 2}); x.forEach((text, at) => s.add(2 * at, m.parseExposition(text)));
         return {rate: s.rate("c_total", {model_name: "a"}), all: s.gauge("c_total", {}), none: s.gauge("absent", {}),
                 median: s.quantile("h", 0.5, {})};""",
         texts,
     )
     assert found == {"rate": [None, 10, 2], "all": [15, 35, 9], "none": [None] * 3, "median": [None, 1, 1.5]}
+
+
+def test_a_history_is_unpacked_and_older_samples_are_thinned_out(js):
+    """The history has only changed values; null ends a series. Samples of the last seconds are all kept, older ones at the distance of the
+    spread, and none that is older than the page draws."""
+    report = {
+        "series": [{"name": "g", "labels": {"model_name": name}} for name in "ab"],
+        "samples": [{"time": 0, "values": {"0": 1}}, {"time": 5, "values": {"1": 2}}, {"time": 10, "values": {"0": None, "1": 3}}],
+    }
+    found = js(
+        """const s = new m.Samples({keptS: 40, fineS: 10, spreadS: 5});
+        s.adopt(m.samplesOf(x));
+        const first = [s.times, s.gauge("g", {}), s.gauge("g", {model_name: "a"}), s.rate("g", {model_name: "b"})];
+        for (let time = 11; time <= 45; ++time) s.add(time, {g: [{labels: {model_name: "b"}, value: time}]});
+        return [...first, s.times, s.rate("g", {model_name: "b"}).slice(-3)];""",
+        report,
+    )
+    assert found[:4] == [[0, 5, 10], [1, 3, 3], [1, 1, None], [None, None, pytest.approx(0.2)]]
+    assert found[4] == [5, 10, 15, 20, 25, 30, *range(35, 46)]
+    assert found[5] == [1, 1, 1]
 
 
 def test_a_branch_is_chosen_down_to_its_latest_leaf(js):

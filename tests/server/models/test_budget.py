@@ -137,6 +137,7 @@ def test_cached_models_are_started_first() -> None:
             ServerSettings(), make, lambda _source: ByteTokenizer(), is_cached=lambda spec: spec.name == "cached", initial=specs
         )
         await registry.open()
+        await registry.open()  # the application opens it again
         await asyncio.gather(*(operation.wait() for operation in registry.operations.all()))
         await registry.close()
 

@@ -11,8 +11,8 @@ import msgspec
 from server.api.answer.blocks import Block, BlockAnswer, Kind
 from server.api.answer.generate import Generation, Step
 from server.api.answer.logprobs import LogprobWriter
-from server.api.openai.responses.body import ResponseBody
-from server.api.openai.responses.input import LOGPROBS, functions_of, new_id
+from server.api.openai.responses.body import McpOffer, ResponseBody, ResponseTool
+from server.api.openai.responses.input import LOGPROBS, new_id
 from server.api.openai.responses.shapes import (
     FunctionCallItem,
     MessageItem,
@@ -24,6 +24,7 @@ from server.api.openai.responses.shapes import (
     ResponseObject,
     ResponseUsage,
 )
+from server.api.request.fields import Foreign
 from server.api.request.prepare import ChatPlan
 from server.errors import KEY_QUOTA, QUEUE_FULL, ApiError
 from server.models.model import Loaded, Model
@@ -67,11 +68,11 @@ class ResponseAnswer(BlockAnswer):
 
     def failed(self, error: ApiError) -> Sequence[bytes]:
         self.fail(error)
-        return (self._lifecycle("response.failed"),)
+        return (self.lifecycle("response.failed"),)
 
     def begin(self) -> Sequence[bytes]:
         self._status = "in_progress"
-        return self._lifecycle("response.created"), self._lifecycle("response.in_progress")
+        return self.lifecycle("response.created"), self.lifecycle("response.in_progress")
 
     def note_logprobs(self, step: Step) -> None:
         if self._tells_logprobs:
@@ -83,12 +84,16 @@ class ResponseAnswer(BlockAnswer):
     def opened(self, block: Block) -> Sequence[bytes]:
         logprobs = ',"logprobs":[]' if block.kind is Kind.TEXT else ""
         content = "" if block.kind is Kind.CALL else f',"content_index":0{logprobs}'
-        head = f'{{"type":"{DELTAS[block.kind]}","item_id":"{block.id}","output_index":{block.index}{content},"sequence_number":'
-        self._head = head.encode()
-        added = self._event("response.output_item.added", output_index=block.index, item=_item(block, is_open=True))
+        self.grows_by(block, DELTAS[block.kind], content)
+        added = self.event("response.output_item.added", output_index=block.index, item=self.item_of(block, is_open=True))
         if block.kind is Kind.CALL:
             return (added,)
         return added, self._part_event("response.content_part.added", block, _part(block, is_open=True))
+
+    def grows_by(self, block: Block, kind: str, content: str = "") -> None:
+        """Prepare the events of type `kind` by which a block grows. `content` is JSON of further fields."""
+        head = f'{{"type":"{kind}","item_id":"{block.id}","output_index":{block.index}{content},"sequence_number":'
+        self._head = head.encode()
 
     def grown(self, block: Block, text: str) -> bytes:
         head, number = self._head, self._num_events
@@ -104,19 +109,19 @@ class ResponseAnswer(BlockAnswer):
         where: dict[str, object] = {"item_id": block.id, "output_index": block.index}
         if block.kind is Kind.CALL:
             assert block.call is not None
-            told = self._event("response.function_call_arguments.done", **where, name=block.call.name, arguments=block.text)
-            return told, self._event("response.output_item.done", output_index=block.index, item=_item(block))
+            told = self.event("response.function_call_arguments.done", **where, name=block.call.name, arguments=block.text)
+            return told, self.event("response.output_item.done", output_index=block.index, item=self.item_of(block))
         if block.kind is Kind.TEXT:
-            told = self._event("response.output_text.done", **where, content_index=0, text=block.text, logprobs=_raw(block.logprobs))
+            told = self.event("response.output_text.done", **where, content_index=0, text=block.text, logprobs=_raw(block.logprobs))
         else:
-            told = self._event("response.reasoning_text.done", **where, content_index=0, text=block.text)
+            told = self.event("response.reasoning_text.done", **where, content_index=0, text=block.text)
         part = self._part_event("response.content_part.done", block, _part(block))
-        return told, part, self._event("response.output_item.done", output_index=block.index, item=_item(block))
+        return told, part, self.event("response.output_item.done", output_index=block.index, item=self.item_of(block))
 
     def end(self) -> Sequence[bytes]:
         self._complete()
         self._keep(self, self.snapshot())
-        return (self._lifecycle(f"response.{self._status}"),)
+        return (self.lifecycle(f"response.{self._status}"),)
 
     # --- whole object -------------------------------------------------------------------------------------------------
 
@@ -138,10 +143,13 @@ class ResponseAnswer(BlockAnswer):
     def snapshot(self) -> bytes:
         return encode(self._describe())
 
+    def item_of(self, block: Block, *, is_open: bool = False) -> OutputItem:
+        return _item(block, is_open=is_open)
+
     @property
     def output(self) -> list[tuple[str, bytes]]:
         """The output items with their ids, as the store keeps them."""
-        return [(block.id, encode(_item(block))) for block in self.blocks]
+        return [(block.id, encode(self.item_of(block))) for block in self.blocks]
 
     def _complete(self) -> None:
         self._status = "incomplete" if self.finish == "length" else "completed"
@@ -151,7 +159,7 @@ class ResponseAnswer(BlockAnswer):
         body = self._body
         text = body.text.model_dump(exclude_none=True, by_alias=True) if body.text is not None else {}
         choice = body.tool_choice
-        tools = [{"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)} for tool in functions_of(body)]
+        tools = [_described(tool) for tool in body.tools or () if not isinstance(tool, Foreign)]
         has_ended = self._status in ("completed", "incomplete", "failed", "cancelled")
         described: ResponseObject = {
             "id": self.id,
@@ -162,7 +170,7 @@ class ResponseAnswer(BlockAnswer):
             "error": self._fault,
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "model": self._model,
-            "output": [_item(block) for block in self.blocks],
+            "output": [self.item_of(block) for block in self.blocks],
             "background": bool(body.background),
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -204,16 +212,23 @@ class ResponseAnswer(BlockAnswer):
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _lifecycle(self, kind: str) -> bytes:
-        return self._event(kind, response=self._describe())
+    def lifecycle(self, kind: str) -> bytes:
+        return self.event(kind, response=self._describe())
 
     def _part_event(self, kind: str, block: Block, part: OutputText | ReasoningText) -> bytes:
-        return self._event(kind, item_id=block.id, output_index=block.index, content_index=0, part=part)
+        return self.event(kind, item_id=block.id, output_index=block.index, content_index=0, part=part)
 
-    def _event(self, kind: str, **fields: object) -> bytes:
+    def event(self, kind: str, **fields: object) -> bytes:
         event = encode({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return event
+
+
+def _described(tool: ResponseTool | McpOffer) -> dict[str, object]:
+    """Return a tool of the request as the answer shows it. What gives access to an MCP server is not shown."""
+    if isinstance(tool, McpOffer):
+        return {**tool.model_dump(exclude_unset=True, exclude={"authorization"}), "headers": None}
+    return {"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)}
 
 
 def _raw(parts: Sequence[bytes]) -> msgspec.Raw:

@@ -22,6 +22,8 @@ from server.api.request.schema import (
     of_type,
 )
 
+MCP = "of an MCP server"  # tag of a union
+MAX_TOOLS = 256
 MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are optional, so even wrong items are parsed
 
 
@@ -48,6 +50,12 @@ class InputItem(Options):
     output: Text | ItemParts | None = None
     summary: ItemParts | None = None
     encrypted_content: Text | None = None
+    server_label: Label | None = None
+    tools: JsonObjects | None = None
+    error: Text | JsonObject | None = None
+    approval_request_id: Label | None = None
+    approve: bool | None = None
+    reason: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -63,7 +71,8 @@ class InputItem(Options):
         return {**item, "type": "item_reference"} if kind is None and item.keys() <= {"id", "type"} and item.get("id") else item
 
 
-ITEM_TYPES = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference")
+MCP_TYPES = ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response")
+ITEM_TYPES = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference", *MCP_TYPES)
 InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
@@ -75,7 +84,58 @@ class ResponseTool(Options):
     strict: bool | None = None
 
 
-AnyResponseTool = Annotated[Annotated[ResponseTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]
+Names = Annotated[list[Label], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ToolFilter(Options):
+    tool_names: Names | None = None
+    read_only: bool | None = None
+
+    def matches(self, name: str, *, is_read_only: bool) -> bool:
+        return (self.tool_names is None or name in self.tool_names) and (self.read_only is None or self.read_only == is_read_only)
+
+
+class ApprovalRules(Options):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+class McpOffer(Options):
+    """The tools of an MCP server, which this server calls."""
+
+    type: Literal["mcp"]
+    server_label: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    server_url: Label | None = None
+    connector_id: Label | None = None
+    authorization: Text | None = None
+    server_description: Text | None = None
+    headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
+    allowed_tools: Names | ToolFilter | None = None
+    require_approval: Literal["always", "never"] | ApprovalRules | None = None
+    defer_loading: bool | None = None  # no effect: all tools are offered from the start
+
+    def allows(self, name: str, *, is_read_only: bool) -> bool:
+        match self.allowed_tools:
+            case None:
+                return True
+            case ToolFilter() as allowed:
+                return allowed.matches(name, is_read_only=is_read_only)
+            case names:
+                return name in names
+
+    def needs_approval(self, name: str, *, is_read_only: bool) -> bool:
+        rules = self.require_approval
+        if not isinstance(rules, ApprovalRules):
+            return rules != "never"
+        if rules.always is not None and rules.always.matches(name, is_read_only=is_read_only):
+            return True
+        return rules.never is None or not rules.never.matches(name, is_read_only=is_read_only)
+
+
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, Tag(KNOWN)] | Annotated[McpOffer, Tag(MCP)] | Annotated[Foreign, Tag(FOREIGN)],
+    foreign_unless("function", further={"mcp": MCP}),
+]
 
 
 class ResponseStreamOptions(Options):
@@ -87,12 +147,24 @@ class ToolName(Options):
     name: Label
 
 
+class McpChoice(Options):
+    """One tool of an MCP server, or all of them."""
+
+    type: Literal["mcp"]
+    server_label: Label
+    name: Label | None = None
+
+
+AnyChosenTool = Annotated[
+    Annotated[ToolName, Tag(KNOWN)] | Annotated[McpChoice, Tag(MCP)] | Annotated[Foreign, Tag(FOREIGN)],
+    foreign_unless("function", further={"mcp": MCP}),
+]
+
+
 class AllowedToolNames(Options):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[Annotated[Annotated[ToolName, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]] = Field(
-        min_length=1, max_length=128, fail_fast=True
-    )
+    tools: list[AnyChosenTool] = Field(min_length=1, max_length=128, fail_fast=True)
 
 
 class TextFormat(JsonSchemaFormat):
@@ -122,10 +194,10 @@ class ResponseBody(SamplingBody):
     background: bool | None = None
     tools: Annotated[list[AnyResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None, of_type("function", "allowed_tools")
+        Literal["none", "auto", "required"] | ToolName | McpChoice | AllowedToolNames | None, of_type("function", "mcp", "allowed_tools")
     ] = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Int | None = Field(default=None, ge=1)  # no effect: it limits calls of the server's own tools, and there are none
+    max_tool_calls: Int | None = Field(default=None, ge=1)  # limits calls of tools of MCP servers
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None

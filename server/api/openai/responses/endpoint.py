@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,19 +16,23 @@ from server.api.answer.sse import Framing
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat import conversation_of, plan_chat, render_prompt
 from server.api.openai.responses.answer import ResponseAnswer
-from server.api.openai.responses.body import CountedBody, ResponseBody
+from server.api.openai.responses.body import CountedBody, McpOffer, ResponseBody
 from server.api.openai.responses.input import as_items, chat_of, ineffective, items_of, kept_form
+from server.api.openai.responses.mcp.answer import McpAnswer, Round
+from server.api.openai.responses.mcp.calls import McpCalls
 from server.api.openai.responses.shapes import InputItemList, InputTokens, ResponseDeleted, ResponseEvent, ResponseObject
 from server.api.openai.responses.store import Items, ResponseStore, Stored
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prefix import prefix_header
-from server.api.request.prepare import capped_header, context_of, invalid, off_loop, require_generator
+from server.api.request.prepare import ChatPlan, capped_header, context_of, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
 from server.api.request.texts import encode_prompts
 from server.api.request.tool_choice import tool_use
 from server.api.routes import gives, new_router
 from server.errors import INTERNAL, NOT_FOUND_PATH, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
+from server.mcp.servers import McpServers
+from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -55,31 +60,55 @@ FRAMING = Framing(_error, named=True, end=b"")
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
     store = ResponseStore(settings.response_store_bytes, settings.response_store_s)
+    servers = McpServers(settings.mcp_servers, settings.mcp_timeout_s)
 
     def owner_of(who: Caller) -> str:
         """Return the owner of a response. Without API keys, callers cannot be distinguished and share one owner."""
         return who.key_digest if settings.has_api_keys else ""
 
-    @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
-    async def create(request: Request, body: ResponseBody) -> Response:
-        """Answer a conversation. The server may store the response."""
-        ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
-        model, loaded = context.registry.serve(body.model)
-        who = caller(request)
-        _check_fields(body, settings)
-        owner = owner_of(who)
-        chat, items = await _conversation(body, store, owner, who.num_body_bytes, settings.max_body_bytes)
+    async def plan_turn(
+        chat: ChatBody, model: Model, loaded: Loaded, who: Caller, *, deadline: float | None = None
+    ) -> tuple[ChatPlan, Generation]:
+        """Plan a turn of the model. `deadline`: of the whole response, if turns before this one have begun."""
         try:
             plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:
             raise _in_words_of_this_api(error) from error
-        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
+        if deadline is not None:
+            plan = replace(plan, job=replace(plan.job, submit=msgspec.structs.replace(plan.job.submit, deadline=deadline)))
+        return plan, Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
+
+    @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
+    async def create(request: Request, body: ResponseBody) -> Response:
+        """Answer a conversation. The server may store the response."""
+        ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
+        model, loaded = context.serve(request, body.model)
+        who = caller(request)
+        _check_fields(body, settings)
+        owner = owner_of(who)
+        calls = McpCalls(body, servers) if any(isinstance(tool, McpOffer) for tool in body.tools or ()) else None
+        # The tools of MCP servers are not known yet, so a choice among them is made for each turn of the model.
+        asked = body if calls is None else body.model_copy(update={"tool_choice": None})
+        chat, items = await _conversation(asked, store, owner, who.num_body_bytes, settings.max_body_bytes)
+        plan, generation = await plan_turn(chat, model, loaded, who)
 
         def keep(answer: ResponseAnswer, written: bytes) -> None:
             if body.store is not False:
                 store.put(Stored(answer.id, owner, written, items, answer.output))
 
-        answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
+        if calls is None:
+            answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
+        else:
+
+            async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
+                asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
+                size = sum(len(item) for part in (items, given.output) for _, item in part)
+                said = await off_loop(size, lambda: as_items([*items, *given.output]))
+                turn = await off_loop(size, lambda: chat_of(asked, said, len(said), given.functions))
+                return await plan_turn(turn, model, loaded, who, deadline=plan.job.submit.deadline)
+
+            said = await off_loop(who.num_body_bytes, lambda: as_items(items))
+            answer = McpAnswer(body, plan, generation, model, loaded, keep=keep, calls=calls, context=said, plan_round=plan_round)
         headers = response_headers(loaded, ignored) | capped_header(body.max_output_tokens, plan.job, name="max_output_tokens")
         headers |= await prefix_header(chat, plan, loaded)
         if body.background:
@@ -88,9 +117,11 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/responses/input_tokens", responses=gives(InputTokens))
     async def input_tokens(request: Request, body: CountedBody) -> Response:
-        """Count the tokens of a conversation, without generating."""
+        """Count the tokens of a conversation, without generating. Tools of MCP servers are not counted."""
         ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
-        model, loaded = context.registry.serve(body.model)
+        ignored += [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpOffer)]
+        McpCalls(body, servers)  # refuses servers that may not be called
+        model, loaded = context.serve(request, body.model)
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from server.api.openai.responses.body import ITEM_TYPES, MAX_ITEMS, AllowedToolNames, InputItem, ResponseBody, ResponseTool, ToolName
+from server.api.openai.responses.body import (
+    ITEM_TYPES,
+    MAX_ITEMS,
+    MCP_TYPES,
+    AllowedToolNames,
+    InputItem,
+    McpChoice,
+    ResponseBody,
+    ResponseTool,
+    ToolName,
+)
+from server.api.openai.responses.mcp.functions import McpFunction, function_name
 from server.api.openai.responses.store import Items, ResponseStore
 from server.api.request.conversation import text_of
 from server.api.request.fields import Foreign
@@ -30,7 +41,16 @@ from server.api.request.schema import (
 )
 from server.errors import UNSUPPORTED_CONTENT, ApiError
 
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+}
 EMPTY: Mapping[str, object] = {"annotations": [], "logprobs": []}  # fields that every output_text has
 LOGPROBS = "message.output_text.logprobs"
 encode = msgspec.json.encode
@@ -66,7 +86,9 @@ def kept_form(items: Sequence[InputItem]) -> Items:
     for item in items:
         kind = item.type or "message"
         item_id = item.id or new_id(PREFIXES[kind])
-        written: dict[str, Any] = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id, "status": item.status or "completed"}
+        written: dict[str, Any] = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id}
+        if kind not in MCP_TYPES:
+            written["status"] = item.status or "completed"
         if isinstance(item.content, str):
             part = {"type": "output_text", "text": item.content, **EMPTY}
             written["content"] = [part if item.role == "assistant" else {"type": "input_text", "text": item.content}]
@@ -81,11 +103,12 @@ def as_items(kept: Items) -> list[InputItem]:
     return [InputItem.model_validate(msgspec.json.decode(item)) for _, item in kept]
 
 
-def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) -> ChatBody:
-    """Return the chat request. The first `num_earlier` of `items` are from earlier responses. All values have been validated."""
+def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFunction] = ()) -> ChatBody:
+    """Return the chat request. The first `num_earlier` of `items` are from earlier responses. All values have been validated. `mcp`: the
+    functions of MCP servers that are offered beside those of the request."""
     if len(items) > 2 * MAX_ITEMS:
         raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
-    messages = _messages(items, num_earlier)
+    messages = _messages(items, num_earlier, mcp)
     if body.instructions is not None:
         messages.insert(0, Message(role="system", content=body.instructions))
     if not messages:
@@ -99,8 +122,8 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) ->
         messages=messages,
         stream=body.stream,
         max_completion_tokens=body.max_output_tokens,
-        tools=[_tool(tool) for tool in functions_of(body)] or None,
-        tool_choice=_tool_choice(body.tool_choice),
+        tools=[*(_tool(tool) for tool in functions_of(body)), *(function.offered for function in mcp)] or None,
+        tool_choice=_tool_choice(body.tool_choice, mcp),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body),
         logprobs=tells_logprobs,
@@ -112,9 +135,10 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) ->
     )
 
 
-def _messages(items: Sequence[InputItem], num_earlier: int) -> list[Message]:
+def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFunction]) -> list[Message]:
     """Convert items to messages. Thoughts and calls become fields of the neighbouring assistant message."""
     messages: list[Message] = []
+    requests = {item.id: item for item in items if item.type == "mcp_approval_request"}
     growing: Message | None = None  # the assistant's message to which calls may still be added
     for index, item in enumerate(items):
         where = "previous_response_id" if index < num_earlier else f"input[{index - num_earlier}]"
@@ -123,6 +147,9 @@ def _messages(items: Sequence[InputItem], num_earlier: int) -> list[Message]:
             growing = None
             output = text_of(_required(item.output, f"{where}.output"), f"{where}.output")
             messages.append(Message(role="tool", content=output, tool_call_id=_required(item.call_id, f"{where}.call_id")))
+            continue
+        if kind in MCP_TYPES:
+            growing = _add_mcp(item, requests, mcp, messages, growing, where)
             continue
         if kind == "message" and item.role != "assistant":
             growing = None
@@ -144,6 +171,53 @@ def _messages(items: Sequence[InputItem], num_earlier: int) -> list[Message]:
     return messages
 
 
+def _add_mcp(
+    item: InputItem,
+    requests: Mapping[str | None, InputItem],
+    mcp: Sequence[McpFunction],
+    messages: list[Message],
+    growing: Message | None,
+    where: str,
+) -> Message | None:
+    """Add an item of an MCP server. A call is followed by its result at once. An approval changes nothing, because the call follows it; a
+    refusal is the result of a call that was not made."""
+    if item.type == "mcp_approval_response":
+        asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
+        if asked is None:
+            raise invalid(f"{where}.approval_request_id", f"{where} answers {item.approval_request_id!r:.80}, which no item asks")
+        if _required(item.approve, f"{where}.approve"):
+            return growing
+        call, result = asked, f"The user did not approve this call{f': {item.reason}' if item.reason else '.'}"
+    elif item.type == "mcp_call":
+        output = "The call was not completed." if item.output is None else text_of(item.output, f"{where}.output")
+        call, result = item, output if item.error is None else _told(item.error)
+    else:
+        return growing
+    name = _required(call.name, f"{where}.name")
+    function = function_name(mcp, _required(call.server_label, f"{where}.server_label"), name)
+    called = CalledFunction(name=function, arguments=call.arguments or "{}")
+    if growing is None:
+        growing = Message(role="assistant")
+        messages.append(growing)
+    call_id = _required(call.id, f"{where}.id")
+    growing.tool_calls = [*(growing.tool_calls or ()), MessageCall(id=call_id, type="function", function=called)]
+    messages.append(Message(role="tool", content=result, tool_call_id=call_id))
+    return None
+
+
+def _told(error: str | Mapping[str, Any]) -> str:
+    """Return the text of the error of a call."""
+    match error:
+        case str():
+            return error
+        case {"message": str(message)}:
+            return message
+        case {"content": [{"text": str(text)}]}:
+            return text
+        case _:
+            return encode(error).decode()
+
+
 def _said(message: Message) -> bool:
     return bool(message.content or message.tool_calls)
 
@@ -158,7 +232,7 @@ def _required(value: T | None, param: str) -> T:
 
 
 def functions_of(body: ResponseBody) -> list[ResponseTool]:
-    """Return the tools that are functions. This server runs no tools itself, so others are left out."""
+    """Return the tools that are functions, which the client runs."""
     return [tool for tool in body.tools or () if isinstance(tool, ResponseTool)]
 
 
@@ -172,19 +246,39 @@ def _tool(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _tool_choice(choice: str | ToolName | AllowedToolNames | None) -> object:
+def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, mcp: Sequence[McpFunction]) -> object:
     match choice:
         case ToolName():
-            return _named(choice)
+            return _named(choice.name)
+        case McpChoice():
+            return _allowed("required", [*_chosen(choice, mcp, "tool_choice")])
         case AllowedToolNames():
-            allowed = ToolsAllowed(mode=choice.mode, tools=[tool if isinstance(tool, Foreign) else _named(tool) for tool in choice.tools])
-            return AllowedTools(type="allowed_tools", allowed_tools=allowed)
+            where = "tool_choice.tools"
+            return _allowed(choice.mode, [named for tool in choice.tools for named in _chosen(tool, mcp, where)])
         case _:
             return choice
 
 
-def _named(tool: ToolName) -> NamedTool:
-    return NamedTool(type="function", function=NamedFunction(name=tool.name))
+def _allowed(mode: Literal["auto", "required"], tools: list[NamedTool | Foreign]) -> AllowedTools:
+    return AllowedTools(type="allowed_tools", allowed_tools=ToolsAllowed.model_construct(mode=mode, tools=tools))
+
+
+def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], where: str) -> list[NamedTool | Foreign]:
+    match tool:
+        case Foreign():
+            return [tool]
+        case ToolName():
+            return [_named(tool.name)]
+        case McpChoice():
+            found = [one for one in mcp if one.label == tool.server_label and tool.name in (None, one.tool.name)]
+            if not found:
+                what = f"server {tool.server_label!r:.80}" if tool.name is None else f"{tool.name!r:.80} of {tool.server_label!r:.80}"
+                raise invalid(where, f"{where} names {what}, which offers no such tool")
+            return [_named(one.name) for one in found]
+
+
+def _named(name: str) -> NamedTool:
+    return NamedTool(type="function", function=NamedFunction(name=name))
 
 
 def _format(body: ResponseBody) -> ResponseFormat | None:

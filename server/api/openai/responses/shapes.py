@@ -47,7 +47,60 @@ class FunctionCallItem(TypedDict):
     status: str
 
 
-OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+class McpListedTool(TypedDict):
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    annotations: Mapping[str, Any] | None
+
+
+class McpListItem(TypedDict):
+    type: Literal["mcp_list_tools"]
+    id: str
+    server_label: str
+    tools: Sequence[McpListedTool]
+    error: NotRequired[str]
+
+
+class McpToolFault(TypedDict):
+    """The tool has reported an error."""
+
+    type: Literal["mcp_tool_execution_error"]
+    content: Sequence[Mapping[str, str]]
+
+
+class McpCallFault(TypedDict):
+    """The call has failed: with an error of JSON-RPC, or because there was no answer of the protocol."""
+
+    type: Literal["mcp_protocol_error", "http_error"]
+    code: int
+    message: str
+
+
+McpFault = McpToolFault | McpCallFault
+
+
+class McpCallItem(TypedDict):
+    type: Literal["mcp_call"]
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None
+    error: McpFault | None
+    status: str
+    approval_request_id: str | None
+
+
+class McpApprovalItem(TypedDict):
+    type: Literal["mcp_approval_request"]
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem | McpListItem | McpCallItem | McpApprovalItem
 
 
 class CachedInput(TypedDict):

@@ -131,7 +131,7 @@ RESPONSES: dict[str, Row] = {
     ),
     "instructions": honoured("Be brief.", None),
     "max_output_tokens": honoured(16, None),
-    "max_tool_calls": honoured(3, None, note=RETURNED),
+    "max_tool_calls": honoured(3, None, note="limits calls of tools of MCP servers"),
     "parallel_tool_calls": honoured(False, True, None, beside={**RESPONSE_TOOLS, "tool_choice": "required"}),
     "previous_response_id": honoured(None),
     "prompt": refused({"id": "pmpt_1"}),
@@ -148,7 +148,12 @@ RESPONSES: dict[str, Row] = {
         note="`verbosity` has no effect",
     ),
     "tool_choice": honoured("none", "auto", "required", {"type": "function", "name": "add"}, beside=RESPONSE_TOOLS),
-    "tools": honoured([RESPONSE_TOOL], [RESPONSE_TOOL, SEARCH], note="functions; tools of other types are named in `X-Ignored-Params`"),
+    "tools": honoured(
+        [RESPONSE_TOOL],
+        [RESPONSE_TOOL, SEARCH],
+        refused=([{"type": "mcp", "server_label": "docs"}],),
+        note="functions, and `mcp` where `mcp_servers` allows it; tools of other types are named in `X-Ignored-Params`",
+    ),
     "top_logprobs": honoured(3, 0),
     "truncation": honoured("auto", "disabled", None),
 }

@@ -1,0 +1,78 @@
+"""Downloads of models: what can be downloaded, what is on this machine, and a download as an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import json_answer
+from server.api.context import Context
+from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.routes import ADMINISTRATION, gives, new_router
+from server.interfaces import LoadError
+from server.models.downloads import begin_download
+from server.models.operations import OperationReport
+
+
+class DownloadBody(Options):
+    source: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class ListedModel(TypedDict):
+    name: str
+    about: str
+    licence: str
+    here: bool  # it is on this machine
+
+
+class StoredModel(TypedDict):
+    source: str
+    bytes: int
+    used_at: float
+
+
+class Downloadable(TypedDict):
+    object: Literal["list"]
+    allowed: bool  # this server downloads models; otherwise only --allow-hub permits it
+    catalogue: Sequence[ListedModel]
+    data: Sequence[StoredModel]
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router(ADMINISTRATION, prefix="/admin")
+    registry, settings = context.registry, context.settings
+
+    @routes.get("/downloads", responses=gives(Downloadable))
+    async def list_downloads() -> Response:
+        """List the downloaded models on this machine, and the models that have short names. `allowed` says whether this server downloads
+        models."""
+        library = registry.library
+        try:
+            stored = [] if library is None else await library.stored()
+        except LoadError as error:
+            raise registry.budget.as_api_error(error) from error
+        here = {one.source for one in stored}
+        listed: Downloadable = {
+            "object": "list",
+            "allowed": settings.allow_hub and library is not None,
+            "catalogue": [
+                {"name": one.name, "about": one.about, "licence": one.licence, "here": one.name in here or one.origin in here}
+                for one in (() if library is None else library.catalogue)
+            ],
+            "data": [{"source": one.source, "bytes": one.num_bytes, "used_at": one.used_s} for one in stored],
+        }
+        return json_answer(listed)
+
+    @routes.post("/downloads", responses=gives(OperationReport, status=202))
+    async def download(body: DownloadBody) -> Response:
+        """Begin to download a model, or continue an interrupted download. The answer is an operation to watch, or to cancel, under
+        /admin/operations. A running download of the same model is not begun twice."""
+        headers = ignored_header(check_unknown(body, strict=settings.strict))
+        operation = begin_download(body.source, registry)
+        return json_answer(operation.describe(), 202, headers={**headers, "location": f"/admin/operations/{operation.id}"})
+
+    return routes

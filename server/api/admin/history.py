@@ -1,0 +1,57 @@
+"""The history of some metrics, with which the console's live page begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import json_answer
+from server.api.context import Context
+from server.api.routes import ADMINISTRATION, gives, new_router
+from server.history import INTERVAL_S, Series
+
+
+class SeriesName(TypedDict):
+    name: str
+    labels: Mapping[str, str]
+
+
+class HistorySample(TypedDict):
+    time: float
+    values: Mapping[str, float | None]  # changed values by the index of their series; null: the series has ended
+
+
+class HistoryReport(TypedDict):
+    object: Literal["history"]
+    interval_s: float
+    series: Sequence[SeriesName]
+    samples: Sequence[HistorySample]
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router(ADMINISTRATION, prefix="/admin")
+
+    @routes.get("/history", responses=gives(HistoryReport))
+    async def get_history() -> Response:
+        """Return the last hour of the metrics that the console draws, one sample every 5 s. The first sample has all values, each further
+        one only those that have changed."""
+        indices: dict[Series, str] = {}
+        samples: list[HistorySample] = [
+            {
+                "time": change.time_s,
+                "values": {indices.setdefault(series, str(len(indices))): value for series, value in change.values.items()},
+            }
+            for change in context.history.samples()
+        ]
+        report: HistoryReport = {
+            "object": "history",
+            "interval_s": INTERVAL_S,
+            "series": [{"name": name, "labels": dict(labels)} for name, labels in indices],
+            "samples": samples,
+        }
+        return json_answer(report)
+
+    return routes

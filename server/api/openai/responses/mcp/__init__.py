@@ -1,0 +1,1 @@
+"""Tools of MCP servers in OpenAI's /v1/responses: this server calls them."""

@@ -1,0 +1,77 @@
+"""The tools of MCP servers as functions that the model may call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from server.api.openai.responses.body import McpOffer
+from server.api.request.schema import FunctionDefinition, Tool
+from server.mcp.tools import InvalidTool, McpTool, tool_of
+
+MAX_NAME = 64
+OTHER = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(frozen=True, slots=True)
+class McpFunction:
+    name: str  # by which the model calls it
+    offer: McpOffer
+    tool: McpTool
+
+    @property
+    def label(self) -> str:
+        return self.offer.server_label
+
+    @property
+    def needs_approval(self) -> bool:
+        return self.offer.needs_approval(self.tool.name, is_read_only=self.tool.is_read_only)
+
+    @property
+    def offered(self) -> Tool:
+        function = FunctionDefinition.model_construct(
+            name=self.name, description=self.tool.description or None, parameters=dict(self.tool.schema), strict=True
+        )
+        return Tool(type="function", function=function)
+
+
+def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: Collection[str]) -> list[McpFunction]:
+    """Return the functions of all servers whose use the request allows. A tool keeps its name unless another function has it."""
+    found: dict[str, McpFunction] = {}
+    for offer, tools in listed:
+        for tool in tools:
+            if offer.allows(tool.name, is_read_only=tool.is_read_only):
+                name = _free(tool.name, offer.server_label, {*taken, *found})
+                found[name] = McpFunction(name, offer, tool)
+    return list(found.values())
+
+
+def _free(name: str, label: str, taken: Collection[str]) -> str:
+    plain = OTHER.sub("_", name)[:MAX_NAME]
+    if plain not in taken:
+        return plain
+    long = OTHER.sub("_", f"{label}_{name}")[: MAX_NAME - 4]
+    return next(one for number in range(len(taken) + 2) if (one := f"{long}_{number}" if number else long) not in taken)
+
+
+def function_name(functions: Sequence[McpFunction], label: str, tool: str) -> str:
+    """Return the function's name for a call of an earlier turn. The tool may be offered no longer."""
+    return next((one.name for one in functions if (one.label, one.tool.name) == (label, tool)), OTHER.sub("_", tool)[:MAX_NAME])
+
+
+def read_listed(tools: Sequence[Mapping[str, object]] | None) -> list[McpTool]:
+    """Return the tools of an item `mcp_list_tools`. Entries that are no tools are left out."""
+    found: list[McpTool] = []
+    for entry in tools or ():
+        match entry:
+            case {"name": str(name), "input_schema": dict(schema)}:
+                text, annotations = entry.get("description"), entry.get("annotations")
+                described = {"name": name, "description": text, "inputSchema": schema, "annotations": annotations}
+                try:
+                    found.append(tool_of(described))
+                except InvalidTool:
+                    continue
+            case _:
+                continue
+    return found

@@ -1,0 +1,179 @@
+"""The defaults of a model: what a request means that does not say it. They come from a file beside the model, from the configuration, from
+a load request or from Ollama's /api/create. A request's own value always wins.
+
+DefaultsError        a default is unknown or has a value that no request could have; a ValueError
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+import reprlib
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+FILE = "relaxserve.toml"  # in the folder of a model; beside a GGUF file NAME.gguf: NAME.relaxserve.toml
+MOST_FILE_BYTES = 1 << 20
+MOST_SHOWN = 60  # characters of a text in a note
+
+Text = Annotated[str, Meta(max_length=1 << 18)]
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+D = TypeVar("D", bound="Defaults")
+
+
+class DefaultsError(ValueError):
+    """Raised for a default that cannot be used."""
+
+
+class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Values for fields that a request leaves out, named like the fields of a chat request. None: there is no default."""
+
+    system: Text | None = None  # the system message of conversations without one
+    template: Annotated[str, Meta(min_length=1, max_length=1 << 18)] | None = None  # replaces the chat template of the model's files
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    stop: Annotated[tuple[StopString, ...], Meta(max_length=16)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The defaults that there are, by name."""
+        return {name: value for name in Defaults.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The sampling parameters that there are, by name."""
+        return {name: value for name, value in self.given.items() if name in SAMPLING}
+
+    @property
+    def thinking(self) -> dict[str, Any]:
+        """The variables of chat templates that say whether and how much to think."""
+        found = {name: value for name, value in self.given.items() if name in THINKING}
+        if self.reasoning_effort is not None:
+            found.setdefault("enable_thinking", self.reasoning_effort != "none")
+        return found
+
+    @property
+    def note(self) -> str:
+        """The defaults in words, for one line."""
+        return ", ".join(f"{name} {_in_words(value)}" for name, value in self.given.items())
+
+    def over(self, other: Defaults) -> Defaults:
+        """Return these defaults, and those of `other` where there are none."""
+        return Defaults(**{**other.given, **self.given})
+
+    def mark(self, fingerprint: str) -> str:
+        """Return the fingerprint of a model with these defaults, given that of the model without any: equal requests get equal bytes only
+        if their defaults are equal too."""
+        if not self.given:
+            return fingerprint
+        return f"fp_{hashlib.sha256(msgspec.json.encode((fingerprint, self.given))).hexdigest()[:16]}"
+
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+THINKING = ("enable_thinking", "reasoning_effort")
+
+
+class BesideModel(Defaults, frozen=True, omit_defaults=True):
+    """The file beside a model: defaults, and the context for which the model is loaded."""
+
+    max_context: Annotated[int, Meta(ge=16, lt=2**31)] | None = None
+
+    @classmethod
+    def read(cls, content: bytes, name: str) -> Self:
+        """Read the content of a file. Raise DefaultsError if it is not TOML, or has an unknown key or a wrong value."""
+        if len(content) > MOST_FILE_BYTES:
+            raise DefaultsError(f"{name} has {len(content)} bytes; at most {MOST_FILE_BYTES} are read")
+        try:
+            values = tomllib.loads(content.decode())
+        except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
+            raise DefaultsError(f"{name} is not TOML: {error}; correct it, or remove it to serve the model without defaults") from error
+        return read_values(values, name, cls)
+
+
+def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -> D:
+    """Convert values by name. `where` names their place in messages. One stop string may stand without a list."""
+    known = of.__struct_fields__
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            meant = f" (is {near[0]} meant?)" if near else ""
+            raise DefaultsError(f"{str(name)!r:.80} in {where} is no default{meant}; expected {', '.join(known)}; correct or remove it")
+    stop = values.get("stop")
+    try:
+        found = msgspec.convert({**values, "stop": [stop]} if isinstance(stop, str) else dict(values), of)
+    except msgspec.ValidationError as error:
+        expectation, _, place = str(error).partition(" - at `$.")
+        name = re.split(r"\W", place)[0]
+        expected = expectation[:1].lower() + expectation[1:]
+        raise DefaultsError(f"{name} in {where} is {reprlib.repr(values.get(name))}: {expected}; correct or remove it") from error
+    for name, value in found.given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DefaultsError(f"{name} in {where} is {value}; expected a finite number")
+    return found
+
+
+def read_texts(texts: list[str], where: str) -> Defaults:
+    """Read `NAME=VALUE` of a command line. `stop` may be repeated. The value `@FILE` is the content of a file."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise DefaultsError(f"{where} is {text!r:.80}; expected NAME=VALUE, such as temperature=0.2")
+        if value.startswith("@"):
+            value = _content(value[1:], name, where)
+        values[name] = [*values.get(name, []), value] if name == "stop" else value
+    fields = {field.name: field.type for field in msgspec.structs.fields(Defaults)}
+    for name, value in values.items():
+        if name in fields and isinstance(value, str):
+            try:
+                values[name] = msgspec.convert(value, fields[name], strict=False)
+            except msgspec.ValidationError as error:
+                raise DefaultsError(f"{name} in {where} is {value!r:.80}: {error}") from error
+    return read_values(values, where)
+
+
+def _content(path: str, name: str, where: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_FILE_BYTES + 1)
+        return content.decode()
+    except OSError as error:
+        raise DefaultsError(f"{name} in {where} is @{path}, which cannot be read: {error.strerror}; name a text file") from error
+    except ValueError as error:
+        raise DefaultsError(f"{name} in {where} is @{path}, which is no text; name a file in UTF-8") from error
+
+
+def _in_words(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"{value:g}"
+        case str():
+            return repr(value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}...")
+        case _:
+            return reprlib.repr(list(value) if isinstance(value, tuple) else value)

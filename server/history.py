@@ -1,0 +1,64 @@
+"""The last hour of the metrics that the console draws, in memory. A sample stores only what has changed since the sample before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client.samples import Sample
+
+INTERVAL_S = 5.0
+KEPT_S = 3600.0
+MOST_VALUES = 250_000  # of all samples together; many busy models shorten the history
+
+Series = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
+Values = dict[Series, float | None]  # None: the series has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The values that differ from those of the sample before."""
+
+    time_s: float
+    values: Values
+
+
+class History:
+    def __init__(self, read: Callable[[], Iterable[Sample]], clock: Callable[[], float] = time.time) -> None:
+        self._read = read
+        self._clock = clock
+        self._first: Values = {}  # the values before the oldest change
+        self._last: Values = {}
+        self._changes: deque[Change] = deque()
+        self._num_values = 0
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            self.take()
+            await asyncio.sleep(INTERVAL_S)
+
+    def take(self) -> None:
+        now: Values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in self._read()}
+        changed: Values = {series: value for series, value in now.items() if self._last.get(series) != value}
+        changed |= {series: None for series in self._last if series not in now}
+        self._last = now
+        self._changes.append(Change(self._clock(), changed))
+        self._num_values += len(changed)
+        while len(self._changes) > 1 and (self._changes[-1].time_s - self._changes[0].time_s > KEPT_S or self._num_values > MOST_VALUES):
+            self._forget(self._changes.popleft())
+
+    def _forget(self, oldest: Change) -> None:
+        self._num_values -= len(oldest.values)
+        self._first = {series: value for series, value in (self._first | oldest.values).items() if value is not None}
+
+    def samples(self) -> list[Change]:
+        """Return the samples, oldest first. The first one has all values."""
+        if not self._changes:
+            return []
+        oldest = self._changes[0]
+        whole: Values = {series: value for series, value in (self._first | oldest.values).items() if value is not None}
+        return [Change(oldest.time_s, whole), *list(self._changes)[1:]]

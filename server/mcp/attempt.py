@@ -1,0 +1,63 @@
+"""One attempt to get an answer: it ends at its deadline, and any thread may cancel it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from server.mcp.errors import McpStopped
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+class Attempt:
+    def __init__(self, timeout_s: float, progress: Progress | None = None) -> None:
+        """`progress` is called with the parameters of each progress notification."""
+        self.timeout_s = timeout_s
+        self.progress = progress
+        self._ends_s = time.monotonic() + timeout_s
+        self._lock = threading.Lock()
+        self._stop: Callable[[], object] | None = None
+        self._is_cancelled = False
+
+    @property
+    def remaining_s(self) -> float:
+        return max(0.0, self._ends_s - time.monotonic())
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_cancelled or not self.remaining_s
+
+    def within(self, most_s: float) -> Attempt:
+        """Return an attempt for a part of the work, which ends with this one or earlier. Cancelling this one does not cancel the part."""
+        return Attempt(min(most_s, self.remaining_s))
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled = True
+            stop = self._stop
+        if stop is not None:
+            stop()
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], object]) -> Generator[None]:
+        """While the body waits for a server, `stop` makes it return. It is called when the attempt is cancelled, from another thread."""
+        with self._lock:
+            self._stop = stop
+            is_late = self._is_cancelled
+        if is_late:
+            stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stop = None
+
+    def fault(self, name: str) -> McpStopped:
+        """Return the error for an attempt that has ended without an answer."""
+        if self._is_cancelled:
+            return McpStopped(f"the call of MCP server {name!r} was cancelled")
+        return McpStopped(f"MCP server {name!r} did not answer within {self.timeout_s:g} s")

@@ -1,0 +1,35 @@
+"""Errors of calls to MCP servers.
+
+McpError          a call failed; the message names the server
+  McpRefused      the server answered with an error of JSON-RPC
+  McpLost         the server ended, closed the connection, cannot be reached, or sent what is no MCP
+    McpStatus     the server answered with an HTTP status that is no success
+  McpStopped      the call was cancelled, or took too long
+"""
+
+from __future__ import annotations
+
+
+class McpError(Exception):
+    pass
+
+
+class McpRefused(McpError):
+    def __init__(self, message: str, code: int, data: object = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
+class McpLost(McpError):
+    pass
+
+
+class McpStatus(McpLost):
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class McpStopped(McpError):
+    pass

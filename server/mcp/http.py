@@ -1,0 +1,231 @@
+"""MCP over streamable HTTP: each message is a POST, and its answer is JSON or a stream of events."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from server.mcp.addresses import resolve
+from server.mcp.attempt import Attempt
+from server.mcp.errors import McpError, McpLost, McpRefused, McpStatus
+from server.mcp.sse import EventReader
+from server.mcp.transport import Hear
+from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic, notification, read_messages, reply_to, result_of
+
+PIECE_BYTES = 1 << 16
+CLOSE_S = 2.0
+CONNECT_S = 10.0
+MAX_CONTINUATIONS = 100  # of one stream
+SESSION = "mcp-session-id"
+SENTINEL = re.compile(r"=\?base64\?.*\?=", re.DOTALL)
+PLAIN = re.compile(r"[!-~]([\t -~]*[!-~])?")
+OWN_HEADERS = ("host", "content-length", "content-type", "accept", "connection", "transfer-encoding", "mcp-protocol-version", SESSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an MCP server listens, and the headers that every request to it has. They may be secret, so messages never show them."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    may_be_private: bool = False
+
+
+class HttpTransport:
+    keeps_open = False
+
+    def __init__(self, name: str, place: Place, hear: Hear) -> None:
+        self.version = MODERN
+        self.hear = hear
+        self._name = name
+        self._place = place
+        self._session: str | None = None  # id of the session of an earlier version's server
+        parts = urlsplit(place.url)
+        self._is_tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        try:
+            self._port = parts.port or (443 if self._is_tls else 80)
+        except ValueError:
+            raise McpLost(f"MCP server {name!r} has a port outside 1 to 65535") from None
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    @property
+    def is_modern(self) -> bool:
+        return self.version == MODERN
+
+    def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
+        headers = {**request.headers, **(self._names(request) if self.is_modern else {})}
+        try:
+            with self._sent("POST", request.encode(), headers, attempt) as response:
+                found, reader = self._answer(response, request, attempt, EventReader(self._name))
+            for _ in range(MAX_CONTINUATIONS):
+                if found is not None or self.is_modern or not reader.last_id:
+                    break
+                time.sleep(min(reader.retry_ms / 1000, attempt.remaining_s))
+                with self._sent("GET", None, {"last-event-id": reader.last_id}, attempt) as response:
+                    found, reader = self._answer(response, request, attempt, reader)
+        except BaseException as error:
+            if not (self.is_modern or isinstance(error, McpRefused | McpStatus)):
+                self._cancel(request)
+            raise
+        if found is None:
+            raise McpLost(f"MCP server {self._name!r} ended its answer before the result")
+        return result_of(found, self._name)
+
+    def notify(self, message: bytes, attempt: Attempt) -> None:
+        with self._sent("POST", message, {}, attempt) as response:
+            if response.status >= 300:
+                raise self._bad_status(response)
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        if self._session is not None:
+            with suppress(McpError), self._sent("DELETE", None, {}, Attempt(CLOSE_S)):
+                pass
+            self._session = None
+
+    # --- one request -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
+        """Send a request and yield its response. The connection ends with the attempt, whatever the server does."""
+        connection = self._connection(attempt)
+        sock = connection.sock
+        assert sock is not None
+        timer = threading.Timer(attempt.remaining_s, _shut, [sock])
+        timer.daemon = True
+        timer.start()
+        try:
+            with attempt.stopping(lambda: _shut(sock)):
+                connection.request(method, self._path, body, {**self._headers(), **headers})
+                response = connection.getresponse()
+                if session := response.headers.get(SESSION):
+                    self._session = session if self._session is None and not self.is_modern else self._session
+                yield response
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if attempt.has_ended:
+                raise attempt.fault(self._name) from error
+            raise McpLost(f"MCP server {self._name!r} broke off the connection ({type(error).__name__})") from error
+        finally:
+            timer.cancel()
+            connection.close()
+
+    def _connection(self, attempt: Attempt) -> http.client.HTTPConnection:
+        addresses = resolve(self._host, self._port, self._name, may_be_private=self._place.may_be_private)
+        fault: OSError | None = None
+        for address in addresses:
+            if attempt.has_ended:
+                break
+            try:
+                sock = socket.create_connection((address, self._port), min(CONNECT_S, attempt.remaining_s))
+                if self._is_tls:
+                    sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self._host)
+                sock.settimeout(attempt.remaining_s)
+            except OSError as error:
+                fault = error
+                continue
+            connection = http.client.HTTPConnection(self._host, self._port)
+            connection.sock = sock
+            return connection
+        if attempt.has_ended:
+            raise attempt.fault(self._name)
+        raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
+
+    def _headers(self) -> dict[str, str]:
+        own = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
+        told = {SESSION: self._session} if self._session is not None else {}
+        return {
+            **own,
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+            "user-agent": "relaxserve",
+            "mcp-protocol-version": self.version,
+            **told,
+        }
+
+    def _names(self, request: Request) -> dict[str, str]:
+        """Return the headers that repeat parts of the body."""
+        name = request.params.get("name")
+        return {"mcp-method": request.method, **({"mcp-name": header_value(name)} if isinstance(name, str) else {})}
+
+    def _answer(
+        self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader
+    ) -> tuple[Message | None, EventReader]:
+        """Read a response up to the answer to `request`."""
+        kind = response.headers.get_content_type()
+        if kind == "text/event-stream" and response.status == 200:
+            return self._streamed(response, request, attempt, reader), reader
+        body = self._whole(response)
+        if kind == "application/json" and body.strip():
+            with suppress(McpLost) if response.status >= 300 else nullcontext():
+                for message in read_messages(body, self._name):
+                    if message.get("id") == request.id or (response.status >= 300 and "error" in message):
+                        return message, reader
+        if response.status >= 300:
+            raise self._bad_status(response)
+        raise McpLost(f"MCP server {self._name!r} answered with {kind:.60}; expected JSON with the answer, or a stream of events")
+
+    def _streamed(self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader) -> Message | None:
+        traffic = Traffic(self._name)
+        while piece := response.read1(PIECE_BYTES):
+            traffic.count(len(piece), 0)
+            for data in reader.push(piece):
+                for message in read_messages(data, self._name):
+                    traffic.count(0)
+                    if "method" in message and "id" in message:
+                        self._reply(message, attempt)
+                    elif "method" in message:
+                        self.hear(message)
+                    elif message.get("id") == request.id:
+                        return message
+        if attempt.has_ended:  # the connection was shut here, which looks like its end
+            raise attempt.fault(self._name)
+        return None
+
+    def _whole(self, response: http.client.HTTPResponse) -> bytes:
+        body = bytearray()
+        while piece := response.read1(PIECE_BYTES):
+            body += piece
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise McpLost(f"MCP server {self._name!r} sent more than {MAX_MESSAGE_BYTES >> 20} MiB")
+        return bytes(body)
+
+    def _bad_status(self, response: http.client.HTTPResponse) -> McpStatus:
+        status = response.status
+        meaning = {401: "it needs authorization", 403: "it refuses this authorization", 404: "there is nothing at its address"}
+        why = meaning.get(status, response.reason[:80])
+        if 300 <= status < 400:
+            why = "redirects are not followed; give the address that it leads to"
+        return McpStatus(f"MCP server {self._name!r} answered with status {status}: {why}", status)
+
+    def _reply(self, message: Message, attempt: Attempt) -> None:
+        with suppress(McpError):
+            self.notify(reply_to(message), attempt.within(CLOSE_S))
+
+    def _cancel(self, request: Request) -> None:
+        """Tell a server of an earlier version; newer ones see the end of the connection."""
+        with suppress(McpError):
+            self.notify(notification("notifications/cancelled", {"requestId": request.id}), Attempt(CLOSE_S))
+
+
+def header_value(text: str) -> str:
+    """Return a value that a header can carry: the text itself, or its Base64 form."""
+    if PLAIN.fullmatch(text) and not SENTINEL.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def _shut(sock: socket.socket) -> None:
+    """End a connection on which another thread waits."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,74 @@
+"""The MCP servers that the operator allows, and their calls from the event loop. A call runs on a thread, so it delays no other request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from server.mcp.addresses import is_address
+from server.mcp.attempt import Attempt
+from server.mcp.errors import McpStopped
+from server.mcp.http import HttpTransport, Place
+from server.mcp.session import Session
+
+MAX_AT_ONCE, MAX_PER_SERVER = 32, 8  # calls at a time
+GRACE_S = 1.0  # a thread that does not end with its attempt is left behind after this time
+PRIVATE = "private+"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A server that requests may use. Its address may be private if the operator has written the address itself, or says so."""
+
+    name: str
+    url: str
+    may_be_private: bool
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PER_SERVER), repr=False, compare=False)
+
+    @classmethod
+    def of(cls, text: str) -> Entry:
+        """Read `NAME=URL` or `NAME=private+URL`, which the settings have checked."""
+        name, _, url = text.partition("=")
+        return cls(name, url.removeprefix(PRIVATE), url.startswith(PRIVATE) or is_address(urlsplit(url).hostname or ""))
+
+
+class McpServers:
+    def __init__(self, entries: Sequence[str], timeout_s: float) -> None:
+        self._entries = [Entry.of(text) for text in entries]
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "mcp")  # starts a thread only when it is needed
+
+    @property
+    def names(self) -> list[str]:
+        return [entry.name for entry in self._entries]
+
+    def find(self, name: str, url: str | None) -> Entry | None:
+        """Return the entry with a URL, or with a name if no URL is given."""
+        if url is None:
+            return next((entry for entry in self._entries if entry.name == name), None)
+        return next((entry for entry in self._entries if entry.url.rstrip("/") == url.rstrip("/")), None)
+
+    def session(self, name: str, entry: Entry, headers: Mapping[str, str]) -> Session:
+        """Return a session, which connects when it is first used."""
+        return Session(name, partial(HttpTransport, name, Place(entry.url, headers, entry.may_be_private)))
+
+    async def run(self, entry: Entry, work: Callable[[Attempt], T]) -> T:
+        """Run `work` on a thread. Raise McpError if it fails, or takes too long. If the caller is cancelled, so is the attempt."""
+        attempt = Attempt(self._timeout_s)
+        try:
+            async with asyncio.timeout(self._timeout_s + GRACE_S), entry.slots:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work, attempt)
+        except TimeoutError:
+            raise McpStopped(f"MCP server {entry.name!r} did not answer within {self._timeout_s:g} s") from None
+        finally:
+            attempt.cancel()
+
+    def close(self, session: Session) -> None:
+        """Close a session on a thread, without waiting for it."""
+        self._threads.submit(session.close)

@@ -1,0 +1,228 @@
+"""A conversation with one MCP server: agree on the version, list the tools, call them.
+
+Servers of version 2026-07-28 and later read the version from each request. Earlier ones begin with a handshake. The first request finds out
+which of them a server is. A connection that fails is opened again by the next call, so a server that dies costs one call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
+
+from server.mcp.attempt import Attempt
+from server.mcp.errors import McpError, McpLost, McpRefused, McpStatus, McpStopped
+from server.mcp.tools import InvalidTool, McpTool, ToolResult, result_of_call, tool_of
+from server.mcp.transport import Hear, Transport
+from server.mcp.wire import LEGACY, MODERN, Message, Request, notification
+
+META = "io.modelcontextprotocol/"
+UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -32021
+MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)
+PROBE_S = 5.0  # an earlier server may ignore the first request
+MAX_TOOLS, MAX_PAGES = 256, 64
+TOOLS_CHANGED = "notifications/tools/list_changed"
+log = logging.getLogger(__name__)
+
+Connect = Callable[[Hear], Transport]
+
+
+class Session:
+    """Calls of several threads are made one after the other."""
+
+    def __init__(self, name: str, connect: Connect) -> None:
+        self.name = name
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._transport: Transport | None = None
+        self._is_legacy: bool | None = None  # None: not known yet
+        self._announces_changes = False
+        self._tools: dict[str, McpTool] | None = None
+        self._fresh_until_s = 0.0
+        self._progress: Callable[[Mapping[str, Any]], None] | None = None
+
+    def tools(self, attempt: Attempt) -> list[McpTool]:
+        """Return the server's tools. They are listed again if the server says that they have changed, or that they may have."""
+        with self._lock:
+            return list(self._listed(attempt).values())
+
+    def call(self, tool: McpTool, arguments: Mapping[str, Any], attempt: Attempt) -> ToolResult:
+        """Call a tool. Raise McpError if the call fails; an error that the tool reports is a result."""
+        with self._lock:
+            params = {"name": tool.name, "arguments": arguments}
+            return result_of_call(self._ask("tools/call", params, attempt, tool.headers_of(arguments)))
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    # --- tools -----------------------------------------------------------------------------------------------------------
+
+    def _listed(self, attempt: Attempt) -> dict[str, McpTool]:
+        if self._tools is not None and time.monotonic() < self._fresh_until_s:
+            return self._tools
+        self._opened(attempt)
+        self._fresh_until_s = float("inf")  # a notification that comes meanwhile lowers it
+        found: dict[str, McpTool] = {}
+        cursor: str | None = None
+        fresh_s = float("inf")
+        for _ in range(MAX_PAGES):
+            page = self._ask("tools/list", {} if cursor is None else {"cursor": cursor}, attempt)
+            self._take_page(page, found)
+            fresh_s = min(fresh_s, _seconds(page.get("ttlMs")))
+            cursor = page.get("nextCursor")
+            if not isinstance(cursor, str):
+                break
+        else:
+            raise McpLost(f"MCP server {self.name!r} has more than {MAX_PAGES} pages of tools")
+        self._tools = found
+        if self._transport is None or not self._transport.keeps_open:  # such a server cannot tell that its tools have changed
+            self._fresh_until_s = time.monotonic() + fresh_s if fresh_s < float("inf") else 0.0
+        return found
+
+    def _take_page(self, page: Message, found: dict[str, McpTool]) -> None:
+        entries = page.get("tools")
+        if not isinstance(entries, list):
+            raise McpLost(f"MCP server {self.name!r} sent a list of tools without tools")
+        for entry in cast("list[object]", entries):
+            try:
+                tool = tool_of(entry)
+            except InvalidTool as error:
+                log.warning("a tool of MCP server %r is left out: %s", self.name, error)
+                continue
+            found[tool.name] = tool
+            if len(found) > MAX_TOOLS:
+                raise McpLost(f"MCP server {self.name!r} has more than {MAX_TOOLS} tools")
+
+    def _hear(self, message: Message) -> None:
+        params = message.get("params")
+        if message["method"] == TOOLS_CHANGED:
+            self._fresh_until_s = 0.0
+        elif message["method"] == "notifications/progress" and self._progress is not None and isinstance(params, dict):
+            self._progress(cast("Message", params))
+
+    # --- requests --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None) -> Message:
+        transport = self._opened(attempt)
+        try:
+            return self._send(transport, method, params, attempt, headers)
+        except McpStatus as error:
+            if error.status != 404 or not self._is_legacy:
+                raise
+        self._drop()  # the server has forgotten the session
+        return self._send(self._opened(attempt), method, params, attempt, headers)
+
+    def _send(
+        self, transport: Transport, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        request = self._request(method, params, attempt, headers or {})
+        self._progress = attempt.progress
+        try:
+            return transport.exchange(request, attempt)
+        except McpLost:
+            self._drop()
+            raise
+        finally:
+            self._progress = None
+
+    def _request(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str]) -> Request:
+        number = next(self._ids)
+        meta: dict[str, Any] = {} if attempt.progress is None else {"progressToken": number}
+        if not self._is_legacy:
+            meta |= {f"{META}protocolVersion": MODERN, f"{META}clientCapabilities": {}, f"{META}clientInfo": client_info()}
+        return Request(number, method, {**params, **({"_meta": meta} if meta else {})}, headers)
+
+    # --- the beginning ---------------------------------------------------------------------------------------------------
+
+    def _opened(self, attempt: Attempt) -> Transport:
+        if self._transport is None:
+            if self._is_legacy is None:
+                self._is_legacy = self._find_era(attempt)
+            if self._is_legacy:
+                self._shake_hands(attempt)
+            else:
+                self._transport = self._transport or self._connect(self._hear)
+                if self._announces_changes:
+                    self._listen(self._transport)
+        assert self._transport is not None
+        return self._transport
+
+    def _find_era(self, attempt: Attempt) -> bool:
+        """Return whether the server is of an earlier version. Raise McpError if no version is common."""
+        transport = self._transport = self._connect(self._hear)
+        try:
+            found = self._send(transport, "server/discover", {}, attempt.within(PROBE_S) if transport.keeps_open else attempt)
+        except McpRefused as error:
+            if error.code not in MODERN_ERRORS:
+                return True
+            self._drop()
+            raise
+        except McpStatus as error:
+            if error.status in (401, 403) or 300 <= error.status < 400:
+                raise
+            return True
+        except McpStopped:
+            if transport.keeps_open and not attempt.has_ended:
+                return True
+            self._drop()
+            raise
+        except McpLost:
+            if transport.keeps_open:  # the first request may have ended it
+                return True
+            raise
+        versions = found.get("supportedVersions")
+        if not isinstance(versions, list) or MODERN not in versions:
+            self._drop()
+            raise McpLost(f"MCP server {self.name!r} speaks the versions {versions!r:.200}; expected {MODERN}")
+        self._announces_changes = transport.keeps_open and _announces_changes(found)
+        return False
+
+    def _listen(self, transport: Transport) -> None:
+        """Ask for notifications of changed tools. They arrive until the connection ends; the request itself has no answer."""
+        request = self._request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, Attempt(PROBE_S), {})
+        transport.notify(request.encode(), Attempt(PROBE_S))
+
+    def _shake_hands(self, attempt: Attempt) -> None:
+        transport = self._transport = self._transport or self._connect(self._hear)
+        transport.version = LEGACY[0]
+        params = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": client_info()}
+        try:
+            agreed = self._send(transport, "initialize", params, attempt).get("protocolVersion")
+            if agreed not in LEGACY:
+                raise McpLost(f"MCP server {self.name!r} speaks version {agreed!r:.40}; expected one of {', '.join((MODERN, *LEGACY))}")
+            transport.version = agreed
+            transport.notify(notification("notifications/initialized"), attempt)
+        except McpError:
+            self._drop()
+            self._is_legacy = None
+            raise
+
+    def _drop(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+            self._fresh_until_s = 0.0
+
+
+def client_info() -> dict[str, str]:
+    try:
+        return {"name": "relaxserve", "version": version("relaxserve")}
+    except PackageNotFoundError:
+        return {"name": "relaxserve", "version": "0"}
+
+
+def _announces_changes(found: Message) -> bool:
+    capabilities = found.get("capabilities")
+    tools = cast("Message", capabilities).get("tools") if isinstance(capabilities, dict) else None
+    return isinstance(tools, dict) and cast("Message", tools).get("listChanged") is True
+
+
+def _seconds(milliseconds: object) -> float:
+    """Return the time for which a list may be kept. A server that names none may change it at any time."""
+    return max(0.0, milliseconds / 1000) if isinstance(milliseconds, int | float) else 0.0

@@ -1,0 +1,168 @@
+"""MCP over the standard streams of a process: one message per line."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from server.mcp.attempt import Attempt
+from server.mcp.errors import McpError, McpLost
+from server.mcp.transport import Hear
+from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic, notification, read_messages, reply_to, result_of
+
+INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
+CLOSE_S = 2.0  # time for the process to end by itself, and then to end after SIGTERM
+WRITE_S = 5.0
+TOLD_LINES = 3  # last lines of the process's error stream that an error shows
+
+
+class StdioTransport:
+    """A process, and a thread that reads its messages. The process gets few variables of this process's environment, because others may be
+    secrets."""
+
+    keeps_open = True
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], hear: Hear) -> None:
+        self.version = MODERN
+        self.hear = hear
+        self._name = name
+        own = {variable: os.environ[variable] for variable in INHERITED if variable in os.environ}
+        pipe = subprocess.PIPE
+        try:
+            # A session of its own: Ctrl-C at the terminal cancels a call, and does not end the server.
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, env={**own, **environment}, start_new_session=True
+            )
+        except OSError as error:
+            raise McpLost(f"MCP server {name!r} does not start: {command[0]}: {error.strerror}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}
+        self._lock = threading.Lock()  # guards `_waiting`, `_fault` and `_traffic`
+        self._writing = threading.Lock()
+        self._fault: McpError | None = None  # why no more messages come
+        self._traffic = Traffic(name)
+        self._said: deque[bytes] = deque(maxlen=TOLD_LINES)
+        self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
+        answers: queue.SimpleQueue[Message | McpError | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            self._waiting[request.id] = answers
+            self._traffic = Traffic(self._name)
+        answer: Message | McpError | None = None
+        try:
+            self._write(request.encode(), attempt)
+            with attempt.stopping(lambda: answers.put(None)), suppress(queue.Empty):
+                answer = answers.get(timeout=attempt.remaining_s)
+        finally:
+            with self._lock:
+                del self._waiting[request.id]
+            if answer is None:
+                self._cancel(request)
+        if answer is None:
+            raise attempt.fault(self._name)
+        if isinstance(answer, McpError):
+            raise answer
+        return result_of(answer, self._name)
+
+    def notify(self, message: bytes, attempt: Attempt) -> None:
+        self._write(message, attempt)
+
+    def close(self) -> None:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with suppress(OSError):
+            process.stdin.close()
+        for end in (None, signal.SIGTERM, signal.SIGKILL):
+            if end is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, end)  # with the processes that it has started
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_S)
+                break
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for thread, stream in zip(self._threads, (process.stdout, process.stderr), strict=True):
+            thread.join(CLOSE_S)
+            if not thread.is_alive():  # a process that has left the group may still hold the stream, and closing it would wait for ever
+                stream.close()
+
+    def _cancel(self, request: Request) -> None:
+        with suppress(McpError):
+            told = notification("notifications/cancelled", {"requestId": request.id, "reason": "the client waits no longer"})
+            self._write(told, Attempt(WRITE_S))
+
+    def _write(self, message: bytes, attempt: Attempt) -> None:
+        """Write a line. The server may not read, so that the pipe is full."""
+        assert self._process.stdin is not None
+        rest = memoryview(message + b"\n")
+        with self._writing:
+            try:
+                fd = self._process.stdin.fileno()
+                while rest:
+                    if not select.select([], [fd], [], min(attempt.remaining_s, WRITE_S))[1]:
+                        raise McpLost(f"MCP server {self._name!r} does not read its input")
+                    rest = rest[os.write(fd, rest) :]
+            except (OSError, ValueError) as error:
+                raise self._fault or McpLost(f"MCP server {self._name!r} has ended{self._last_words()}") from error
+
+    # --- the threads -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            while line := self._process.stdout.readline(MAX_MESSAGE_BYTES + 1):
+                if len(line) > MAX_MESSAGE_BYTES:
+                    raise McpLost(f"MCP server {self._name!r} sent a line of more than {MAX_MESSAGE_BYTES >> 20} MiB")
+                messages = read_messages(line, self._name) if line.strip() else []
+                with self._lock:
+                    self._traffic.count(len(line), max(1, len(messages)))
+                for message in messages:
+                    self._take(message)
+            self._threads[1].join(0.2)  # the error stream usually says why
+            fault: McpError = McpLost(f"MCP server {self._name!r} has ended{self._last_words()}")
+        except McpError as error:
+            fault = error
+        except (OSError, ValueError):
+            fault = McpLost(f"MCP server {self._name!r} was closed")
+        with self._lock:
+            self._fault = fault
+            for answers in self._waiting.values():
+                answers.put(fault)
+
+    def _take(self, message: Message) -> None:
+        if "method" in message and "id" in message:
+            with suppress(McpError):
+                self._write(reply_to(message), Attempt(WRITE_S))
+        elif "method" in message:
+            self.hear(message)
+        else:
+            number = message.get("id")
+            with self._lock:
+                answers = self._waiting.get(number) if isinstance(number, int) else None
+                self._traffic = Traffic(self._name)
+            if answers is not None:
+                answers.put(message)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        with suppress(OSError, ValueError):
+            while line := self._process.stderr.readline(1 << 12):
+                self._said.append(line)
+
+    def _last_words(self) -> str:
+        said = b"".join(self._said).decode(errors="replace").strip()
+        return f"; it said: {said[-600:]}" if said else ""

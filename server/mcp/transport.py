@@ -1,0 +1,29 @@
+"""The interface of transports: how messages reach an MCP server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from server.mcp.attempt import Attempt
+from server.mcp.wire import Message, Request
+
+Hear = Callable[[Message], None]  # called with every notification of the server, on any thread
+
+
+class Transport(Protocol):
+    version: str  # the protocol's version of all requests from now on
+    hear: Hear
+
+    @property
+    def keeps_open(self) -> bool:
+        """True if the server can send notifications at any time."""
+        ...
+
+    def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
+        """Send a request and return its result. Raise McpError. A request without an answer is cancelled."""
+        ...
+
+    def notify(self, message: bytes, attempt: Attempt) -> None: ...
+
+    def close(self) -> None: ...

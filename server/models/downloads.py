@@ -1,0 +1,52 @@
+"""Downloads of models, as operations that an administrator can watch and cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from server.errors import INVALID_SOURCE, ApiError
+from server.interfaces import LoadError
+from server.models.library import Library
+from server.models.operations import Operation, OperationState
+from server.models.registry import Registry
+from server.models.sources import require_download
+
+DOWNLOAD = "download"
+
+log = logging.getLogger(__name__)
+
+
+def begin_download(source: str, registry: Registry) -> Operation:
+    """Begin to download a model, or return its running download. Raise ApiError if this server does not download it."""
+    require_download(source, registry.settings, registry.downloads)
+    library = registry.library
+    if library is None:
+        raise ApiError(
+            INVALID_SOURCE, f"source {source!r:.120} cannot be downloaded: this server was started without a library", param="source"
+        )
+    for operation in registry.operations.all():
+        if (operation.kind, operation.model, operation.state) == (DOWNLOAD, source, OperationState.RUNNING):
+            return operation
+    operation = registry.operations.begin(DOWNLOAD, source)
+    operation.task = asyncio.create_task(_download(operation, library, registry))
+    return operation
+
+
+async def _download(operation: Operation, library: Library, registry: Registry) -> None:
+    log.info("downloading %s", operation.model)
+    try:
+        async with aclosing(library.pull(operation.model)) as parts:
+            async for part in parts:
+                operation.count(part)
+    except asyncio.CancelledError:
+        operation.end(OperationState.CANCELLED)
+        log.info("the download of %s was cancelled; the next one continues it", operation.model)
+        raise
+    except LoadError as error:
+        operation.end(OperationState.FAILED, registry.budget.as_api_error(error))
+        log.error("downloading %s: %s", operation.model, error.message)
+        return
+    operation.end(OperationState.SUCCEEDED)
+    log.info("downloaded %s", operation.model)

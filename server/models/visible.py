@@ -1,0 +1,40 @@
+"""The models of a server as one caller sees them: a key may be restricted to some names, and learns of no others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.errors import MISSING_FIELD, MODEL_NOT_FOUND, ApiError
+from server.http.keys import KeyLimits
+from server.models.model import Loaded, Model
+from server.models.registry import Registry, names_like
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleModels:
+    registry: Registry
+    limits: KeyLimits
+
+    def serve(self, name: str | None) -> tuple[Model, Loaded]:
+        """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded."""
+        if not self.limits.models:
+            return self.registry.serve(name)
+        names = [one for model in self.registry.models() for one in self.names_of(model)]
+        shown = ", ".join(sorted(names)) or "none"
+        if name is None:
+            models = {self.registry.find(one).spec.name for one in names}
+            if len(models) != 1:
+                raise ApiError(MISSING_FIELD, f"model is absent, and the key may use {len(models)} models: {shown}", param="model")
+            return self.registry.serve(names[0])
+        if not any(one in names for one in names_like(name)):
+            raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {shown}", param="model")
+        return self.registry.serve(name)
+
+    def names_of(self, model: Model) -> list[str]:
+        """Return the names of a model that the caller may use, its own name first."""
+        own = model.spec.name
+        return [name for name in (own, *self.registry.aliases_of(own)) if self.limits.allow(name)]
+
+    def models(self) -> list[Model]:
+        """Return the models that the caller may use by any name."""
+        return [model for model in self.registry.models() if self.names_of(model)]

@@ -1,0 +1,240 @@
+"""What a request means that does not say it, on every API that generates."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.defaults import Defaults
+from server.models.state import ModelSpec
+from tests.doubles.worker import ByteTokenizer
+
+HI = [{"role": "user", "content": "hi"}]
+SET = Defaults(system="Be brief.", temperature=0.25, top_k=7, presence_penalty=0.5, stop=("END",), max_tokens=9)
+# how each API asks, and how it sets its own temperature, stop strings and number of tokens
+APIS = {
+    "/v1/chat/completions": ({"messages": HI}, {"temperature": 0.5, "stop": ["X"], "max_tokens": 3}),
+    "/v1/completions": ({"prompt": "hi"}, {"temperature": 0.5, "stop": ["X"], "max_tokens": 3}),
+    "/v1/responses": ({"input": "hi"}, {"temperature": 0.5, "max_output_tokens": 3}),
+    "/v1/messages": ({"messages": HI, "max_tokens": 5}, {"temperature": 0.5, "stop_sequences": ["X"], "max_tokens": 3}),
+    "/api/chat": ({"messages": HI, "stream": False}, {"options": {"temperature": 0.5, "stop": ["X"], "num_predict": 3}}),
+    "/api/generate": ({"prompt": "hi", "stream": False}, {"options": {"temperature": 0.5, "stop": ["X"], "num_predict": 3}}),
+    "/completion": ({"prompt": "hi"}, {"temperature": 0.5, "stop": ["X"], "n_predict": 3}),
+}
+CONVERSATIONS = [path for path in APIS if path not in ("/v1/completions", "/completion")]
+
+
+@pytest.fixture
+def server(serve):
+    return serve(initial=(ModelSpec("null", "null", defaults=SET),), admin_keys=())
+
+
+def asked(server, path, **body):
+    answer = server.http().post(path, json={"model": "null", **APIS[path][0], **body})
+    assert answer.status_code == 200, answer.text
+    submit = server.worker.submits[-1]
+    return submit, bytes(token for token in submit.prompt_ids if token < 256).decode()
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_each_api_uses_them(server, path):
+    submit, prompt = asked(server, path)
+    params = submit.params
+    assert (params.temperature, params.top_k, params.presence_penalty) == (0.25, 7, 0.5)
+    assert params.max_tokens == (5 if path == "/v1/messages" else 9)
+    assert ("<|system|>Be brief." in prompt) == (path in CONVERSATIONS)
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_the_requests_own_values_win(server, path):
+    submit, _ = asked(server, path, **APIS[path][1])
+    assert (submit.params.temperature, submit.params.top_k, submit.params.max_tokens) == (0.5, 7, 3)
+
+
+def test_a_default_stop_string_ends_an_answer(serve, answering):
+    server = serve(script=answering("oneENDtwoXthree"), initial=(ModelSpec("null", "null", defaults=Defaults(stop=("END",))),))
+    said = [server.chat(model="null", **own).json()["choices"][0]["message"]["content"] for own in ({}, {"stop": "X"}, {"stop": []})]
+    assert said == ["one", "oneENDtwo", "oneENDtwoXthree"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_message_of_the_request_wins(server, role):
+    _, prompt = asked(server, "/v1/chat/completions", messages=[{"role": role, "content": "Be long."}, *HI])
+    assert "Be long." in prompt and "Be brief." not in prompt
+
+
+def test_counted_and_shown_prompts_have_the_system_message(server):
+    http = server.http()
+    for path, body in (("/tokenize", {"messages": HI}), ("/v1/chat/completions/render", {"messages": HI})):
+        found = http.post(path, json={"model": "null", **body}).json()
+        ids = found.get("tokens") or found["token_ids"]
+        assert "Be brief." in bytes(token for token in ids if token < 256).decode()
+    assert "Be brief." in http.post("/apply-template", json={"messages": HI}).json()["prompt"]
+
+
+def test_a_template_without_system_messages_gets_the_text_in_the_first_message(serve):
+    class NoSystem(ByteTokenizer):
+        def __init__(self) -> None:
+            super().__init__()
+            assert self.chat_template is not None
+            render = self.chat_template.render
+
+            def rendered(messages, tools=None, *args, **options):
+                assert all(message["role"] != "system" for message in messages)
+                return render(messages, None, *args, **options)
+
+            self.chat_template.render = rendered  # type: ignore[method-assign]
+
+    server = serve(tokenizer=NoSystem(), initial=(ModelSpec("null", "null", defaults=SET),))
+    _, prompt = asked(server, "/v1/chat/completions")
+    assert "<|user|>Be brief.\n\nhi" in prompt
+
+
+@pytest.mark.parametrize(
+    "own", [{"enable_thinking": True}, {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}}]
+)
+def test_thoughts_of_the_request_win(serve, own):
+    seen = []
+
+    class Thinker(ByteTokenizer):
+        def __init__(self) -> None:
+            super().__init__()
+            assert self.chat_template is not None
+            render = self.chat_template.render
+
+            def rendered(*args, variables=None, **options):
+                seen.append(variables or {})
+                return render(*args, variables=variables, **options)
+
+            self.chat_template.render = rendered  # type: ignore[method-assign]
+
+    server = serve(tokenizer=Thinker(), initial=(ModelSpec("null", "null", defaults=Defaults(reasoning_effort="none")),))
+    asked(server, "/v1/chat/completions")
+    assert seen[-1]["enable_thinking"] is False and seen[-1]["reasoning_effort"] == "none"
+    asked(server, "/v1/chat/completions", **own)
+    assert seen[-1]["enable_thinking"] is True
+
+
+def test_they_are_shown(server):
+    http = server.http()
+    entry = http.get("/v1/models/null").json()
+    assert entry["sampling"]["temperature"] == 0.25 and entry["sampling"]["presence_penalty"] == 0.5
+    assert entry["defaults"] == {"system": "Be brief.", "stop": ["END"], "max_tokens": 9}
+    shown = http.post("/api/show", json={"model": "null"}).json()
+    assert shown["system"] == "Be brief."
+    assert [line.split() for line in shown["parameters"].splitlines()] == [
+        ["temperature", "0.25"],
+        ["top_k", "7"],
+        ["presence_penalty", "0.5"],
+        ["num_predict", "9"],
+        ["stop", '"END"'],
+    ]
+    assert 'SYSTEM """Be brief."""' in shown["modelfile"] and 'PARAMETER stop "END"' in shown["modelfile"]
+    assert http.get("/props").json()["default_generation_settings"]["params"]["n_predict"] == 9
+
+
+def test_they_are_part_of_the_fingerprint(serve):
+    """A gateway continues an answer on another replica only if its bytes are the same."""
+    found = []
+    for defaults in (Defaults(), SET):
+        server = serve(initial=(ModelSpec("null", "null", defaults=defaults),))
+        found.append(server.chat().json()["system_fingerprint"])
+    assert found[0] != found[1]
+    assert serve(initial=(ModelSpec("null", "null", defaults=SET),)).chat().json()["system_fingerprint"] == found[1]
+
+
+def test_a_load_sets_them(serve, tmp_path):
+    server = serve(initial=())
+    (tmp_path / "models" / "one").mkdir()
+    http = server.http()
+    body = {"source": "one", "name": "null", "wait": True, "defaults": {"temperature": 0.25, "stop": "END"}}
+    loaded = http.post("/admin/models", json=body).json()["result"]
+    assert loaded["sampling"]["temperature"] == 0.25 and loaded["defaults"] == {"stop": ["END"]}
+    for defaults, message in (({"temprature": 1}, "is temperature meant"), ({"top_p": 2}, "top_p in defaults is 2")):
+        refused = http.post("/admin/models", json={"source": "one", "name": "two", "defaults": defaults})
+        assert refused.status_code == 400 and message in refused.json()["error"]["message"]
+
+
+# --- models that Ollama's clients create ---------------------------------------------------------------------------------------
+
+
+def created(server, **body):
+    return server.http().post("/api/create", json={"model": "pirate", "from": "null", "stream": False, **body})
+
+
+def test_a_created_model_has_its_own_defaults(server):
+    made = created(server, system="Speak like a pirate.", parameters={"temperature": 0.75, "stop": ["Arr"], "num_ctx": 2048})
+    assert made.json() == {"status": "success"} and made.headers["x-ignored-params"] == "parameters.num_ctx"
+    http = server.http()
+    http.post("/v1/chat/completions", json={"model": "pirate:latest", "messages": HI})
+    submit = server.worker.submits[-1]
+    assert submit.params.temperature == 0.75 and submit.params.top_k == 7
+    assert b"Speak like a pirate." in bytes(token for token in submit.prompt_ids if token < 256)
+    _, prompt = asked(server, "/v1/chat/completions")  # the model itself stays as it was
+    assert "Be brief." in prompt and server.worker.submits[-1].params.temperature == 0.25
+    shown = http.post("/api/show", json={"model": "pirate"}).json()
+    assert shown["system"] == "Speak like a pirate." and "num_predict" in shown["parameters"]
+    assert {entry["name"] for entry in http.get("/api/tags").json()["models"]} == {"null", "pirate"}
+    listed = {entry["id"]: entry for entry in http.get("/v1/models").json()["data"]}
+    assert listed["pirate"]["root"] == "null" and listed["pirate"]["sampling"]["temperature"] == 0.75
+    assert http.get("/v1/models/pirate").json()["defaults"]["system"] == "Speak like a pirate."
+
+
+def test_a_created_model_can_be_copied_created_from_and_deleted(server):
+    created(server, system="Speak like a pirate.")
+    http = server.http()
+    assert http.post("/api/copy", json={"source": "pirate", "destination": "corsair"}).status_code == 200
+    assert created(server, model="calm", **{"from": "pirate"}, parameters={"temperature": 0}).status_code == 200
+    for name in ("corsair", "calm"):
+        assert http.post("/api/show", json={"model": name}).json()["system"] == "Speak like a pirate."
+    assert http.request("DELETE", "/api/delete", json={"model": "pirate"}).status_code == 200
+    assert http.post("/api/show", json={"model": "pirate"}).status_code == 404
+    assert created(server, model="corsair").status_code == 200  # an alias without defaults of its own again
+    assert http.post("/api/show", json={"model": "corsair"}).json()["system"] == "Be brief."
+
+
+def test_a_restart_keeps_created_models(serve, tmp_path):
+    state = tmp_path / "state.json"
+    server = serve(initial=(ModelSpec("null", "null", defaults=SET),), state_file=state)
+    created(server, system="Speak like a pirate.", template="{{ messages }}")
+    server.stop()
+    again = serve(initial=(), state_file=state)
+    shown = again.http().post("/api/show", json={"model": "pirate"}).json()
+    assert shown["system"] == "Speak like a pirate." and shown["template"] == "{{ messages }}"
+    assert again.http().get("/v1/models/null").json()["defaults"]["system"] == "Be brief."
+
+
+def test_a_new_version_of_the_files_keeps_created_models(serve):
+    version = ["1"]
+    server = serve(identify=lambda _source: version[0], initial=(), model_root="/")
+    spec = {"source": "usr", "name": "null", "wait": True}
+    http = server.http()
+    http.post("/admin/models", json=spec)
+    created(server, system="Speak like a pirate.")
+    version[0] = "2"
+    assert http.post("/admin/models", json=spec).json()["kind"] == "reload"
+    assert http.post("/api/show", json={"model": "pirate"}).json()["system"] == "Speak like a pirate."
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"parameters": {"temperature": 101}}, "temperature in parameters is 101"),
+        ({"parameters": {"mirostat": 1}}, "parameters has 'mirostat'; expected temperature"),
+        ({"parameters": {"num_ctx": 1 << 20}}, "parameters.num_ctx is 1048576, and the model is loaded for 4096 tokens"),
+        ({"template": "{{ .Prompt"}, "the template among the defaults is broken"),
+        ({"from": "nobody"}, "model 'nobody' is not loaded"),
+    ],
+)
+def test_what_a_model_cannot_have_is_refused(server, body, message):
+    refused = created(server, **body)
+    assert refused.status_code in (400, 404) and refused.json()["error"].startswith(message)
+    assert server.http().post("/api/show", json={"model": "pirate"}).status_code == 404
+
+
+def test_an_alias_that_moves_has_the_defaults_of_its_model(serve):
+    server = serve(initial=(ModelSpec("null", "null", defaults=SET), ModelSpec("two", "two")))
+    created(server, system="Speak like a pirate.")
+    http = server.http()
+    http.put("/admin/aliases/pirate", json={"model": "two"})
+    shown = http.post("/api/show", json={"model": "pirate"}).json()
+    assert "system" not in shown and len(http.get("/api/tags").json()["models"]) == 2

@@ -1,0 +1,72 @@
+"""Which addresses of MCP servers are on the internet."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Any
+
+import pytest
+
+from server.mcp.addresses import is_address, is_public, resolve
+from server.mcp.errors import McpLost
+from server.mcp.servers import Entry
+
+PRIVATE = [
+    "127.0.0.1",
+    "127.8.9.1",
+    "10.0.0.1",
+    "172.16.0.1",
+    "192.168.1.1",
+    "169.254.169.254",
+    "100.64.0.1",
+    "0.0.0.0",
+    "224.0.0.1",
+    "255.255.255.255",
+    "198.18.0.1",
+    "::1",
+    "::",
+    "fe80::1",
+    "fc00::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "2002:7f00:1::1",
+]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses_are_known_in_all_forms(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_other_addresses_are_public(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
+def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolved(*_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in ("8.8.8.8", "10.0.0.7")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with pytest.raises(McpLost, match=r"private address 10\.0\.0\.7; allow it in its entry, as NAME=private\+URL"):
+        resolve("example.com", 443, "docs", may_be_private=False)
+    assert resolve("example.com", 443, "docs", may_be_private=True) == ["8.8.8.8", "10.0.0.7"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "may_be_private"),
+    [
+        ("a=https://example.com/mcp", False),
+        ("a=private+https://example.com/mcp", True),
+        ("a=http://10.0.0.7:8000/mcp", True),
+        ("a=http://[::1]/mcp", True),
+        ("a=http://localhost:1/mcp", True),
+    ],
+)
+def test_an_entry_says_whether_its_address_may_be_private(entry: str, may_be_private: bool) -> None:
+    assert Entry.of(entry).may_be_private == may_be_private
+    assert is_address("10.0.0.7") and not is_address("example.com")

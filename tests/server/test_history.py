@@ -1,0 +1,93 @@
+"""The history of metrics: what it keeps, what it forgets, and how it is told."""
+
+from __future__ import annotations
+
+from prometheus_client.samples import Sample
+
+from server import history
+from server.history import History
+
+
+class Metrics:
+    """Gauges of models that a test sets, and a clock."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.now_s = 0.0
+        self.history = History(
+            lambda: [Sample("running", {"model_name": name}, value) for name, value in self.values.items()], lambda: self.now_s
+        )
+
+    def after(self, seconds: float, **values: float) -> None:
+        self.now_s += seconds
+        self.values = values
+        self.history.take()
+
+    @property
+    def told(self) -> list[tuple[float, dict[str, float | None]]]:
+        return [
+            (one.time_s, {dict(labels)["model_name"]: value for (_, labels), value in one.values.items()}) for one in self.history.samples()
+        ]
+
+    @property
+    def whole(self) -> list[dict[str, float | None]]:
+        """The values of every sample, as a client rebuilds them."""
+        now: dict[str, float | None] = {}
+        found = []
+        for _, changed in self.told:
+            now = {name: value for name, value in (now | changed).items() if value is not None}
+            found.append(now)
+        return found
+
+
+def test_a_sample_has_what_has_changed():
+    metrics = Metrics()
+    assert metrics.told == []
+    metrics.after(0, a=1)
+    metrics.after(5, a=1, b=2)
+    metrics.after(5, b=3)
+    assert metrics.told == [(0, {"a": 1}), (5, {"b": 2}), (10, {"b": 3, "a": None})]
+    assert metrics.whole == [{"a": 1}, {"a": 1, "b": 2}, {"b": 3}]
+
+
+def test_an_hour_is_kept_and_its_first_sample_is_whole():
+    metrics = Metrics()
+    metrics.after(0, a=1, b=1)
+    for at in range(1, 800):
+        metrics.after(5, **{"a": 1, "c": at} if at > 2 else {"a": 1, "b": 1})
+    assert len(metrics.told) == 721 and metrics.told[-1][0] - metrics.told[0][0] == 3600
+    assert metrics.whole[0] == {"a": 1, "c": 79}, "b ended before the hour began"
+    assert metrics.whole[-1] == {"a": 1, "c": 799}
+
+
+def test_the_number_of_values_is_bounded(monkeypatch):
+    monkeypatch.setattr(history, "MOST_VALUES", 100)
+    metrics = Metrics()
+    for at in range(100):
+        metrics.after(5, **{f"m{name}": at for name in range(20)})
+    assert len(metrics.told) == 5 and metrics.whole[0]["m0"] == 95
+    metrics.after(5, **{f"m{name}": 0 for name in range(200)})
+    assert len(metrics.told) == 1 and len(metrics.whole[0]) == 200, "the last sample stays"
+
+
+def test_the_server_tells_its_history(serve):
+    server = serve()
+    server.chat(model="null")
+    server.loop.call_soon_threadsafe(server.registry.metrics.of, "null")
+    report = server.http().get("/admin/history").json()
+    names = {one["name"] for one in report["series"]}
+    assert report["object"] == "history" and report["interval_s"] == 5 and report["samples"]
+    assert {
+        "vllm:num_requests_running",
+        "vllm:generation_tokens_total",
+        "relaxserve:prompt_tokens_left",
+        "relaxserve:worker_resident_bytes",
+    } <= names
+    first = report["samples"][0]
+    assert set(first["values"]) <= {str(at) for at in range(len(report["series"]))}
+    assert not [name for name in names if name.startswith("http_")]
+
+
+def test_a_client_may_not_read_the_history(serve):
+    http = serve(api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"]).http()
+    assert http.get("/admin/history", headers={"authorization": "Bearer a-key-of-a-client"}).status_code == 403
