@@ -86,6 +86,14 @@ class Thinking(msgspec.Struct, frozen=True):
     is_open: bool  # the prompt ends inside a block
 
 
+class Stamps(msgspec.Struct, frozen=True):
+    """The answer is a transcript with time stamps: see `server/constraints/stamps.py`."""
+
+    first: int  # id of the stamp 0.00, the first of those that end the vocabulary
+    end: int  # id of the token that ends a transcript; all tokens of text come before it
+    most_first: int  # the first stamp is at most this many stamps after 0.00
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
@@ -112,6 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     thinking: Thinking | None = None
+    stamps: Stamps | None = None  # not together with a constraint
 
 
 # --- front -> worker ---------------------------------------------------------------------------------------------------
@@ -160,6 +169,7 @@ class Submit(Message, frozen=True, tag=True):
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
+    audio: bytes = b""  # samples of the window of audio that the prompt is about: little-endian f32, as many as the model hears or fewer
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -261,7 +271,8 @@ class Ready(Message, frozen=True, tag=True):
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
-    generates: bool = True
+    generates: bool = True  # False for a model that generates only transcripts
+    num_samples: int = 0  # samples of a window of audio that the model hears, 16,000 a second; 0: none
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt

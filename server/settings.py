@@ -66,6 +66,8 @@ class ServerSettings:
     batch_store_bytes: int = 1 << 30  # limit on the total size of uploaded files; 0: offer neither files nor batches
     batch_store_s: float = 2592000.0  # time for which files that batches write are kept
     max_file_bytes: int = 200 << 20  # largest uploaded file
+    max_audio_bytes: int = 25 << 20  # largest audio file of a transcription
+    max_audio_s: float = 3600.0  # longest audio of a transcription
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server

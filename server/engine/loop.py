@@ -37,6 +37,7 @@ class Outputs:
     prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # first row, number of rows
     drawing: list[Sequence] = field(default_factory=list[Sequence])
     places: list[int] = field(default_factory=list[int])  # the row of each of `drawing`
+    masks: dict[Sequence, Mask] = field(default_factory=dict[Sequence, Mask])
     batch: SampleBatch | None = None
 
 
@@ -103,7 +104,7 @@ class Engine:
 
     def _announce(self, plan: Plan) -> None:
         """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
-        limit_s = self.scheduler.pace.limit_s(plan.num_tokens)
+        limit_s = self.scheduler.limit_s(plan)
         if limit_s >= LONG_S or self._has_announced:
             self._has_announced = limit_s >= LONG_S
             self._outbox.send(Step(limit_s if self._has_announced else 0.0))
@@ -139,7 +140,7 @@ class Engine:
     def _outputs(self, plan: Plan, masks: dict[Sequence, Mask]) -> Outputs:
         """Return what the engine takes from each row of a step. This depends only on tokens before the step, so the device may run
         meanwhile."""
-        outputs = Outputs()
+        outputs = Outputs(masks=masks)
         finished, parked = Stage.FINISHED, Stage.PARKED
         at = 0
         for item in plan.in_order:
@@ -169,7 +170,7 @@ class Engine:
         for seq, place in zip(drawing, outputs.places, strict=True):
             if seq.matcher is not None and seq.choosing is not None and (candidates := seq.choosing.candidates()):
                 seq.choosing.weigh(self._sampler.weigh(logits, place, candidates))
-        results = self._sampler.draw(logits, [seq.row for seq in drawing], outputs.batch)
+        results = self._sampler.draw(logits, [seq.row for seq in drawing], self._restricted(logits, outputs))
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.matcher is not None and drawn.error is None:
                 seq.matcher.prefetch(drawn.token_id)
@@ -177,6 +178,17 @@ class Engine:
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not finished:  # another choice may have failed the request just now
                 take(seq, drawn)
+
+    def _restricted(self, logits: Logits, outputs: Outputs) -> SampleBatch | None:
+        """Return the arguments of the draw, after matchers that read logits have restricted their masks."""
+        reading = [(i, seq, seq.matcher) for i, seq in enumerate(outputs.drawing) if seq.matcher is not None and seq.matcher.reads_logits]
+        if not reading:
+            return outputs.batch
+        rows, masks = self._model.download(logits), dict(outputs.masks)
+        for i, seq, matcher in reading:
+            masks[seq] = matcher.restrict(masks[seq], rows[outputs.places[i]])
+        drawing = outputs.drawing
+        return self._sampler.prepare([seq.row for seq in drawing], [masks.get(seq) for seq in drawing], outputs.places)
 
     def _deliver(self, items: list[Item]) -> None:
         """Pass on the vectors of texts to embed: one vector per token when it is computed, or only the vector of the last token. A request
