@@ -33,7 +33,7 @@ from server.models.publications import Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.pauses import collect_in_small_portions, switch_often
-from server.settings import ServerSettings
+from server.settings import ServerSettings, SettingsError
 from server.workers.supervisor import Care, Supervisor
 
 if TYPE_CHECKING:
