@@ -17,6 +17,7 @@ from server.mcp.http import HttpTransport, Place
 from server.mcp.session import Session
 
 MAX_AT_ONCE, MAX_PER_SERVER = 32, 8  # calls at a time
+MAX_WAITING = 256  # calls that run or wait for their turn
 GRACE_S = 1.0  # a thread that does not end with its attempt is left behind after this time
 PRIVATE = "private+"
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class McpServers:
         self._entries = [Entry.of(text) for text in entries]
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "mcp")  # starts a thread only when it is needed
+        self._num_waiting = 0
 
     @property
     def names(self) -> list[str]:
@@ -60,13 +62,17 @@ class McpServers:
 
     async def run(self, entry: Entry, work: Callable[[Attempt], T]) -> T:
         """Run `work` on a thread. Raise McpError if it fails, or takes too long. If the caller is cancelled, so is the attempt."""
+        if self._num_waiting >= MAX_WAITING:
+            raise McpStopped(f"{MAX_WAITING} calls of MCP servers wait already; ask again later")
         attempt = Attempt(self._timeout_s)
+        self._num_waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s + GRACE_S), entry.slots:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work, attempt)
         except TimeoutError:
             raise McpStopped(f"MCP server {entry.name!r} did not answer within {self._timeout_s:g} s") from None
         finally:
+            self._num_waiting -= 1
             attempt.cancel()
 
     def close(self, session: Session) -> None:

@@ -42,6 +42,7 @@ class Session:
         self._transport: Transport | None = None
         self._is_legacy: bool | None = None  # None: not known yet
         self._announces_changes = False
+        self._is_silent = False  # the server has not answered the first request: it ignores it, or starts slowly
         self._tools: dict[str, McpTool] | None = None
         self._fresh_until_s = 0.0
         self._progress: Callable[[Mapping[str, Any]], None] | None = None
@@ -146,7 +147,7 @@ class Session:
                 self._is_legacy = self._find_era(attempt)
             if self._is_legacy:
                 self._shake_hands(attempt)
-            else:
+            if not self._is_legacy:
                 self._transport = self._transport or self._connect(self._hear)
                 if self._announces_changes:
                     self._listen(self._transport)
@@ -157,7 +158,7 @@ class Session:
         """Return whether the server is of an earlier version. Raise McpError if no version is common."""
         transport = self._transport = self._connect(self._hear)
         try:
-            found = self._send(transport, "server/discover", {}, attempt.within(PROBE_S) if transport.keeps_open else attempt)
+            self._discover(transport, attempt.within(PROBE_S) if transport.keeps_open else attempt)
         except McpRefused as error:
             if error.code not in MODERN_ERRORS:
                 return True
@@ -169,19 +170,23 @@ class Session:
             return True
         except McpStopped:
             if transport.keeps_open and not attempt.has_ended:
+                self._is_silent = True
                 return True
             self._drop()
             raise
         except McpLost:
-            if transport.keeps_open:  # the first request may have ended it
+            if transport.keeps_open and self._transport is None:  # the first request may have ended it
                 return True
             raise
+        return False
+
+    def _discover(self, transport: Transport, attempt: Attempt) -> None:
+        found = self._send(transport, "server/discover", {}, attempt)
         versions = found.get("supportedVersions")
         if not isinstance(versions, list) or MODERN not in versions:
             self._drop()
-            raise McpLost(f"MCP server {self.name!r} speaks the versions {versions!r:.200}; expected {MODERN}")
+            raise McpRefused(f"MCP server {self.name!r} speaks the versions {versions!r:.200}; expected {MODERN}", UNSUPPORTED_VERSION)
         self._announces_changes = transport.keeps_open and _announces_changes(found)
-        return False
 
     def _listen(self, transport: Transport) -> None:
         """Ask for notifications of changed tools. They arrive until the connection ends; the request itself has no answer."""
@@ -198,6 +203,14 @@ class Session:
                 raise McpLost(f"MCP server {self.name!r} speaks version {agreed!r:.40}; expected one of {', '.join((MODERN, *LEGACY))}")
             transport.version = agreed
             transport.notify(notification("notifications/initialized"), attempt)
+        except McpRefused:
+            if not self._is_silent:
+                self._drop()
+                self._is_legacy = None
+                raise
+            self._is_silent = self._is_legacy = False  # a later version that started slowly has no handshake
+            transport.version = MODERN
+            self._discover(transport, attempt)
         except McpError:
             self._drop()
             self._is_legacy = None

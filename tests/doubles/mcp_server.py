@@ -172,6 +172,8 @@ def main() -> None:
     named = [one for one in TOOLS if one["name"] in sys.argv[2:]]
     behaviour = Behaviour(sys.argv[1], silent_first="silent" in sys.argv, tools=named or list(TOOLS))
     lock = threading.Lock()
+    if "slow" in sys.argv:
+        next(sys.stdin.buffer)  # the first request waits until the next one, as if the program started slowly
     print("ready to serve", file=sys.stderr, flush=True)
 
     def answer(message: Message) -> None:

@@ -128,6 +128,14 @@ def test_a_silent_server_is_an_earlier_one(over_stdio: Open, monkeypatch: pytest
     assert called(over_stdio("legacy", "silent"), "add", a=1, b=1).text == "2"
 
 
+def test_a_later_version_may_start_slowly(over_stdio: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client takes it for an earlier one, until it refuses the handshake."""
+    monkeypatch.setattr("server.mcp.session.PROBE_S", 0.5)
+    session = over_stdio("modern", "slow")
+    assert called(session, "add", a=1, b=1).text == "2"
+    assert session.tools(Attempt(PATIENT_S)) and called(session, "grow").text == "grown"
+
+
 def test_progress_is_reported(over_stdio: Open, over_http: Any) -> None:
     for session in (over_stdio("modern"), over_stdio("legacy"), over_http(Behaviour(as_events=True))):
         heard: list[Any] = []
