@@ -44,7 +44,9 @@ with suppress(KeyboardInterrupt):
 def spawn(tmp_path):
     processes = []
 
-    def start(drain_s: float, num_tokens: int = 40, *, lame_duck_s: float = 0.0, on_hangup: signal.Handlers = signal.SIG_DFL) -> tuple[subprocess.Popen, str]:
+    def start(
+        drain_s: float, num_tokens: int = 40, *, lame_duck_s: float = 0.0, on_hangup: signal.Handlers = signal.SIG_DFL
+    ) -> tuple[subprocess.Popen, str]:
         """Start a server process that handles SIGHUP as `on_hangup` states, even if the tests themselves run under nohup."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
