@@ -58,7 +58,7 @@ BY_QUERY = {"/props": "/props?model={}", "/slots": "/slots?model={}"}
 BY_PATH = {"/v1/models/{model:path}": "/v1/models/{}"}
 LISTS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/health/ready", "/v1/files", "/v1/batches", "/v1/messages/batches")
 OTHERS = re.compile(
-    r"/v1/(files|batches|messages/batches|responses).*|/(api/)?version|/web/.*|/metrics|/v2/models/\{model:path\}/ready|/openapi.*"
+    r"/v1/(files|batches|messages/batches|responses).*|/(api/)?version|/load|/web/.*|/metrics|/v2/models/\{model:path\}/ready|/openapi.*"
 )
 
 

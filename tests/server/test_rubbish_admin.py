@@ -16,7 +16,10 @@ from tests.server.test_rubbish import CONFORMANCE, DOCUMENT, OPERATIONS, answer_
 ADMINISTRATION = [(method, path) for method, path in OPERATIONS if access_of(path, open_metrics=False) is Access.ADMIN]
 # field -> a name that the server accepts
 KNOWN = {"model": "null", "name": "null", "alias": "other", "source": "null", "destination": "third"}
-KNOWN_BODIES = {"/api/create": {"model": "third", "from": "null"}}  # whole bodies that the server accepts
+KNOWN_BODIES = {
+    "/api/create": {"model": "third", "from": "null"},
+    "/admin/kept_requests": {"of": ["model=*"]},
+}  # whole bodies that the server accepts
 NOTHING_TO_REMOVE = ("/admin/cache", "/api/delete")  # here no request needs to succeed, because the server has no files to delete
 
 
@@ -30,7 +33,7 @@ def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
     """Random requests to one path of the admin API: at least one succeeds, and every answer matches the OpenAPI document. Afterwards the
     admin API still works."""
     (tmp_path / "models" / "null").mkdir(parents=True)
-    server = serve(initial=(), footprints=defaultdict(lambda: Footprint(1, 1, 1, 1)), drain_s=0.01)
+    server = serve(initial=(), footprints=defaultdict(lambda: Footprint(1, 1, 1, 1)), drain_s=0.01, keep_requests=tmp_path / "kept")
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
     client = server.http()
     statuses = set()
