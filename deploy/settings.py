@@ -31,7 +31,7 @@ PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # variables of the commands that talk to a running server
 
-LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS = "Address", "Keys", "Models", "Limits", "Times", "Logs and traces"
+LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS, FLEET = "Address", "Keys", "Models", "Limits", "Times", "Logs and traces", "Fleets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ SETTINGS = (
     Setting("batch_dir", MODELS, "Folder of uploaded files and of batches, which a restart continues; by default in the cache."),
     Setting("batch_store_bytes", LIMITS, "Disk space for uploaded files, such as 1G; 0 offers neither files nor batches."),
     Setting("max_file_bytes", LIMITS, "Largest uploaded file."),
+    Setting("max_audio_bytes", LIMITS, "Largest audio file of a transcription."),
+    Setting("max_audio_s", LIMITS, "Longest audio of a transcription."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of waiting sequences per model."),
@@ -98,6 +100,9 @@ SETTINGS = (
     Setting("keep_requests", LOGS, "File that stores requests and answers, for `relaxserve replay`."),
     Setting("keep_requests_of", LOGS, "What to store: model=NAME or key=NAME."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),
+    Setting("kv_events", FLEET, "ZMQ address that publishes changes of the prefix caches, such as tcp://*:5557."),
+    Setting("kv_events_replay", FLEET, "ZMQ address that sends changes again to routers that missed some, such as tcp://*:5558."),
+    Setting("kv_events_name", FLEET, "Name of this replica in the topics of its events, such as 10.0.0.7:8000; by default its address."),
 )
 
 TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}

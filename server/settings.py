@@ -35,6 +35,10 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()
 
+    kv_events: str | None = None  # ZMQ address that publishes changes of prefix caches; None: they are not published
+    kv_events_replay: str | None = None  # ZMQ address that sends past changes again
+    kv_events_name: str | None = None  # name of this replica in the topics; None: its address
+
     model_root: Path = Path("models")
     allow_hub: bool = False
     publish: tuple[str, ...] = ()  # models that browsers may download and run
@@ -62,6 +66,8 @@ class ServerSettings:
     batch_store_bytes: int = 1 << 30  # limit on the total size of uploaded files; 0: offer neither files nor batches
     batch_store_s: float = 2592000.0  # time for which files that batches write are kept
     max_file_bytes: int = 200 << 20  # largest uploaded file
+    max_audio_bytes: int = 25 << 20  # largest audio file of a transcription
+    max_audio_s: float = 3600.0  # longest audio of a transcription
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server
@@ -89,6 +95,11 @@ class ServerSettings:
             raise SettingsError(f"root_path is {self.root_path!r}; expected a path such as /llm")
         for network in self.proxy_networks:
             _require_network(network)
+        for name in ("kv_events", "kv_events_replay"):
+            if (address := getattr(self, name)) is not None and not re.fullmatch(ZMQ_ADDRESS, address, re.ASCII):
+                raise SettingsError(f"{name} is {address!r:.200}; expected tcp://*:5557, tcp://ADDRESS:PORT or ipc://PATH")
+        if self.kv_events_name is not None and not re.fullmatch(r"[^\s@]{1,200}", self.kv_events_name):
+            raise SettingsError(f"kv_events_name is {self.kv_events_name!r:.200}; expected a name without @, such as 10.0.0.7:8000")
         for name, (form, expectation) in FORMS.items():
             for value in getattr(self, name):
                 if not re.fullmatch(form, value, re.ASCII):
@@ -106,6 +117,7 @@ class ServerSettings:
 
 KEEP = r"(model|key)=[A-Za-z0-9._:/*?\[\]!-]{1,128}"
 KEPT = "model=PATTERN or key=PATTERN, in which * stands for any text"
+ZMQ_ADDRESS = r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\*|\d{1,5})|ipc://.+"
 CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
 # These values are compared literally or as patterns, so a value in another format would never match.

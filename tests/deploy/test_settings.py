@@ -25,6 +25,8 @@ SAMPLES = {
     "root_path": "/llm",
     "log_level": "warning",
     "log_format": "json",
+    "kv_events": "tcp://*:5557",
+    "kv_events_replay": "tcp://127.0.0.1:5558",
     "otlp_traces_endpoint": "http://collector:4318/v1/traces",
 }
 
