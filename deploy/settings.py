@@ -77,7 +77,7 @@ SETTINGS = (
     Setting("batch_store_bytes", LIMITS, "Disk space for uploaded files, such as 1G; 0 offers neither files nor batches."),
     Setting("max_file_bytes", LIMITS, "Largest uploaded file."),
     Setting("max_audio_bytes", LIMITS, "Largest audio file of a transcription."),
-    Setting("max_audio_s", LIMITS, "Longest audio of a transcription."),
+    Setting("max_audio_s", TIMES, "Longest audio of a transcription."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of waiting sequences per model."),

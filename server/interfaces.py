@@ -73,6 +73,7 @@ class WorkerHandle(Protocol):
     restarts: int
     resubmitted: int
     ready: Ready | None  # the message of the worker that serves
+    ready_s: float  # monotonic time at which it became ready
     outage: Outage | None
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
 

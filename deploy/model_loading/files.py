@@ -74,8 +74,9 @@ def open_source(known: Asked) -> Opened:
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)
     load = known.load
-    if load.max_context is None:
-        load = msgspec.structs.replace(load, max_context=tokenizer_source.defaults().max_context)
+    if load.max_context is None and (beside := tokenizer_source.defaults().max_context) is not None:
+        # a worker that replaces another keeps its context, which running requests rely on, even if the file has changed
+        load = msgspec.structs.replace(load, max_context=load.least_context if load.restart else beside)
     asked = carried(known, Asked, load=load)
     return Opened(**asked, files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
 

@@ -106,7 +106,7 @@ class Supervisor:
         self._jobs: dict[str, Generation | Embedded] = {}
         self._worker: WorkerProcess | None = None
         self._loading: WorkerProcess | None = None
-        self._ready_s = 0.0
+        self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
         self._num_fruitless = 0  # workers in a row that died early, before they had produced anything
@@ -287,7 +287,7 @@ class Supervisor:
                         worker.is_up()
                         self._watchdog.expect(0.0)
                         self._worker, self.card = worker, message.card
-                        self._ready_s = time.monotonic()
+                        self.ready_s = time.monotonic()
                         self._load = msgspec.structs.replace(self._load, restart=True, least_context=message.max_context)
                         return message
                     case LoadFailed():
@@ -325,7 +325,7 @@ class Supervisor:
             guilty = assign_blame(self._jobs.values(), KILLED if worker.ended_from_outside else CRASH)
             if guilty is not None:
                 self._quarantine(guilty, how)
-            has_settled = self.outage.began_s - self._ready_s > self._care.settled_s
+            has_settled = self.outage.began_s - self.ready_s > self._care.settled_s
             self._num_fruitless = 1 if has_settled else self._num_fruitless + 1
             await self._restart(self.outage, killed=worker.ended_from_outside)
             self.restarts += self._worker is not None

@@ -195,6 +195,7 @@ class NullWorker:
         self.restarts = 0
         self.resubmitted = 0
         self.ready: Ready | None = None
+        self.ready_s = 0.0
         self.outage: Outage | None = None
         self.before_wake: Callable[[], None] = lambda: None
         self.pid: int | None = None  # there is no process
@@ -225,7 +226,6 @@ class NullWorker:
             page_size=PAGE_SIZE,
             weights_bytes=script.weights_bytes,
             arena_bytes=1 << 16,
-            load_s=script.load_s,
             kv_cache_bytes=script.kv_cache_bytes,
             cache_groups=(CachePages(num_pages, script.kv_cache_bytes // num_pages, PAGE_SIZE),),
             embedding_size=script.embedding_size,
@@ -310,6 +310,7 @@ class NullWorker:
         if self.state.value == NullState.SLEEPING.value:
             self.before_wake()
             self.state = NullState.READY
+            self.ready_s = time.monotonic()
 
     async def drain(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):

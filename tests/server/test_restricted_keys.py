@@ -49,16 +49,18 @@ BODIES: dict[str, dict[str, Any]] = {
     "/parse_function_call": {"text": "hi", "tools": [TOOL]},
     "/separate_reasoning": {"text": "hi"},
     "/pooling": {"input": "hi"},
+    "/inference/v1/generate": {"token_ids": [104]},
     **{path: {"query": "hi", "documents": ["a"]} for path in ("/v1/reranking", "/reranking", "/v2/rerank", "/rerank", "/v1/rerank")},
     **{path: {"text_1": "hi", "text_2": "ho"} for path in ("/score", "/v1/score")},
     **{path: {"prompt": "hi"} for path in ("/v1/tokenize", "/tokenize")},
     **{path: {"tokens": [104]} for path in ("/v1/detokenize", "/detokenize")},
 }
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies are forms
 BY_QUERY = {"/props": "/props?model={}", "/slots": "/slots?model={}"}
 BY_PATH = {"/v1/models/{model:path}": "/v1/models/{}"}
 LISTS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/health/ready", "/v1/files", "/v1/batches", "/v1/messages/batches")
 OTHERS = re.compile(
-    r"/v1/(files|batches|messages/batches|responses).*|/(api/)?version|/web/.*|/metrics|/v2/models/\{model:path\}/ready|/openapi.*"
+    r"/v1/(files|batches|messages/batches|responses).*|/(api/)?version|/load|/web/.*|/metrics|/v2/models/\{model:path\}/ready|/openapi.*"
 )
 
 
@@ -82,7 +84,7 @@ def paths_of_clients() -> set[str]:
 
 def test_every_path_is_tested():
     """A new endpoint either names a model and is in a table above, or says here that it names none."""
-    tested = {*BODIES, *BY_QUERY, *BY_PATH, *LISTS}
+    tested = {*BODIES, *FORMS, *BY_QUERY, *BY_PATH, *LISTS}
     assert not {path for path in paths_of_clients() if path not in tested and not OTHERS.fullmatch(path)}
 
 
@@ -102,12 +104,14 @@ def test_no_endpoint_of_clients_asks_the_registry():
 def asked(http, path: str, model: str):
     if path in BODIES:
         return http.post(path, json={"model": model, **BODIES[path]})
+    if path in FORMS:
+        return http.post(path, data={"model": model}, files={"file": ("a.wav", b"RIFF")})
     return http.get({**BY_QUERY, **BY_PATH}[path].format(model))
 
 
 def test_a_model_that_the_key_may_not_use_is_not_found(server):
     http, other = client_of(server), client_of(server, BOB)
-    for path in (*BODIES, *BY_QUERY, *BY_PATH):
+    for path in (*BODIES, *FORMS, *BY_QUERY, *BY_PATH):
         for name in ("secret", "secret-alias", "secret:latest"):
             answer = asked(http, path, name)
             assert answer.status_code == 404, (path, answer.text)

@@ -18,7 +18,11 @@ ADMINISTRATION = [(method, path) for method, path in OPERATIONS if access_of(pat
 # field -> a name that the server accepts
 KNOWN = {"model": "null", "name": "null", "alias": "other", "source": "null", "destination": "third"}
 # whole bodies and queries that the server accepts
-KNOWN_BODIES = {"/api/create": {"model": "third", "from": "null"}, "/admin/downloads": {"source": "known"}}
+KNOWN_BODIES = {
+    "/api/create": {"model": "third", "from": "null"},
+    "/admin/downloads": {"source": "known"},
+    "/admin/kept_requests": {"of": ["model=*"]},
+}
 KNOWN_QUERIES = {"/admin/forms": {"source": "null"}}
 NOTHING_TO_REMOVE = ("/admin/cache", "/api/delete")  # here no request needs to succeed, because the server has no files to delete
 
@@ -34,7 +38,7 @@ def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
     admin API still works."""
     (tmp_path / "models" / "null").mkdir(parents=True)
     planned = {"footprints": defaultdict(lambda: Footprint(1, 1, 1, 1)), "forms": {"null": [FormEstimate("auto", 1, 0.0)]}}
-    server = serve(initial=(), library=Shelf(), allow_hub=True, drain_s=0.01, **planned)
+    server = serve(initial=(), library=Shelf(), allow_hub=True, drain_s=0.01, keep_requests=tmp_path / "kept", **planned)
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
     client = server.http()
     statuses = set()

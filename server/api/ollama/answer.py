@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from server.api.answer.blocks import Block, BlockAnswer, Kind
 from server.api.answer.generate import Generation
 from server.api.request.prepare import ChatPlan
+from server.interfaces import WorkerHandle
 from server.models.model import rfc3339
 from server.text.parts import CallStart
 
@@ -69,17 +70,16 @@ class OllamaAnswer(BlockAnswer):
         self,
         plan: ChatPlan,
         generation: Generation,
+        worker: WorkerHandle,
         model: str,
         *,
         is_chat: bool,
         ended: Callable[[], None] | None = None,
-        load_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`ended` is called once the answer is complete, has failed, or is no longer wanted. `load_s` returns how long the model was loaded
-        for this answer, once it is."""
+        """`ended` is called once the answer is complete, has failed, or is no longer wanted."""
         super().__init__(plan, generation)
         self._ended = ended
-        self._load_s = load_s
+        self._worker = worker
         self._is_chat = is_chat
         self._model = model
         self._began_s = time.monotonic()
@@ -159,7 +159,7 @@ class OllamaAnswer(BlockAnswer):
     def _counts(self) -> OllamaCounts:
         now_s = time.monotonic()
         first_s = now_s if self._generation.first_s is None else self._generation.first_s
-        load_s = min(self._load_s(), first_s - self._began_s)
+        load_s = max(0.0, min(self._worker.ready_s, first_s) - self._began_s)  # the answer has waited if the worker was not ready before
         return {
             "done_reason": "length" if self.finish == "length" else "stop",
             "total_duration": _nanoseconds(now_s - self._began_s),
