@@ -8,6 +8,7 @@ tensors are parameters of the step, the memory plan how many bytes a page has, a
     keys and values in a window       pages whose tokens no later token reads go back to the pool
     one state per sequence            a page holds the state after the last token that was computed in it. Every sequence that begins with
                                       the same tokens can continue from the state of a full page. Large states have pages of more tokens.
+    keys and values of audio          one page per sequence holds those of all frames of its window of audio
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class KVGroup:
     value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are stored beside the keys
     page_size: ClassVar[int] = PAGE_SIZE
     page_axis: ClassVar[int] = 2  # the axis of pages in the arrays
+    num_parts: ClassVar[int] = 1  # entries on this axis that make a page
     keeps_states: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class StateGroup:
     sizes: tuple[int, ...]  # number of elements of each part of a layer's state
     page_size: int = PAGE_SIZE  # number of tokens from one stored state to the next; a multiple of PAGE_SIZE
     page_axis: ClassVar[int] = 1
+    num_parts: ClassVar[int] = 1
     keeps_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -90,7 +93,38 @@ class StateGroup:
         return _num_bytes(self.arrays(1))
 
 
-CacheGroup = KVGroup | StateGroup
+@dataclass(frozen=True, slots=True)
+class HeardGroup:
+    """Keys and values of the frames of audio to which the decoder's layers attend: [layers, 2, parts, kv_heads, PAGE_SIZE * head_dim]. A
+    part has the layout of a page of a KVGroup. A page consists of the parts of all frames. It lasts for as many tokens as a sequence can
+    have, so a sequence holds one page, and pages are never shared by their tokens."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    num_frames: int
+    page_size: int  # tokens: a multiple of PAGE_SIZE, at least the longest sequence
+    window: ClassVar[None] = None
+    page_axis: ClassVar[int] = 2
+    keeps_states: ClassVar[bool] = False
+
+    @property
+    def num_parts(self) -> int:
+        return -(-self.num_frames // PAGE_SIZE)
+
+    def shape(self, parts: P) -> tuple[int | P, ...]:
+        return len(self.layers), 2, parts, self.num_kv_heads, PAGE_SIZE * self.head_dim
+
+    def arrays(self, pages: int) -> tuple[Array[int], ...]:
+        return ((self.shape(pages * self.num_parts), self.dtype),)
+
+    @property
+    def bytes_per_page(self) -> int:
+        return _num_bytes(self.arrays(1))
+
+
+CacheGroup = KVGroup | StateGroup | HeardGroup
 
 
 def _num_bytes(arrays: tuple[Array[int], ...]) -> int:

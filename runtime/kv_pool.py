@@ -37,7 +37,9 @@ class KVPool:
             if not 0 <= page < self.num_pages[group]:
                 raise IndexError(f"page {page} does not exist; the pool has pages 0 to {self.num_pages[group] - 1}")
         for tensor in self.tensors[group]:
-            self._device.copy_index(tensor, self.groups[group].page_axis, source, target)
+            axis, count = self.groups[group].page_axis, self.groups[group].num_parts
+            for part in range(count):
+                self._device.copy_index(tensor, axis, source * count + part, target * count + part)
 
 
 def _tensor(device: Device, shape: tuple[int, ...], dtype: str) -> Tensor:

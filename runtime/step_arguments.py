@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.cache_groups import CacheGroup
+from runtime.cache_groups import CacheGroup, HeardGroup
 
 Ints = NDArray[np.int32]
 
@@ -23,6 +23,9 @@ def step_arguments(
     tables: Sequence[Ints],
 ) -> tuple[Any, ...]:
     """Return the arguments of the step that precede `logit_rows`. `slots` and `tables` have one entry per cache group."""
+    if isinstance(groups[-1], HeardGroup):
+        others = step_arguments(groups[:-1], tokens, positions, query_starts, seq_ids, slots[:-1], tables[:-1])
+        return *others, tables[-1][:, 0]
     paged = [not group.keeps_states for group in groups]
     held = (places for places, is_paged in zip(slots, paged, strict=True) if is_paged)
     shown = (table for table, is_paged in zip(tables, paged, strict=True) if is_paged)

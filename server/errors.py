@@ -101,6 +101,20 @@ NOT_A_CLASSIFIER = ErrorKind(
     "The model has no classification head for texts or for tokens.",
     "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
 )
+NOT_A_SPEECH_MODEL = ErrorKind(
+    "not_a_speech_model",
+    400,
+    INVALID,
+    "The model hears no audio.",
+    "Ask a speech model, such as Whisper.",
+)
+INVALID_AUDIO = ErrorKind(
+    "invalid_audio",
+    400,
+    INVALID,
+    "The audio file is damaged, too long, or in a format that the server does not read.",
+    "Read the message; convert the file to WAV.",
+)
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
     400,
@@ -284,6 +298,13 @@ PREFLIGHT_UNAVAILABLE = ErrorKind(
     "This server cannot compute a load's memory without loading.",
     "Load without `dry_run`.",
 )
+NOTHING_KEPT = ErrorKind(
+    "nothing_kept",
+    501,
+    SERVER,
+    "The server has no file in which it could store requests.",
+    "Start it with `--keep-requests FILE`.",
+)
 CACHE_UNAVAILABLE = ErrorKind(
     "cache_unavailable",
     501,
@@ -305,6 +326,9 @@ MODEL_NOT_READY = ErrorKind(
     "The model is loading, restarting or draining.",
     "Wait for `Retry-After`.",
     retry=True,
+)
+AUDIO_NOT_DECODED = ErrorKind(
+    "audio_not_decoded", 503, OVERLOADED, "The server was too busy to decode the audio file.", "Send it again.", retry=True
 )
 TOO_MANY_CONNECTIONS = ErrorKind(
     "too_many_connections",

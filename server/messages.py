@@ -1,7 +1,7 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
-    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Card
+    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Card  CacheChanged
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
 `time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
@@ -86,6 +86,14 @@ class Thinking(msgspec.Struct, frozen=True):
     is_open: bool  # the prompt ends inside a block
 
 
+class Stamps(msgspec.Struct, frozen=True):
+    """The answer is a transcript with time stamps: see `server/constraints/stamps.py`."""
+
+    first: int  # id of the stamp 0.00, the first of those that end the vocabulary
+    end: int  # id of the token that ends a transcript; all tokens of text come before it
+    most_first: int  # the first stamp is at most this many stamps after 0.00
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
@@ -112,6 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     thinking: Thinking | None = None
+    stamps: Stamps | None = None  # not together with a constraint
 
 
 # --- front -> worker ---------------------------------------------------------------------------------------------------
@@ -140,6 +149,7 @@ class Load(Message, frozen=True, tag=True):
     least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
+    logs_cache: bool = False  # report changes of the prefix cache
 
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
@@ -159,6 +169,7 @@ class Submit(Message, frozen=True, tag=True):
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
+    audio: bytes = b""  # samples of the window of audio that the prompt is about: little-endian f32, as many as the model hears or fewer
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -260,7 +271,8 @@ class Ready(Message, frozen=True, tag=True):
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
-    generates: bool = True
+    generates: bool = True  # False for a model that generates only transcripts
+    num_samples: int = 0  # samples of a window of audio that the model hears, 16,000 a second; 0: none
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt
@@ -375,5 +387,33 @@ class Card(Message, frozen=True, tag=True):
     usage: CardUsage
 
 
+class PagesStored(Message, frozen=True, tag=True):
+    """Pages that can be found in the prefix cache from now on: each continues the page before it."""
+
+    hashes: tuple[int, ...]
+    parent: int | None  # the page that the first one continues; None: it is the beginning of a prompt
+    token_ids: tuple[int, ...]  # of all the pages together
+    page_size: int
+    group: int | None = None  # cache group; None: the model has only one
+    keeps_states: bool = False
+    window: int | None = None
+
+
+class PagesRemoved(Message, frozen=True, tag=True):
+    """Pages that cannot be found any more."""
+
+    hashes: tuple[int, ...]
+    group: int | None = None
+
+
+CacheChange = PagesStored | PagesRemoved
+
+
+class CacheChanged(Message, frozen=True, tag=True):
+    """The changes of the prefix cache since the last such message. Sent only if the load asks for it."""
+
+    changes: tuple[CacheChange, ...]
+
+
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card | CacheChanged

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from compiler.frontend.config import Heads, ModelConfig
 from compiler.ir.dtypes import DType
-from runtime.cache_groups import PAGE_SIZE, CacheGroup, KVGroup, StateGroup
+from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup, KVGroup, StateGroup
 
 MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix cache hit loses fewer tokens than this
 
 
 def groups_of(config: ModelConfig, dtype: DType, max_context: int) -> tuple[CacheGroup, ...]:
-    """Return the cache groups. Layers that keep all tokens come first. A layer with a window of at least `max_context` tokens counts as one
-    that keeps all tokens."""
+    """Return the cache groups. Layers that keep all tokens come first, what a speech model heard comes last. A layer with a window of at
+    least `max_context` tokens counts as one that keeps all tokens."""
     attention = _of_attention(config, dtype, max_context)
-    return *attention, *_of_states(config, sum(group.bytes_per_page for group in attention))
+    return *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype)
+
+
+def _of_audio(config: ModelConfig, dtype: DType) -> tuple[HeardGroup, ...]:
+    """Return the group of what a speech model heard. It has no 8-bit pages: its keys are written once, and read in every step."""
+    if config.hearing is None:
+        return ()
+    layers, whole = tuple(range(config.num_layers)), -(-config.max_context // PAGE_SIZE) * PAGE_SIZE
+    held = DType.BF16 if dtype is DType.I8 else dtype
+    return (HeardGroup(layers, config.num_heads, config.head_dim, str(held), config.hearing.num_frames, whole),)
 
 
 def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[KVGroup, ...]:

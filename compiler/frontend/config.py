@@ -126,6 +126,22 @@ class AltUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Hearing:
+    """The encoder of a speech model. It has the hidden size of the decoder."""
+
+    num_mels: int
+    num_frames: int  # frames of a window of audio, each of 20 ms
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of a window."""
+        return 320 * self.num_frames
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: str
     vocab_size: int
@@ -178,6 +194,7 @@ class ModelConfig:
     apart: bool = False  # matrices that checkpoints of the hub stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
     encoder: EncoderConfig | None = None
+    hearing: Hearing | None = None
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts

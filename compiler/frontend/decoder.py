@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, classified, embed, logits, stream_norm
+from compiler.frontend.hearing import add_hearing
+from compiler.frontend.layers.decoder import Batch, HeardCache, KVCache, Layer, StateCache, Step, classified, embed, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
@@ -31,7 +32,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.embedding import EMBEDDING
-from runtime.cache_groups import KVGroup, StateGroup
+from runtime.cache_groups import HeardGroup, KVGroup, StateGroup
 
 ENTRY, HIDDEN, BOTH, OBSERVED = "step", "hidden", "both", "observed"
 PREFIX = "model."
@@ -93,6 +94,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         hidden_rows=Var("hidden_rows", tensor((h,), i32)) if entry == BOTH else None,
         caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
         states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
+        heard=next((_heard_cache(group, s) for _, group in groups if isinstance(group, HeardGroup)), None),
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
@@ -100,6 +102,8 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
     step = Step(net, config, batch, prefix, f"{prefix}{family.embedding}", t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
         net.builder.returns(_result(step, family, entry))
+    if batch.heard is not None:
+        add_hearing(net, config, batch.heard.group)
     return net.builder.finish()
 
 
@@ -127,9 +131,14 @@ def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateC
     )
 
 
+def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
+    held = Var("heard", tensor(group.shape(DimVar("heard_parts", 1)), DType(group.dtype)))
+    return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), (held,))
+
+
 def _prefix(dtypes: Mapping[str, DType]) -> str:
     """Return the prefix of the names of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
-    known = (f"language_model.{PREFIX}", f"{PREFIX}language_model.", PREFIX, "backbone.")
+    known = (f"{PREFIX}decoder.", f"language_model.{PREFIX}", f"{PREFIX}language_model.", PREFIX, "backbone.")
     return next(filter(None, (prefix_of(dtypes, prefix) for prefix in known)), "")
 
 

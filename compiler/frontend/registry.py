@@ -17,6 +17,7 @@ from compiler.frontend.config import DECODERS_ONLY, ModelConfig, require_causal
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel, listed
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.hearing import WithTables
 from compiler.frontend.joint import joint
 from compiler.frontend.metadata import require_read
 from compiler.frontend.mixture import joint_experts, without
@@ -80,7 +81,8 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
     family = decoder_family(config.family)
     used = without(files, config.unused) if config.unused else files
     named = Renamed(used, family.renamed) if family.renamed else used
-    return joint(joint_experts(named, family.experts), family.joined)
+    joined = joint(joint_experts(named, family.experts), family.joined)
+    return joined if config.hearing is None else WithTables(joined, config.hearing)
 
 
 def load_config(path: str | Path) -> ModelConfig:

@@ -186,6 +186,8 @@ def _shown(name: str, default: Any) -> str:
     """Format a default in the syntax that the option accepts. Only numbers of bytes have units."""
     if name.endswith("_bytes") and default % (1 << 10) == 0:
         return f"{default >> 20}M" if default % (1 << 20) == 0 else f"{default >> 10}K"
+    if isinstance(default, tuple):
+        return ",".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

@@ -33,7 +33,7 @@ def servable(asked: Asked) -> Servable:
 
 def require_generator(model: Servable, name: str) -> Generator:
     if not isinstance(model.mode, Generator):
-        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{name} only computes embeddings; expected a model that generates text")
+        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{name} generates no text; expected a model that answers texts")
     return model.mode
 
 

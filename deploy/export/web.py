@@ -89,6 +89,8 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     mode = model.mode
     if mode.files.config.classes is not None:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; expected a model that generates text or computes embeddings")
+    if mode.files.config.hearing is not None:
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} transcribes speech; expected a model that generates text or computes embeddings")
     dialect = _dialect(model)
     folder.mkdir(parents=True, exist_ok=True)
     programs = tuple(_level(model, mode, get(target), folder, progress) for target in levels)

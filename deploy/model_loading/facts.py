@@ -11,7 +11,7 @@ from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 from deploy.model_loading.files import ModelFiles
-from deploy.model_loading.locate import files_of_model
+from deploy.model_loading.locate import CT2, files_of_model
 from server.messages import Facts
 
 WEIGHTS = (".safetensors", ".gguf")
@@ -50,12 +50,18 @@ def facts_of(files: ModelFiles) -> Facts:
     counts = values_by_type(files)
     return Facts(
         family=files.config.family,
-        format="safetensors" if files.gguf is None else "gguf",
+        format=_format(files),
         num_parameters=sum(counts.values()),
         weight_type=_weight_type(files, counts),
-        file_bytes=sum(file.stat().st_size for file in files_of_model(files.path) if file.suffix in WEIGHTS),
+        file_bytes=sum(file.stat().st_size for file in files_of_model(files.path) if file.suffix in WEIGHTS or file.name == CT2),
         max_context=files.config.max_context,
     )
+
+
+def _format(files: ModelFiles) -> str:
+    if files.gguf is not None:
+        return "gguf"
+    return "ctranslate2" if (files.path / CT2).is_file() else "safetensors"
 
 
 def values_by_type(files: ModelFiles) -> dict[str, int]:

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
+from compiler.frontend.ct2 import FILE as CT2_FILE
+from compiler.frontend.ct2 import Ct2Whisper
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
@@ -101,7 +103,16 @@ def _open_gguf(path: Path) -> ModelFiles:
     return ModelFiles(path, model.config, model, model.config.embedding.is_stated, gguf=model.file, held=held)
 
 
+def _open_ct2(path: Path) -> ModelFiles:
+    model = Ct2Whisper(path / CT2_FILE)
+    fields = model.fields()
+    config = config_of(path, fields)
+    return ModelFiles(path, config, weights_of(config, model), is_embedder=False, architectures=_architectures_of(fields))
+
+
 def _open_folder(path: Path) -> ModelFiles:
+    if (path / CT2_FILE).is_file():
+        return _open_ct2(path)
     fields = read_config(path)
     try:
         config = config_of(path, fields)

@@ -17,6 +17,7 @@ import msgspec
 
 from deploy.cache import NOT_CACHED
 from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.locate import CT2
 from deploy.quantizing.kept import settings_of
 from runtime.errors import RuntimeFault
 from runtime.sealed import load, store
@@ -63,7 +64,8 @@ def content_digest(path: Path) -> str:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path.with_name(name) for name in parts_of(path.name)]
-    return sorted(file for file in (*path.glob("*"), *path.glob("*/*")) if file.suffix in SUFFIXES and file.is_file())
+    found = (*path.glob("*"), *path.glob("*/*"))
+    return sorted(file for file in found if (file.suffix in SUFFIXES or file.name == CT2) and file.is_file())
 
 
 def _pieces(file: Path) -> Iterator[tuple[Path, int]]:

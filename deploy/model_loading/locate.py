@@ -17,6 +17,7 @@ from server.messages import ErrorCode
 from server.models.state import ModelSpec
 
 CONFIG = "config.json"
+CT2 = "model.bin"  # the weights in the format of CTranslate2
 SNAPSHOTS = "snapshots"  # the folder of the hub's cache that has a folder for each downloaded commit of a repository
 READ = (".json", ".safetensors", ".gguf", ".jinja")  # suffixes of the files that loading reads
 
@@ -121,7 +122,9 @@ def weigh(spec: ModelSpec) -> int:
     try:
         if (path := _here(spec.source)) is None:
             return 0
-        num_bytes = sum(file.stat().st_size for file in files_of_model(path) if file.suffix in (".safetensors", ".gguf"))
+        num_bytes = sum(
+            file.stat().st_size for file in files_of_model(path) if file.suffix in (".safetensors", ".gguf") or file.name == CT2
+        )
     except (OSError, LoadError):  # a file is being replaced right now, or cannot be read
         return 0
     return num_bytes * BITS.get(spec.quantize.partition("-")[0], 16) // 16
@@ -134,5 +137,5 @@ def _files_of(folder: Path) -> Iterator[Path]:
             continue
         if path.is_dir():
             yield from (file for file in path.iterdir() if file.suffix in READ and file.is_file())
-        elif path.suffix in READ:
+        elif path.suffix in READ or path.name == CT2:
             yield path

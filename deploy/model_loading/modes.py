@@ -1,4 +1,4 @@
-"""Choose the mode in which opened files are served: a decoder that generates, a decoder that embeds, or an encoder. A mode defines its
+"""Choose the mode in which opened files are served: a decoder that generates, embeds or transcribes, or an encoder. A mode defines its
 program, the bounds of a step, and how many pages of the KV cache it needs."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
+from compiler.frontend.decoder import ENTRY as STEP
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
@@ -139,6 +140,21 @@ class Generator(_Decoder):
 
 
 @dataclass(frozen=True, slots=True)
+class Transcriber(_Decoder):
+    """A decoder that writes down what its encoder hears. The module also has the program that hears."""
+
+    entry: ClassVar[str] = STEP
+    unused: ClassVar[tuple[str, ...]] = (*DECODER_UNUSED, "proj_out.weight")
+    generates: ClassVar[bool] = True
+
+    def module(self) -> IRModule:
+        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(STEP))
+
+    def pages(self) -> tuple[Pages, ...]:
+        return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
 class Embedder(_Decoder):
     entry: ClassVar[str] = HIDDEN
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
@@ -191,7 +207,7 @@ class Encoder(_Mode):
 
 # --- choosing the mode ----------------------------------------------------------------------------------------------------
 
-Mode = Generator | Embedder | Encoder
+Mode = Generator | Transcriber | Embedder | Encoder
 
 
 def mode_of(files: ModelFiles, load: Load) -> Mode:
@@ -201,4 +217,6 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
         raise LoadError(ErrorCode.INVALID_VALUE, text)
     if not files.config.is_causal:
         return Encoder.of(files, load)
+    if files.config.hearing is not None:
+        return Transcriber.of(files, load)
     return Embedder.of(files, load) if files.is_embedder else Generator.of(files, load)

@@ -93,7 +93,7 @@ def wanted_plan(known: Compiled, device: Limits) -> Plan:
     executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
-    weights_bytes = weights_of(step.weights)
+    weights_bytes = weights_of(step.weights) + sum(weights_of(f.weights) for f in _above(executable, entry))
     graphs_bytes = device.launch_bytes * captured_launches(executable) if device.launch_bytes else 0
     room = limit_of(load, device) - weights_bytes - arena_bytes - graphs_bytes
     groups = tuple(

@@ -10,7 +10,7 @@ from compiler.frontend.errors import WeightMismatch
 from compiler.ir.module import IRModule
 from deploy.model_loading.files import Formed, ModelFiles
 from deploy.model_loading.known import carried, refusals
-from deploy.model_loading.modes import Encoder, Mode, mode_of
+from deploy.model_loading.modes import Encoder, Mode, Transcriber, mode_of
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -27,6 +27,8 @@ class Servable(Formed):
         classes = self.files.config.classes
         if classes is not None:
             return ("classify", "rerank and score of pairs of texts") if len(classes.names) == 1 else ("classify",)
+        if isinstance(self.mode, Transcriber):
+            return ("transcriptions and translations of speech",)
         generates = ("chat and completions",) if self.mode.generates else ()
         return (*generates, "embeddings", "rerank and score by cosine") if self.embeds else generates
 

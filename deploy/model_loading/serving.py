@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, HIDDEN
+from compiler.frontend.decoder import ENTRY as STEP
 from compiler.frontend.encoder import ENTRY as ENCODE
+from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
-from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
+from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
 from deploy.model_loading.weights import Bound
-from runtime.cache_groups import CacheGroup
+from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
-from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -36,7 +38,7 @@ class Served(Bound):
     model: Model
 
     @property
-    def step_model(self) -> CompiledModel | EmbeddingModel | None:
+    def step_model(self) -> CompiledModel | HearingModel | EmbeddingModel | None:
         return None if isinstance(self.model, EncoderModel) else self.model
 
     @property
@@ -66,6 +68,8 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
     match mode:
         case Generator():
             return CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
+        case Transcriber():
+            return HearingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():
             return EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Encoder():
@@ -83,16 +87,20 @@ def _is_finite(model: Model) -> bool:
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     rows = (zero, NO_ROWS) if model.limits.generates else (NO_ROWS, zero)
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
-    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows))
+    heard = (Heard(np.zeros(model.limits.num_samples, np.float32), 0),) if model.limits.num_samples else ()
+    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
 
-def limits_of(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
+def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]) -> StepLimits:
     """Return the limits of a step. `num_pages` has one entry per cache group."""
     config, bounds = mode.files.config, mode.bounds
     counted = zip(mode.groups, num_pages, strict=True)
     groups = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for group, count in counted)
     sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
+    if (hearing := config.hearing) is not None:
+        cost = -(-hearing.num_frames * hearing.num_layers // config.num_layers)
+        return StepLimits(*sizes, groups, num_samples=hearing.num_samples, hearing_cost=cost)
     return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates)
 
 
@@ -150,6 +158,23 @@ class CompiledModel(_Stepping):
         return Logits(logits)
 
 
+class HearingModel(_Stepping):
+    """A decoder that attends to audio. Before a step, it hears the audio that begins in that step."""
+
+    def run(self, batch: StepBatch) -> Logits:
+        for heard in batch.heard:
+            self._hear(heard)
+        return Logits(self._call(STEP, batch, batch.logit_rows))
+
+    def _hear(self, heard: Heard) -> None:
+        group, tensors = self._pool.groups[-1], self._pool.tensors[-1]
+        assert isinstance(group, HeardGroup), group
+        samples = np.zeros(self._limits.num_samples, np.float32)
+        samples[: len(heard.samples)] = heard.samples
+        slots = np.arange(group.num_frames, dtype=np.int32) + heard.page * group.num_parts * PAGE_SIZE
+        self._session.call(HEAR, samples, slots, *tensors, views=True)
+
+
 class EmbeddingModel(_Stepping):
     """A decoder without a language-model head."""
 
@@ -179,4 +204,4 @@ class EncoderModel:
         return self._session.call(ENCODE, tokens, positions, text_ids, starts, *segments)
 
 
-Model = CompiledModel | EmbeddingModel | EncoderModel
+Model = CompiledModel | HearingModel | EmbeddingModel | EncoderModel

@@ -59,6 +59,14 @@ class Matcher(ABC):
         """Return the next tokens, up to the first position at which several tokens are allowed. Return none while the matcher is late."""
         return []
 
+    # --- a matcher may restrict the next token by the model's logits --------------------------------------------------------
+
+    reads_logits: bool = False
+
+    def restrict(self, mask: Mask, logits: NDArray[np.float32]) -> Mask:
+        """Return the mask, or one with fewer tokens, for the raw logits of the next token. `mask` is what `mask` returned."""
+        return mask
+
     # --- a matcher that asks another process may be late -------------------------------------------------------------------
 
     @property

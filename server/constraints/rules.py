@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from server.constraints.matcher import LATE, Late, Mask, Matcher
 from server.constraints.process.wire import num_mask_words
@@ -114,6 +115,10 @@ class RuledMatcher(Matcher):
     def __init__(self, rules: Rules, grammar: Matcher) -> None:
         self._rules = rules
         self._grammar = grammar
+        self.reads_logits = grammar.reads_logits
+
+    def restrict(self, mask: Mask, logits: NDArray[np.float32]) -> Mask:
+        return self._grammar.restrict(mask, logits)
 
     @property
     def is_complete(self) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
-from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, Heard, Places, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]
 
@@ -36,6 +36,7 @@ class _Prepared:
 
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
+        self._hears = limits.num_samples > 0
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -81,15 +82,17 @@ class BatchBuilder:
         else:
             query_starts, seq_ids, positions, context_lens = self._ramp[: len(items) + 1], self._ramp[: len(items)], starts, starts + 1
         logit_rows, hidden_rows = self._requested(items, query_starts[1:])
+        places = self._places(items, seq_ids, positions, int(context_lens.max()))
         batch = StepBatch(
             tokens=tokens,
             positions=positions,
             query_starts=query_starts,
             seq_ids=seq_ids,
             context_lens=context_lens,
-            places=self._places(items, seq_ids, positions, int(context_lens.max())),
+            places=places,
             logit_rows=logit_rows,
             hidden_rows=hidden_rows,
+            heard=_heard(items, places) if self._hears else (),
         )
         assert query_starts[-1] == num_tokens, plan
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
@@ -129,3 +132,13 @@ class BatchBuilder:
             row[num_pages : num_shown[seq.slot]] = 0
             num_shown[seq.slot] = num_pages
         self._shown[seq.slot] = seq, seq.held.version
+
+
+def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
+    """Return the audio of the sequences that begin in this step, and the pages to which what is heard goes."""
+    pages = places[-1].page_tables[:, 0]
+    return tuple(
+        Heard(np.frombuffer(item.seq.request.submit.audio, "<f4"), int(page))
+        for item, page in zip(items, pages, strict=True)
+        if item.start == 0
+    )

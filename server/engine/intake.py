@@ -12,6 +12,8 @@ from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
 from server.messages import Embed, ErrorCode, SamplingParams, Submit
 
+SAMPLE_BYTES = 4
+
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
@@ -19,6 +21,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
+    _check_audio(submit, limits.num_samples)
     num_prompt = len(submit.prompt_ids)
     if num_prompt >= limits.max_context:
         raise RequestError(
@@ -101,11 +104,23 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
         "banned_sequences": [*chain.from_iterable(params.banned_sequences)],
         "thinking": () if params.thinking is None else (*params.thinking.open_ids, params.thinking.close_id),
         "stop_token_ids": params.stop_token_ids,
+        "stamps": () if params.stamps is None else (params.stamps.first, params.stamps.end),
     }
     for name, ids in named.items():
         for token_id in _ends(ids):
             if not 0 <= token_id < vocab_size:
                 raise RequestError(ErrorCode.INVALID_VALUE, f"{name} has token {token_id}; expected 0 to {vocab_size - 1}")
+
+
+def _check_audio(submit: Submit, num_samples: int) -> None:
+    """Raise RequestError unless there is audio exactly if the model hears, of a number of samples that it hears."""
+    if not num_samples and submit.audio:
+        raise RequestError(ErrorCode.INVALID_VALUE, "the request has audio, and this model hears none")
+    if num_samples and not submit.audio:
+        raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
+    if len(submit.audio) % SAMPLE_BYTES or len(submit.audio) > SAMPLE_BYTES * num_samples:
+        text = f"the audio has {len(submit.audio)} bytes; expected f32 samples, at most {num_samples}"
+        raise RequestError(ErrorCode.INVALID_VALUE, text)
 
 
 def _ends(ids: Collection[int]) -> tuple[int, ...]:

@@ -20,10 +20,11 @@ from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
+from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.pace import Pace
 from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
-from server.messages import Abort, Embed, Stats, Step, Submit
+from server.messages import Abort, CacheChanged, Embed, Stats, Step, Submit
 
 LONG_S = 10.0  # limits of steps from this one on are announced
 
@@ -36,6 +37,7 @@ class Outputs:
     prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # first row, number of rows
     drawing: list[Sequence] = field(default_factory=list[Sequence])
     places: list[int] = field(default_factory=list[int])  # the row of each of `drawing`
+    masks: dict[Sequence, Mask] = field(default_factory=dict[Sequence, Mask])
     batch: SampleBatch | None = None
 
 
@@ -48,11 +50,14 @@ class Engine:
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
         pace: Pace | None = None,
+        logs_cache: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` measures the duration of steps, `deadline_clock` gives the time that deadlines are compared with."""
-        self.scheduler = Scheduler(model.limits, pace)
+        """With `logs_cache`, changes of the prefix cache are published too. `clock` measures the duration of steps, `deadline_clock` gives
+        the time that deadlines are compared with."""
+        self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
+        self.scheduler = Scheduler(model.limits, pace, self._cache_log)
         self.timing = Timing()
         self._model = model
         self._clock = clock
@@ -67,7 +72,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests.living) or self._outbox.has_news
+        has_changed = self._cache_log is not None and self._cache_log.has_news
+        return bool(self._requests.living) or self._outbox.has_news or has_changed
 
     def submit(self, submit: Submit) -> None:
         self._requests.submit(submit)
@@ -98,7 +104,7 @@ class Engine:
 
     def _announce(self, plan: Plan) -> None:
         """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
-        limit_s = self.scheduler.pace.limit_s(plan.num_tokens)
+        limit_s = self.scheduler.limit_s(plan)
         if limit_s >= LONG_S or self._has_announced:
             self._has_announced = limit_s >= LONG_S
             self._outbox.send(Step(limit_s if self._has_announced else 0.0))
@@ -134,7 +140,7 @@ class Engine:
     def _outputs(self, plan: Plan, masks: dict[Sequence, Mask]) -> Outputs:
         """Return what the engine takes from each row of a step. This depends only on tokens before the step, so the device may run
         meanwhile."""
-        outputs = Outputs()
+        outputs = Outputs(masks=masks)
         finished, parked = Stage.FINISHED, Stage.PARKED
         at = 0
         for item in plan.in_order:
@@ -164,7 +170,7 @@ class Engine:
         for seq, place in zip(drawing, outputs.places, strict=True):
             if seq.matcher is not None and seq.choosing is not None and (candidates := seq.choosing.candidates()):
                 seq.choosing.weigh(self._sampler.weigh(logits, place, candidates))
-        results = self._sampler.draw(logits, [seq.row for seq in drawing], outputs.batch)
+        results = self._sampler.draw(logits, [seq.row for seq in drawing], self._restricted(logits, outputs))
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.matcher is not None and drawn.error is None:
                 seq.matcher.prefetch(drawn.token_id)
@@ -172,6 +178,17 @@ class Engine:
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not finished:  # another choice may have failed the request just now
                 take(seq, drawn)
+
+    def _restricted(self, logits: Logits, outputs: Outputs) -> SampleBatch | None:
+        """Return the arguments of the draw, after matchers that read logits have restricted their masks."""
+        reading = [(i, seq, seq.matcher) for i, seq in enumerate(outputs.drawing) if seq.matcher is not None and seq.matcher.reads_logits]
+        if not reading:
+            return outputs.batch
+        rows, masks = self._model.download(logits), dict(outputs.masks)
+        for i, seq, matcher in reading:
+            masks[seq] = matcher.restrict(masks[seq], rows[outputs.places[i]])
+        drawing = outputs.drawing
+        return self._sampler.prepare([seq.row for seq in drawing], [masks.get(seq) for seq in drawing], outputs.places)
 
     def _deliver(self, items: list[Item]) -> None:
         """Pass on the vectors of texts to embed: one vector per token when it is computed, or only the vector of the last token. A request
@@ -196,6 +213,8 @@ class Engine:
 
     def _publish(self) -> None:
         self._outbox.flush()
+        if self._cache_log is not None and self._cache_log.has_news:
+            self._outbox.send(CacheChanged(self._cache_log.take()))
         if self._outbox.wants_stats(is_busy=bool(self._requests.living)):
             self._outbox.send(self.stats())
 

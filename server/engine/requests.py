@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import ConstraintError, ConstraintLost
 from server.constraints.rules import Bans, matcher_of
+from server.constraints.stamps import StampMatcher
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.outbox import Outbox
@@ -89,7 +90,9 @@ class Requests:
             if seq.stage is Stage.WAITING:
                 emitted = seq.token_ids[seq.num_prompt :]
                 grammar = None
-                if constraint is not None and self._constraints is not None:
+                if submit.params.stamps is not None:
+                    grammar = StampMatcher(submit.params.stamps, self._limits.vocab_size, emitted)
+                elif constraint is not None and self._constraints is not None:
                     self._compiling[seq] = None
                     grammar = self._constraints.open(constraint, emitted, salt=submit.cache_salt, key=submit.fairness_key)
                 seq.matcher = matcher_of(bans, grammar, emitted)

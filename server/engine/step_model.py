@@ -32,6 +32,14 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Audio that a model hears before the first step of a sequence."""
+
+    samples: NDArray[np.float32]  # at most num_samples; silence follows
+    page: int  # page of the sequence in the last cache group
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     tokens: NDArray[np.int32]  # [t]
     positions: NDArray[np.int32]  # [t] position of each token in its sequence
@@ -41,6 +49,7 @@ class StepBatch:
     places: tuple[Places, ...]  # one per cache group
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
+    heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,8 @@ class StepLimits:
     groups: tuple[GroupLimits, ...]
     embedding_size: int = 0  # elements of a hidden state; 0: the model gives none
     generates: bool = True  # False: the model gives no logits
+    num_samples: int = 0  # samples of the audio that a sequence is about; 0: the model hears nothing
+    hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
 
     @property
     def capacity(self) -> int:

@@ -39,7 +39,7 @@ from server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 QUIET = frozenset({*(path.decode() for path in PROBES), *METRICS_PATHS})  # paths that are requested every few seconds
-UPLOADS = ("POST", "/v1/files")  # its bodies are read by the endpoint, which writes them to the disk
+UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # paths whose endpoints read the bodies of POST
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
 
@@ -87,7 +87,7 @@ class Gateway:
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
-            if self._kept is not None and message["type"] == "http.response.body":
+            if self._kept is not None and self._kept.of and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -113,7 +113,7 @@ class Gateway:
                     use.begin()
                     has_begun, record.charge = True, use.charge
                 # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
-                is_upload = (scope["method"], scope["path"]) == UPLOADS
+                is_upload = scope["method"] == "POST" and scope["path"] in UPLOADS
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
                 exchange.body = body

@@ -20,6 +20,7 @@ from server.models.operations import Operation
 from server.models.processes import usage_of
 from server.models.prompts import LatestPrompts
 from server.models.state import ModelSpec
+from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
@@ -110,6 +111,7 @@ class Loaded:
     admission: Admission
     renderer: Renderer | None  # renders the chat template; None if there is no template
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
+    speech: SpeechTokens | None = None  # tokens of transcripts; None if the model hears no audio
     defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 

@@ -29,7 +29,7 @@ PLAIN = Probe()
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
     """Raise PROBE_FAILED unless the model answers as expected."""
     try:
-        if loaded.ready.generates:
+        if loaded.ready.generates or loaded.ready.num_samples:
             await _require_text(name, loaded, probe)
         else:
             await _require_vector(name, loaded, probe)
@@ -40,7 +40,8 @@ async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
 async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
     params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
-    submit = Submit(f"probe-{secrets.token_hex(8)}", prompt_ids, params, deadline=time.monotonic() + probe.timeout_s)
+    deadline, silence = time.monotonic() + probe.timeout_s, bytes(4 * min(1, loaded.ready.num_samples))
+    submit = Submit(f"probe-{secrets.token_hex(8)}", prompt_ids, params, deadline=deadline, audio=silence)
     answer: list[int] = []
     ended = False
     async with aclosing(loaded.worker.generate(submit)) as events:

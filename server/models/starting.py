@@ -14,6 +14,7 @@ from server.models.budget import Budget
 from server.models.model import Loaded, LoadTokenizer, MakeWorker
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
 from server.text.templates.template import TemplateError
 
@@ -59,7 +60,8 @@ class Starter:
             max_constraints=self.settings.max_key_constraints,
         )
         defaults = spec.defaults.over(tokenizer.defaults)
-        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults)
+        speech = SpeechTokens.of(tokenizer) if ready.num_samples else None
+        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
 from compiler.frontend.layers.chunks import Places, in_chunks
@@ -18,7 +20,8 @@ from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, SUBTRACT, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
-from runtime.cache_groups import KVGroup, StateGroup
+from compiler.ops.manipulate import EXPAND_DIMS
+from runtime.cache_groups import HeardGroup, KVGroup, StateGroup
 
 ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -40,6 +43,7 @@ class Batch:
     hidden_rows: Var | None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
+    heard: HeardCache | None
     starts: Var  # `starts` and `saved` are used only in models with states: see compiler/ops/states.py
     saved: Var
 
@@ -49,8 +53,10 @@ class Batch:
         rows = (self.logit_rows,) if self.hidden_rows is None else (self.logit_rows, self.hidden_rows)
         slots, tables = (cache.slots for cache in self.caches), (cache.page_tables for cache in self.caches)
         states = (self.starts, self.saved, *(var for state in self.states for var in (state.sources, state.pages))) if self.states else ()
-        held = (var for cache in (*self.caches, *self.states) for var in cache.held)
-        return self.tokens, self.positions, *slots, self.seq_ids, *tables, *states, *rows, *held
+        heard = () if self.heard is None else (self.heard,)
+        held = (var for cache in (*self.caches, *self.states, *heard) for var in cache.held)
+        pages = (cache.pages for cache in heard)
+        return self.tokens, self.positions, *slots, self.seq_ids, *tables, *states, *pages, *rows, *held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +79,15 @@ class StateCache:
     held: tuple[Var, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeardCache:
+    """The inputs of a step for the keys and values of audio."""
+
+    group: HeardGroup
+    pages: Var  # page of each sequence
+    held: tuple[Var, ...]
+
+
 Cache = KVCache | StateCache
 
 
@@ -92,6 +107,7 @@ class Step:
     layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
     places: dict[Cache, Places] = field(default_factory=dict["Cache", Places])  # of the caches of layers with chunks
+    heard: Places | None = None  # where attention finds the audio: see `heard_places`
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
         """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
@@ -110,6 +126,18 @@ class Step:
             assert isinstance(self.t.upper, int), self.t
             self.places[cache] = in_chunks(self.net, whole, chunk, self.t.upper, self.max_context)
         return self.places[cache]
+
+    def heard_places(self) -> Places:
+        """Return where attention finds the frames of each sequence. Every token attends to all frames."""
+        if self.heard is None:
+            net, cache = self.net, self.batch.heard
+            assert cache is not None
+            count, last = cache.group.num_parts, cache.group.num_frames - 1
+            parts = Constant(np.arange(count, dtype=np.int32)[None])
+            firsts = net.call(MULTIPLY, net.call(EXPAND_DIMS, cache.pages, axes=1), ScalarValue(Dim.of(count), "i32"))
+            ends = net.call(MULTIPLY, self.batch.positions, ScalarValue(Dim.of(0), "i32"))
+            self.heard = Places(self.batch.seq_ids, net.add(ends, ScalarValue(Dim.of(last), "i32")), net.add(firsts, parts))
+        return self.heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +344,18 @@ def mix(layer: Layer, q: Var) -> Var:
         value_size=layer.heads.value_size or 0,
         exact=not net.rounds,
     )
+
+
+def hear(layer: Layer, q: Var, out: str) -> Var:
+    """Attend to the audio of each sequence, and project."""
+    step, c, net = layer.step, layer.step.config, layer.step.net
+    cache, places = step.batch.heard, step.heard_places()
+    assert cache is not None
+    index = ScalarValue(Dim.of(cache.group.layers.index(layer.number)))
+    at = places.page_tables, places.seq_ids, places.positions, index
+    mixed = net.call(PAGED_ATTENTION, q, *cache.held, *at, scale=c.attention_scale, exact=not net.rounds)
+    size = c.num_heads * c.head_dim
+    return net.linear(net.reshape(mixed, step.t, size), layer.name(out), size, c.hidden_size, bias=c.output_bias)
 
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:

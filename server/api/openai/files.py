@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NotRequired
 
-import anyio
 from fastapi import APIRouter, Request, Response
 from starlette.responses import FileResponse
 from typing_extensions import TypedDict
@@ -15,16 +13,14 @@ from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
 from server.api.request.paging import Ends, page_of
 from server.api.request.prepare import invalid
+from server.api.request.uploads import limited
 from server.api.routes import gives, new_router
 from server.batches.records import FileRecord, now
-from server.errors import BODY_TOO_LARGE, REQUEST_TIMEOUT, ApiError
 from server.http.multipart import Form
-from server.settings import ServerSettings
 
 PURPOSES = ("batch", "user_data")
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 SHORTEST_S, LONGEST_S = 3600, 2592000  # limits of expires_after, as in OpenAI's API
-SLOWEST = 64 << 10  # bytes per second of an upload that may take longer than body_timeout_s
 MOST_LISTED = 10_000
 
 
@@ -60,7 +56,7 @@ def router(context: Context) -> APIRouter:
         upload = batches.store.new_upload()
         try:
             form = Form(request.headers.get("content-type", ""), upload.write)
-            await form.read(_limited(request, settings), "file")
+            await form.read(limited(request, settings, "max_file_bytes"), "file")
             return json_answer(describe(upload.finish(lambda file_id, size: _record(file_id, size, owner, form))))
         except BaseException:
             upload.abandon()
@@ -129,27 +125,3 @@ def _expiry(form: Form) -> int | None:
     if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds[:12]) <= LONGEST_S:
         raise invalid(SECONDS, f"{SECONDS} is {seconds!r:.40}; expected {SHORTEST_S} to {LONGEST_S}")
     return now() + int(seconds)
-
-
-async def _limited(request: Request, settings: ServerSettings) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives, within limits on its size and its time."""
-    most, declared = settings.max_file_bytes, request.headers.get("content-length", "")
-    too_large = ApiError(BODY_TOO_LARGE, f"the file is larger than {most} bytes (max_file_bytes)")
-    if declared.isdigit() and int(declared) > most + (64 << 10):
-        raise too_large
-    began_s, num_bytes, stream = time.monotonic(), 0, request.stream()
-    while True:
-        late_s = began_s + settings.body_timeout_s + num_bytes / SLOWEST - time.monotonic()
-        try:
-            with anyio.fail_after(max(0.0, late_s)):
-                data = await anext(stream, None)
-        except TimeoutError:
-            raise ApiError(
-                REQUEST_TIMEOUT, f"after {num_bytes} bytes, the file arrives more slowly than {SLOWEST} bytes per second"
-            ) from None
-        if data is None:
-            return
-        num_bytes += len(data)
-        if num_bytes > most:
-            raise too_large
-        yield data

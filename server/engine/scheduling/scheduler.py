@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from server.engine.request import Request, Sequence, Stage
+from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
@@ -88,10 +89,10 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, limits: StepLimits, pace: Pace | None = None) -> None:
+    def __init__(self, limits: StepLimits, pace: Pace | None = None, log: CacheLog | None = None) -> None:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
-        self.pool = CachePool.of(limits)
+        self.pool = CachePool.of(limits, log)
         self.pace = pace or Pace(limits.max_tokens, Measured(), MAX_GAP_MS / 1000)
         self.queue: FairQueue[Sequence] = FairQueue()  # sequences that wait, and running ones whose prompt is not computed yet
         self.running: list[Sequence] = []  # in order of rank
@@ -218,7 +219,16 @@ class Scheduler:
             item.seq.num_awaited -= item.draws
 
     def observe(self, plan: Plan, step_s: float) -> None:
-        self.pace.observe(plan.num_tokens, step_s)
+        if not self._hearing_cost(plan):  # otherwise most of the time went to the audio, not to the step's tokens
+            self.pace.observe(plan.num_tokens, step_s)
+
+    def limit_s(self, plan: Plan) -> float:
+        """Return how long the step of a plan may take before it counts as stalled."""
+        return self.pace.limit_s(plan.num_tokens + self._hearing_cost(plan))
+
+    def _hearing_cost(self, plan: Plan) -> int:
+        cost = self.limits.hearing_cost
+        return cost and cost * sum(item.start == 0 for item in plan.items.values())
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
@@ -286,6 +296,7 @@ class Scheduler:
         assert draws <= wanted <= count, (seq, wanted)
         # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
+        num_context += 0 if start else self.limits.hearing_cost  # at most one window of audio is heard before a step
         self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context))
         seq.num_computed += count
         seq.num_awaited += draws

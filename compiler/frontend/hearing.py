@@ -1,0 +1,182 @@
+"""The part of a speech model that listens: the program that turns a window of samples into the keys and values which the decoder reads.
+
+    hear(samples[n], slots[frames], cache) -> encoded[frames, size]
+
+A window has a fixed number of samples, as the model was trained; shorter audio ends in zeros. The program computes the log-mel spectrogram
+(a short-time Fourier transform as a product with a table), two convolutions, the layers of the encoder, and for each layer of the decoder
+the keys and values of all frames, which it appends to the pages of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.config import Hearing, ModelConfig
+from compiler.frontend.layers.nn import Net
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
+from compiler.ir.types import tensor
+from compiler.ops.attention.kv_cache import KV_APPEND
+from compiler.ops.attention.ragged import RAGGED_ATTENTION
+from compiler.ops.elementwise import GELU, LOG, MAXIMUM, MULTIPLY, SUBTRACT
+from compiler.ops.manipulate import CONCAT, FLIP, PERMUTE_DIMS, SLICE
+from compiler.ops.products.matmul import LINEAR
+from compiler.ops.reduce import MAX
+from runtime.cache_groups import HeardGroup
+
+ENTRY = "hear"
+SAMPLE_RATE = 16_000
+WINDOW, HOP = 400, 160  # samples of a Fourier transform, and from one to the next
+BINS = WINDOW // 2 + 1
+ROWS = -(-WINDOW // HOP)  # hops that a window touches
+FOURIER, FILTERS = "hearing.fourier", "hearing.filters"  # names of the tables, which no checkpoint has
+LEAST, RANGE, LOG_10 = 1e-10, 8.0, float(np.log(10.0))
+ENCODER, DECODER = "model.encoder.", "model.decoder."
+
+
+def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
+    """Add the program to the module of the builder."""
+    hearing = config.hearing
+    assert hearing is not None
+    i32, parts = DType.I32, DimVar("heard_parts", 1)
+    samples = Var("samples", tensor((hearing.num_samples,), DType.F32))
+    slots = Var("slots", tensor((hearing.num_frames,), i32))
+    cache = Var("cache", tensor(group.shape(parts), DType(group.dtype)))
+    with net.function(ENTRY, (samples, slots, cache), pure=False):
+        x = _encoded(net, config, hearing, _log_mel(net, hearing, samples))
+        _remember(net, config, group, x, slots, cache)
+        net.builder.returns(x)
+
+
+# --- spectrogram -------------------------------------------------------------------------------------------------------
+
+
+def _log_mel(net: Net, hearing: Hearing, samples: Var) -> Var:
+    """Return the logarithms of the energies, [hops, mels], scaled as Whisper does. The samples are reflected at both ends."""
+    num_hops, half = 2 * hearing.num_frames, WINDOW // 2
+    before = net.call(FLIP, net.slice(samples, 0, 1, half + 1), axes=(0,))
+    after = net.call(FLIP, net.slice(samples, 0, hearing.num_samples - half - 1, hearing.num_samples - 1), axes=(0,))
+    padded = net.slice(net.call(CONCAT, before, samples, after, axis=0), 0, 0, (num_hops + ROWS - 1) * HOP)
+    hops = net.reshape(padded, num_hops + ROWS - 1, HOP)
+    windows = net.call(CONCAT, *(net.slice(hops, 0, row, row + num_hops) for row in range(ROWS)), axis=1)
+    parts = net.call(LINEAR, windows, net.weight(FOURIER, 2 * BINS, ROWS * HOP))
+    real, imaginary = net.slice(parts, 1, 0, BINS), net.slice(parts, 1, BINS, 2 * BINS)
+    power = net.add(net.call(MULTIPLY, real, real), net.call(MULTIPLY, imaginary, imaginary))
+    energies = net.call(LINEAR, power, net.weight(FILTERS, hearing.num_mels, BINS))
+    logs = net.scale(net.call(LOG, net.call(MAXIMUM, energies, ScalarValue(LEAST, "f32"))), 1 / LOG_10)
+    floor = net.call(SUBTRACT, net.call(MAX, logs, axes=(0, 1), keepdims=True), ScalarValue(RANGE, "f32"))
+    return net.scale(net.add(net.call(MAXIMUM, logs, floor), ScalarValue(4.0, "f32")), 0.25)
+
+
+def tables(hearing: Hearing) -> Mapping[str, NDArray[np.float32]]:
+    """Return the tables of the spectrogram by name: the Fourier transform of a window weighted by Hann's function, and the mel filters."""
+    n, k = np.arange(WINDOW), np.arange(BINS)[:, None]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * n / WINDOW)
+    turns = 2 * np.pi * (k * n % WINDOW) / WINDOW
+    fourier = np.zeros((2 * BINS, ROWS * HOP))
+    fourier[:BINS, :WINDOW], fourier[BINS:, :WINDOW] = hann * np.cos(turns), hann * np.sin(turns)
+    return {FOURIER: fourier.astype(np.float32), FILTERS: _mel_filters(hearing.num_mels).astype(np.float32)}
+
+
+def _mel_filters(num_mels: int) -> NDArray[np.float64]:
+    """Return triangular filters [mels, bins] of equal area on Slaney's mel scale: linear up to 1 kHz, then logarithmic."""
+    steps = _hertz(np.linspace(_mel(0.0), _mel(SAMPLE_RATE / 2), num_mels + 2))
+    bins = np.arange(BINS) * SAMPLE_RATE / WINDOW
+    rising = (bins - steps[:-2, None]) / np.diff(steps)[:-1, None]
+    falling = (steps[2:, None] - bins) / np.diff(steps)[1:, None]
+    return np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (steps[2:] - steps[:-2]))[:, None]
+
+
+MEL_HZ, BREAK_HZ, LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27
+
+
+def _mel(hertz: float) -> float:
+    return hertz / MEL_HZ if hertz < BREAK_HZ else BREAK_HZ / MEL_HZ + float(np.log(hertz / BREAK_HZ)) / LOG_STEP
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    first = BREAK_HZ / MEL_HZ
+    return np.where(mels < first, mels * MEL_HZ, BREAK_HZ * np.exp(LOG_STEP * (np.maximum(mels, first) - first)))
+
+
+class WithTables:
+    """The weights of a speech model together with the tables of its spectrogram."""
+
+    def __init__(self, source: WeightSource, hearing: Hearing) -> None:
+        self._source, self._tables = source, tables(hearing)
+        own = {name: TensorInfo(table.shape, table.dtype, table.nbytes) for name, table in self._tables.items()}
+        self.tensors: Mapping[str, TensorInfo] = {**source.tensors, **own}
+
+    def read(self, name: str) -> Tensor:
+        return self._tables[name] if name in self._tables else self._source.read(name)
+
+    def release(self, name: str) -> None:
+        if name not in self._tables:
+            self._source.release(name)
+
+    def digest(self) -> str:
+        return self._source.digest()
+
+
+# --- encoder -----------------------------------------------------------------------------------------------------------
+
+
+def _encoded(net: Net, config: ModelConfig, hearing: Hearing, x: Var) -> Var:
+    size, frames = config.hidden_size, hearing.num_frames
+    x = net.call(GELU, _convolution(net, x, "conv1", hearing.num_mels, size, 2 * frames, 1))
+    x = net.call(GELU, _convolution(net, x, "conv2", size, size, 2 * frames, 2))
+    x = net.add(x, net.as_f32(net.weight(f"{ENCODER}embed_positions.weight", frames, size)))
+    one = Constant(np.zeros(frames, np.int32)), Constant(np.array([0, frames], np.int32))  # the frames are one text
+    for number in range(hearing.num_layers):
+        x = _layer(net, config, hearing, x, f"{ENCODER}layers.{number}.", one)
+    return net.layer_norm(x, f"{ENCODER}layer_norm", size, config.norm_eps)
+
+
+def _convolution(net: Net, x: Var, name: str, in_size: int, size: int, length: int, stride: int) -> Var:
+    """Convolve `x[length, in_size]` with three taps: each row is multiplied with its neighbours. With a stride of 2, two neighbouring rows
+    become one."""
+    w = net.call(PERMUTE_DIMS, net.as_f32(net.weight(f"{ENCODER}{name}.weight", size, in_size, 3)), axes=(0, 2, 1))
+    edge = Constant(np.zeros((1, in_size), np.float32))
+    before = net.call(CONCAT, edge, net.slice(x, 0, 0, length - 1), axis=0)
+    if stride == 1:
+        rows = net.call(CONCAT, before, x, net.call(CONCAT, net.slice(x, 0, 1, length), edge, axis=0), axis=1)
+    else:
+        firsts = net.call(SLICE, before, axis=0, begin=0, end=length, stride=2)
+        rows = net.call(CONCAT, firsts, net.reshape(x, length // 2, 2 * in_size), axis=1)
+    return net.product(rows, net.reshape(w, size, 3 * in_size), net.vector(f"{ENCODER}{name}.bias", size))
+
+
+def _layer(net: Net, config: ModelConfig, hearing: Hearing, x: Var, prefix: str, one: tuple[Atom, Atom]) -> Var:
+    size, eps = config.hidden_size, config.norm_eps
+    h = net.layer_norm(x, f"{prefix}self_attn_layer_norm", size, eps)
+    q, k, v = project(net, h, f"{prefix}self_attn.", ("q_proj", "k_proj", "v_proj"), size, hearing.num_heads, hearing.num_frames)
+    mixed = net.call(RAGGED_ATTENTION, q, k, v, *one, scale=(size // hearing.num_heads) ** -0.5)
+    mixed = net.reshape(mixed, hearing.num_frames, size)
+    x = net.add(x, net.linear(mixed, f"{prefix}self_attn.out_proj", size, size, bias=True))
+    h = net.layer_norm(x, f"{prefix}final_layer_norm", size, eps)
+    wide = net.call(GELU, net.linear(h, f"{prefix}fc1", size, hearing.intermediate_size, bias=True))
+    return net.add(x, net.linear(wide, f"{prefix}fc2", hearing.intermediate_size, size, bias=True))
+
+
+def project(net: Net, h: Var, prefix: str, names: tuple[str, ...], size: int, heads: int, rows: Dim | int) -> tuple[Var, ...]:
+    """Return the projections of `h[rows, size]` to heads, [rows, heads, head size] each. Keys have no bias."""
+    w = net.stacked([net.weight(f"{prefix}{name}.weight", size, size) for name in names])
+    biases = [Constant(np.zeros(size, np.float32)) if name == "k_proj" else net.vector(f"{prefix}{name}.bias", size) for name in names]
+    bias = biases[0] if len(biases) == 1 else net.call(CONCAT, *biases, axis=0)
+    assert isinstance(bias, Var)
+    all_heads = net.reshape(net.product(h, w, bias), rows, len(names) * heads, size // heads)
+    return tuple(net.slice(all_heads, 1, part * heads, (part + 1) * heads) for part in range(len(names)))
+
+
+def _remember(net: Net, config: ModelConfig, group: HeardGroup, x: Var, slots: Var, cache: Var) -> None:
+    """Append the keys and values of all frames for each layer of the decoder."""
+    held, frames = cache, group.num_frames
+    for index, number in enumerate(group.layers):
+        prefix = f"{DECODER}layers.{number}.encoder_attn."
+        k, v = project(net, x, prefix, ("k_proj", "v_proj"), config.hidden_size, group.num_kv_heads, frames)
+        held = net.call(KV_APPEND, held, k, v, slots, ScalarValue(Dim.of(index)))

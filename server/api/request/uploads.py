@@ -1,0 +1,38 @@
+"""Read the body of an upload as it arrives, within limits on its size and its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import anyio
+from fastapi import Request
+
+from server.errors import BODY_TOO_LARGE, REQUEST_TIMEOUT, ApiError
+from server.settings import ServerSettings
+
+SLOWEST = 64 << 10  # bytes per second of an upload that may take longer than body_timeout_s
+
+
+async def limited(request: Request, settings: ServerSettings, setting: str) -> AsyncIterator[bytes]:
+    """Yield the body. `setting` is the name of the setting that limits its file."""
+    most, declared = getattr(settings, setting), request.headers.get("content-length", "")
+    too_large = ApiError(BODY_TOO_LARGE, f"the file is larger than {most} bytes ({setting})")
+    if declared.isdigit() and int(declared) > most + (64 << 10):
+        raise too_large
+    began_s, num_bytes, stream = time.monotonic(), 0, request.stream()
+    while True:
+        late_s = began_s + settings.body_timeout_s + num_bytes / SLOWEST - time.monotonic()
+        try:
+            with anyio.fail_after(max(0.0, late_s)):
+                data = await anext(stream, None)
+        except TimeoutError:
+            raise ApiError(
+                REQUEST_TIMEOUT, f"after {num_bytes} bytes, the file arrives more slowly than {SLOWEST} bytes per second"
+            ) from None
+        if data is None:
+            return
+        num_bytes += len(data)
+        if num_bytes > most:
+            raise too_large
+        yield data

@@ -1,0 +1,1 @@
+"""Transcriptions and translations of speech."""

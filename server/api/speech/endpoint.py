@@ -1,0 +1,139 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+
+from server.api.answer.generate import Generation, Job
+from server.api.answer.respond import json_answer, response_headers, while_connected
+from server.api.answer.sse import EventStream, Framing
+from server.api.context import Caller, Context, caller
+from server.api.request.prepare import context_of, invalid
+from server.api.request.texts import encode_texts
+from server.api.request.uploads import limited
+from server.api.routes import gives, new_router
+from server.api.speech import transcribe
+from server.api.speech.form import FILE, SpeechForm, read_form
+from server.api.speech.shapes import Transcript, TranscriptDelta, TranscriptDone, VerboseTranscript, delta, done, short, verbose
+from server.audio.decoder import AudioDecoder
+from server.audio.decoding import RATE
+from server.errors import NOT_A_SPEECH_MODEL, ApiError
+from server.http.multipart import Form
+from server.messages import IDLE, SamplingParams, Submit
+from server.models.model import Loaded
+from server.speech.languages import code_of
+from server.speech.tokens import SpeechTokens
+from server.speech.transcript import Segment, srt, text_of, vtt
+
+EVENTS = Framing(end=b"")
+AS_TEXT = {
+    "text": ("text/plain", lambda segments: text_of(segments) + "\n"),
+    "srt": ("application/x-subrip", srt),
+    "vtt": ("text/vtt", vtt),
+}
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Speech:
+    """The samples of a request, and what decides how they are transcribed."""
+
+    request: transcribe.Request
+    samples: Samples
+    run: transcribe.Run
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / RATE
+
+    async def segments(self) -> list[Segment]:
+        return [segment async for segment in transcribe.segments_of(self.request, self.samples, self.run)]
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        found: list[Segment] = []
+        async for segment in transcribe.segments_of(self.request, self.samples, self.run):
+            found.append(segment)
+            yield msgspec.json.encode(delta(segment.text if len(found) > 1 else segment.text.lstrip()))
+        yield msgspec.json.encode(done(found, self.duration_s))
+
+
+def router(context: Context) -> APIRouter:
+    routes, settings = new_router("OpenAI"), context.settings
+    decoder = AudioDecoder(settings.max_audio_s)
+
+    async def answer(request: Request, task: str) -> Response:
+        data = bytearray()
+        form = Form(request.headers.get("content-type", ""), data.extend)
+        await form.read(limited(request, settings, "max_audio_bytes"), FILE)
+        asked = read_form(form, strict=settings.strict, translates=task == "translate")
+        model, loaded = context.registry.serve(asked.model)
+        if loaded.speech is None:
+            raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
+        samples = await while_connected(request, decoder.decode(bytes(data)))
+        who, series = caller(request), context.metrics_of(model.spec.name)
+
+        def run(job: Job) -> Generation:
+            return Generation(loaded, job, series, who)
+
+        wanted = _request(asked, task, loaded, loaded.speech, who)
+        if wanted.language is None and wanted.tokens.languages:
+            wanted = await while_connected(request, transcribe.with_language(wanted, samples, run))
+        speech, headers = _Speech(wanted, samples, run), response_headers(loaded, list(asked.ignored))
+        if asked.stream:
+            return EventStream(speech.events(), headers, heartbeat_s=settings.heartbeat_s, framing=EVENTS)
+        return _written(asked, speech, await while_connected(request, speech.segments()), headers)
+
+    @routes.post("/v1/audio/transcriptions", responses=gives(Transcript, VerboseTranscript, event=TranscriptDelta, done=False))
+    async def transcriptions(request: Request) -> Response:
+        """Write down speech. The body is a form with `file` and, for example, `model`, `language`, `prompt` and `response_format`."""
+        return await answer(request, "transcribe")
+
+    @routes.post("/v1/audio/translations", responses=gives(Transcript, VerboseTranscript, event=TranscriptDone, done=False))
+    async def translations(request: Request) -> Response:
+        """Translate speech into English. The body is a form like that of transcriptions, without `language`."""
+        return await answer(request, "translate")
+
+    return routes
+
+
+def _request(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:
+    language = None if asked.language is None else code_of(asked.language)
+    if not tokens.languages:
+        if task == "translate" or language not in (None, "en"):
+            raise invalid("model" if task == "translate" else "language", "this model only transcribes English")
+        language = "en"
+    elif language is not None and language not in tokens.languages:
+        raise invalid(
+            "language",
+            f"language is {asked.language!r:.40}; expected a code such as en, one of {len(tokens.languages)} that the model knows",
+        )
+    (prompt_ids,) = encode_texts([f" {asked.prompt.strip()}"], loaded.tokenizer, special=False) if asked.prompt.strip() else ([],)
+    params = SamplingParams(max_tokens=1, seed=asked.seed)
+    common = Submit("", (), params, priority=IDLE if who.is_idle else 0, fairness_key=who.key_digest, cache_salt=who.salt())
+    return transcribe.Request(
+        tokens=tokens,
+        submit=common,
+        decode=loaded.tokenizer.decode,
+        num_samples=loaded.ready.num_samples,
+        most_context=context_of(loaded),
+        language=language,
+        task=task,
+        prompt_ids=tuple(prompt_ids),
+        temperatures=transcribe.TEMPERATURES if asked.temperature == 0 else (asked.temperature,),
+    )
+
+
+def _written(asked: SpeechForm, speech: _Speech, segments: Sequence[Segment], headers: dict[str, str]) -> Response:
+    if asked.format in AS_TEXT:
+        media_type, write = AS_TEXT[asked.format]
+        return Response(write(segments), 200, headers, f"{media_type}; charset=utf-8")
+    if asked.format == "json":
+        return json_answer(short(segments, speech.duration_s), headers=headers)
+    wanted = speech.request
+    return json_answer(verbose(segments, speech.duration_s, wanted.task, wanted.language or "en"), headers=headers)

@@ -1,0 +1,89 @@
+"""The fields of the forms that ask for a transcription or a translation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from server.api.request.prepare import invalid
+from server.errors import MISSING_FIELD, UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiError
+from server.http.multipart import Form
+
+FILE = "file"
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
+GRANULARITIES = "timestamp_granularities[]"
+KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", GRANULARITIES, "seed", "user", "chunking_strategy")
+UNSUPPORTED = {
+    "include[]": "log-probabilities of transcripts are not reported",
+    "known_speaker_names[]": "speakers are not told apart",
+    "known_speaker_references[]": "speakers are not told apart",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechForm:
+    model: str | None
+    language: str | None
+    prompt: str
+    format: Format
+    temperature: float
+    stream: bool
+    seed: int
+    ignored: tuple[str, ...]  # names of unknown fields
+
+
+def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
+    """Check the fields of a form. Raise ApiError for a value that is not accepted."""
+    fields = form.fields
+    if form.filename is None:
+        raise ApiError(MISSING_FIELD, "file is absent; expected a form with an audio file", param=FILE)
+    for name, reason in UNSUPPORTED.items():
+        if fields.get(name):
+            raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
+    if fields.get(GRANULARITIES, "segment") != "segment":
+        raise ApiError(UNSUPPORTED_FIELD, f"{GRANULARITIES} is {fields[GRANULARITIES]!r:.40}; expected segment", param=GRANULARITIES)
+    if translates and fields.get("language"):
+        raise ApiError(UNSUPPORTED_FIELD, "language is not a field of translations, which are into English; leave it out", param="language")
+    ignored = tuple(name for name in fields if name not in (*KNOWN, *UNSUPPORTED))
+    if strict and ignored:
+        raise ApiError(UNKNOWN_FIELD, f"{ignored[0]!r:.60} is not a field of this request", param=ignored[0][:60])
+    return SpeechForm(
+        model=fields.get("model") or None,
+        language=fields.get("language") or None,
+        prompt=fields.get("prompt", ""),
+        format=_format(fields.get("response_format") or "json"),
+        temperature=_temperature(fields.get("temperature") or "0"),
+        stream=_flag("stream", fields.get("stream", "")),
+        seed=_seed(fields.get("seed") or "0"),
+        ignored=ignored,
+    )
+
+
+def _format(text: str) -> Format:
+    if text not in FORMATS:
+        raise invalid("response_format", f"response_format is {text!r:.40}; expected one of {', '.join(FORMATS)}")
+    return text
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise invalid("temperature", f"temperature is {text!r:.40}; expected a number from 0 to 1")
+    return value
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in FLAGS:
+        raise invalid(name, f"{name} is {text!r:.40}; expected true or false")
+    return FLAGS[text.lower()]
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise invalid("seed", f"seed is {text!r:.40}; expected an integer from 0 to 10^18")
+    return int(text)

@@ -1,0 +1,97 @@
+"""The JSON of transcripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from server.speech.languages import name_of
+from server.speech.transcript import Segment, text_of
+
+
+class AudioUsage(TypedDict):
+    type: Literal["duration"]
+    seconds: int
+
+
+class Transcript(TypedDict):
+    text: str
+    usage: AudioUsage
+
+
+class TranscriptSegment(TypedDict):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: Sequence[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscript(TypedDict):
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: Sequence[TranscriptSegment]
+    usage: AudioUsage
+
+
+class TranscriptDelta(TypedDict):
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(TypedDict):
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: AudioUsage
+
+
+def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
+    return {"text": text_of(segments), "usage": _usage(duration_s)}
+
+
+def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str) -> VerboseTranscript:
+    return {
+        "task": task,
+        "language": name_of(language),
+        "duration": round(duration_s, 2),
+        "text": text_of(segments),
+        "segments": [_segment(number, segment) for number, segment in enumerate(segments)],
+        "usage": _usage(duration_s),
+    }
+
+
+def delta(text: str) -> TranscriptDelta:
+    return {"type": "transcript.text.delta", "delta": text}
+
+
+def done(segments: Sequence[Segment], duration_s: float) -> TranscriptDone:
+    return {"type": "transcript.text.done", "text": text_of(segments), "usage": _usage(duration_s)}
+
+
+def _segment(number: int, segment: Segment) -> TranscriptSegment:
+    return {
+        "id": number,
+        "seek": segment.seek,
+        "start": round(segment.start_s, 2),
+        "end": round(segment.end_s, 2),
+        "text": segment.text,
+        "tokens": segment.token_ids,
+        "temperature": segment.temperature,
+        "avg_logprob": segment.mean_logprob,
+        "compression_ratio": segment.compression,
+        "no_speech_prob": segment.silence,
+    }
+
+
+def _usage(duration_s: float) -> AudioUsage:
+    return {"type": "duration", "seconds": math.ceil(duration_s)}

@@ -1,0 +1,183 @@
+"""Transcribe samples of any length window by window, as Whisper's authors do. A window is one request of the engine. It begins where the
+last complete segment ended. If a transcript repeats itself or is improbable, the window is transcribed again at a higher temperature."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.api.answer.generate import Generation, Job
+from server.audio.decoding import RATE
+from server.messages import SamplingParams, Stamps, Submit, TokenLogprob
+from server.speech.tokens import STAMP_S, SpeechTokens
+from server.speech.transcript import Segment, compression_of
+from server.text.detokenize import StopRules
+
+HOP = 160  # samples in a hundredth of a second
+STAMP_HOPS = 2
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MOST_COMPRESSION, LEAST_LOGPROB, MOST_SILENCE = 2.4, -1.0, 0.6
+MOST_FIRST_S = 1.0  # the first segment of a window begins within this time
+FORGETFUL = 0.5  # text that was drawn at a higher temperature than this is no context of the next window
+MOST_TOKENS = 224  # largest number of tokens of a window's transcript
+TOP = 20  # alternatives, among which the token of silence is looked up
+
+Run = Callable[[Job], Generation]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    tokens: SpeechTokens
+    submit: Submit  # what all windows have in common
+    decode: Callable[[Sequence[int]], str]
+    num_samples: int  # samples of a window
+    most_context: int
+    language: str | None
+    task: str
+    prompt_ids: tuple[int, ...]
+    temperatures: tuple[float, ...] = TEMPERATURES
+
+
+@dataclass(slots=True)
+class _Attempt:
+    token_ids: list[int]
+    temperature: float
+    mean_logprob: float
+    silence: float
+    text: str
+    compression: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compression = compression_of(self.text)
+
+    @property
+    def is_silent(self) -> bool:
+        return self.silence > MOST_SILENCE and self.mean_logprob < LEAST_LOGPROB
+
+    @property
+    def is_good(self) -> bool:
+        return self.is_silent or (self.compression <= MOST_COMPRESSION and self.mean_logprob >= LEAST_LOGPROB)
+
+
+async def segments_of(request: Request, samples: NDArray[np.float32], run: Run) -> AsyncGenerator[Segment, None]:
+    """Yield the segments in order."""
+    seek, count = 0, len(samples) // HOP
+    earlier, window = list(request.prompt_ids), request.num_samples // HOP
+    while seek < count:
+        size = min(window, count - seek)
+        best = await _transcribed(request, samples[seek * HOP : seek * HOP + request.num_samples], earlier, run)
+        if best.is_silent:
+            seek += size
+            continue
+        found, advance = _cut(request.tokens.first_stamp, best.token_ids, size)
+        for start, end, token_ids in found:
+            text = request.decode([token for token in token_ids if token < request.tokens.end])
+            if text.strip() and end > start:
+                start_s, end_s = (seek * HOP / RATE + stamp * STAMP_S for stamp in (start, end))
+                facts = best.temperature, best.mean_logprob, best.compression, best.silence
+                yield Segment(seek, start_s, end_s, text, tuple(token_ids), *facts)
+        earlier += [token for _, _, token_ids in found for token in token_ids if token < request.tokens.end]
+        if best.temperature > FORGETFUL:
+            earlier = []
+        seek += advance
+
+
+async def language_of(request: Request, samples: NDArray[np.float32], run: Run) -> str:
+    """Return the code of the language that is most probable at the beginning."""
+    codes = {token_id: code for code, token_id in request.tokens.languages.items()}
+    params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes))
+    job = _job(request, [request.tokens.start], params, samples[: request.num_samples])
+    drawn, _, _ = await _drawn(run(job))
+    return codes[drawn[0]]
+
+
+async def with_language(request: Request, samples: NDArray[np.float32], run: Run) -> Request:
+    """Return the request with the language that is most probable at the beginning of the samples."""
+    return replace(request, language=await language_of(request, samples, run))
+
+
+def _cut(first: int, token_ids: Sequence[int], size: int) -> tuple[list[tuple[int, int, Sequence[int]]], int]:
+    """Cut the tokens of a window at its pairs of stamps. Return the segments with the numbers of their first and last stamp, and how much
+    later the next window begins. This time and `size`, the length of the window, are in hundredths of a second."""
+    are_stamps = [token >= first for token in token_ids]
+    ends = [i for i in range(1, len(token_ids)) if are_stamps[i - 1] and are_stamps[i]]
+    ends_alone = are_stamps[-2:] == [False, True]
+    if not ends:
+        stamps = [token - first for token in token_ids if token >= first]
+        return [(0, stamps[-1] if stamps and stamps[-1] else size // STAMP_HOPS, token_ids)], size
+    if ends_alone:
+        ends.append(len(token_ids))
+    parts = [token_ids[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    found = [(part[0] - first, part[-1] - first, part) for part in parts]
+    return found, size if ends_alone else found[-1][1] * STAMP_HOPS or size
+
+
+async def _transcribed(request: Request, samples: NDArray[np.float32], earlier: list[int], run: Run) -> _Attempt:
+    tokens = request.tokens
+    prompt = tokens.prompt(request.language, request.task, earlier)
+    stamps = Stamps(tokens.first_stamp, tokens.end, round(MOST_FIRST_S / STAMP_S))
+    best: _Attempt | None = None
+    for temperature in request.temperatures:
+        params = SamplingParams(
+            max_tokens=min(MOST_TOKENS, request.most_context - len(prompt)),
+            temperature=temperature,
+            banned_token_ids=tokens.banned,
+            stop_token_ids=(tokens.end,),
+            stamps=stamps,
+            seed=request.submit.params.seed,
+            logprobs=TOP if not tokens.languages else 0,
+            prompt_logprobs=TOP if tokens.languages else None,
+        )
+        token_ids, logprobs, asked = await _drawn(run(_job(request, prompt, params, samples)))
+        row = asked[prompt.index(tokens.start) + 1] if asked else logprobs[0] if logprobs else None
+        mean = sum(entry.logprob for entry in logprobs) / (len(logprobs) or 1)
+        text = request.decode([token for token in token_ids if token < tokens.end])
+        best = _Attempt(token_ids, temperature, mean, _share(row, tokens.silence), text)
+        if best.is_good:
+            break
+    assert best is not None, request
+    return best
+
+
+def _share(row: TokenLogprob | None, token_id: int) -> float:
+    """Return the probability of a token if it is among the alternatives of a row, else 0."""
+    if row is None:
+        return 0.0
+    found = dict(row.top) | {row.token_id: row.logprob}
+    return math.exp(found[token_id]) if token_id in found else 0.0
+
+
+def _job(request: Request, prompt: Sequence[int], params: SamplingParams, samples: NDArray[np.float32]) -> Job:
+    common = request.submit
+    submit = Submit(
+        secrets.token_hex(12),
+        tuple(prompt),
+        params,
+        priority=common.priority,
+        fairness_key=common.fairness_key,
+        cache_salt=common.cache_salt,
+        deadline=common.deadline,
+        audio=samples.astype("<f4").tobytes(),
+    )
+    return Job(submit, StopRules())
+
+
+async def _drawn(generation: Generation) -> tuple[list[int], list[TokenLogprob], tuple[TokenLogprob | None, ...]]:
+    """Return the tokens of an answer, their log-probabilities, and those of the prompt."""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    asked: tuple[TokenLogprob | None, ...] = ()
+    async with aclosing(generation.steps()) as steps:
+        async for step in steps:
+            token_ids += step.token_ids
+            logprobs += [entry.logprob for entry in step.entries]
+            asked = asked or step.prompt_logprobs
+            if step.stop_reason is not None:
+                token_ids.pop()
+    return token_ids, logprobs, asked

@@ -1,0 +1,37 @@
+"""The decoder of audio as the front uses it: every file is a call of the job `Decoding`, which runs in another process."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from server.audio.decoding import Decoding, Outcome
+from server.errors import AUDIO_NOT_DECODED, INVALID_AUDIO, ApiError
+from server.isolated.calls import Calls
+from server.isolated.job import CallError, Failure
+
+PATIENCE_S = 120.0
+
+
+class AudioDecoder:
+    def __init__(self, most_s: float) -> None:
+        """A file may last `most_s` seconds."""
+        self._calls = Calls(Decoding(most_s), PATIENCE_S)
+
+    async def decode(self, data: bytes) -> NDArray[np.float32]:
+        """Return the samples of a file, 16,000 a second. Raise ApiError if it cannot be decoded."""
+        try:
+            outcome = msgspec.msgpack.decode(await self._calls.call(data), type=Outcome)
+        except CallError as error:
+            raise _described(error) from None
+        if outcome.fault:
+            raise ApiError(INVALID_AUDIO, f"file cannot be decoded: {outcome.fault}", param="file")
+        return np.frombuffer(outcome.samples, "<f4")
+
+
+def _described(error: CallError) -> ApiError:
+    if error.failure in (Failure.TOO_LARGE, Failure.KILLED):
+        most = f"{Decoding.call_s:g} s of CPU time or {Decoding.call_bytes >> 20} MiB"
+        return ApiError(INVALID_AUDIO, f"file cannot be decoded: it takes more than {most}", param="file")
+    return ApiError(AUDIO_NOT_DECODED, "file was not decoded, because the server is busy; try again later", param="file")

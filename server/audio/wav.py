@@ -1,0 +1,84 @@
+"""Read WAV files: chunks of RIFF (also RF64), with samples as integers of 8 to 32 bits or as floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+STREAMED = 0xFFFFFFFF  # the length of a chunk whose writer did not know it, such as ffmpeg writing to a pipe
+MAGIC = (b"RIFF", b"RF64")
+
+
+class AudioError(ValueError):
+    """Raised for audio that cannot be decoded. The message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a file stores its samples."""
+
+    kind: int  # PCM or FLOAT
+    channels: int
+    rate: int  # frames per second; a frame has a sample of each channel
+    sample_bytes: int
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.channels * self.sample_bytes
+
+
+def is_wav(data: bytes) -> bool:
+    return data[:4] in MAGIC and data[8:12] == b"WAVE"
+
+
+def read_wav(data: bytes) -> tuple[Layout, memoryview]:
+    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file is damaged."""
+    layout, at = None, 12
+    while at + 8 <= len(data):
+        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8
+        if name == b"fmt ":
+            layout = _layout(data[at : at + size])
+        elif name == b"data":
+            if layout is None:
+                raise AudioError("its chunk `data` comes before `fmt `; expected the format first")
+            size = min(size, len(data) - at)  # a recording that was cut off, or a length that its writer did not know
+            return layout, memoryview(data)[at : at + size // layout.frame_bytes * layout.frame_bytes]
+        at += size + size % 2
+    raise AudioError("it has no chunk `data`; expected samples")
+
+
+def samples_of(layout: Layout, frames: memoryview) -> NDArray[np.float32]:
+    """Return the samples as floats from -1 to 1, [frames, channels]."""
+    raw = np.frombuffer(frames, np.uint8)
+    if layout.kind == FLOAT:
+        given = raw.view(f"<f{layout.sample_bytes}")
+        values = np.clip(np.nan_to_num(given, nan=0.0), -1.0, 1.0).astype(np.float32)
+    elif layout.sample_bytes == 1:
+        values = (raw.astype(np.float32) - 128) / 128
+    elif layout.sample_bytes == 3:
+        wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        wide[:, 1:] = raw.reshape(-1, 3)
+        values = (wide.view("<i4").reshape(-1) / np.float64(1 << 31)).astype(np.float32)
+    else:
+        values = (raw.view(f"<i{layout.sample_bytes}") / np.float64(1 << 8 * layout.sample_bytes - 1)).astype(np.float32)
+    return values.reshape(-1, layout.channels)
+
+
+def _layout(chunk: bytes) -> Layout:
+    if len(chunk) < 16:
+        raise AudioError(f"its chunk `fmt ` has {len(chunk)} bytes; expected 16 or more")
+    kind, channels, rate, bits = (int.from_bytes(chunk[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8), (14, 16)))
+    if kind == EXTENSIBLE and len(chunk) >= 26:
+        kind = int.from_bytes(chunk[24:26], "little")
+    known = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
+    if kind not in known:
+        raise AudioError(f"it is a WAV file of encoding {kind}; expected {PCM} (integers) or {FLOAT} (floats)")
+    if bits not in known[kind]:
+        raise AudioError(f"it has samples of {bits} bits; expected {', '.join(map(str, known[kind]))}")
+    if channels == 0:
+        raise AudioError("it has 0 channels; expected 1 or more")
+    return Layout(kind, channels, rate, bits // 8)

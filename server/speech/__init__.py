@@ -1,0 +1,1 @@
+"""Transcribe speech with a model that hears windows of audio."""

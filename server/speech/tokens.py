@@ -1,0 +1,85 @@
+"""The special tokens of Whisper's vocabulary, found by their texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.interfaces import Tokenizer
+
+END, START, BEFORE, NO_STAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|startofprev|>", "<|notimestamps|>"
+TRANSCRIBE, TRANSLATE, ONE_SPEAKER = "<|transcribe|>", "<|translate|>", "<|startoflm|>"
+SILENCE = ("<|nospeech|>", "<|nocaptions|>")
+LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+ENGLISH_END = 50256  # id of END in the vocabulary of models that only know English, which has no tokens for languages and tasks in prompts
+# Texts that transcripts of speech do not contain. Of each only the first token is banned, and only if the text is one token, unless it is
+# a musical note: the first bytes of all notes are the same token.
+MARKS = (
+    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
+)
+NOTES = "♩♪♫♬♭♮♯"
+STAMP_S = 0.02  # seconds from one time stamp to the next
+MOST_BEFORE = 223  # largest number of tokens of earlier text in a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechTokens:
+    end: int
+    start: int
+    before: int  # comes before the text of earlier windows
+    no_stamps: int
+    tasks: Mapping[str, int]  # "transcribe" and "translate"
+    silence: int
+    languages: Mapping[str, int]  # by code; empty for models that only know English
+    banned: tuple[int, ...]  # tokens that no transcript has
+    blank: tuple[int, ...]  # tokens that begin no transcript
+
+    @property
+    def first_stamp(self) -> int:
+        return self.no_stamps + 1
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> SpeechTokens | None:
+        """Return the tokens, or None if the vocabulary lacks some."""
+        ids = {text.decode(errors="replace"): token_id for token_id, text in tokenizer.special_texts.items()}
+        silence = next((ids[name] for name in SILENCE if name in ids), None)
+        if silence is None or not ids.keys() >= {END, START, BEFORE, NO_STAMPS, TRANSCRIBE, TRANSLATE}:
+            return None
+        languages = {found[1]: token_id for text, token_id in ids.items() if (found := LANGUAGE.fullmatch(text))}
+        tasks = {"transcribe": ids[TRANSCRIBE], "translate": ids[TRANSLATE]}
+        special = {ids[name] for name in (START, BEFORE, NO_STAMPS, ONE_SPEAKER) if name in ids} | {
+            silence,
+            *tasks.values(),
+            *languages.values(),
+        }
+        return SpeechTokens(
+            end=ids[END],
+            start=ids[START],
+            before=ids[BEFORE],
+            no_stamps=ids[NO_STAMPS],
+            tasks=tasks,
+            silence=silence,
+            languages={} if ids[END] == ENGLISH_END else languages,
+            banned=tuple(sorted(special | _marks(tokenizer))),
+            blank=(*tokenizer.encode(" ", False), ids[END]),
+        )
+
+    def prompt(self, language: str | None, task: str, earlier: list[int]) -> list[int]:
+        """Return the prompt of a window with time stamps. `earlier` are the tokens of the text before it."""
+        before = [self.before, *earlier[-MOST_BEFORE:]] if earlier else []
+        if not self.languages:
+            return [*before, self.start]
+        assert language is not None
+        return [*before, self.start, self.languages[language], self.tasks[task]]
+
+
+def _marks(tokenizer: Tokenizer) -> set[int]:
+    found = {token for text in (" -", " '") for token in tokenizer.encode(text, False)[:1]}
+    marks = [*MARKS, *NOTES]
+    encoded = tokenizer.encode_all([text for mark in marks for text in (mark, f" {mark}")], False)
+    for index, ids in enumerate(encoded):
+        if len(ids) == 1 or (ids and marks[index // 2] in NOTES):
+            found.add(ids[0])
+    return found

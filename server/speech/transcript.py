@@ -1,0 +1,53 @@
+"""Segments of a transcript, and their formats: subtitles, text."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    seek: int  # hundredths of a second: where its window begins
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: tuple[int, ...]
+    temperature: float
+    mean_logprob: float
+    compression: float  # how many times zlib shrinks the text of its window: high for repetitions
+    silence: float  # probability that its window has no speech
+
+
+def compression_of(text: str) -> float:
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def text_of(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments).strip()
+
+
+def srt(segments: Sequence[Segment]) -> str:
+    blocks = (
+        f"{number}\n{_clock(segment.start_s, ',')} --> {_clock(segment.end_s, ',')}\n{_line(segment)}\n"
+        for number, segment in enumerate(segments, 1)
+    )
+    return "\n".join(blocks)
+
+
+def vtt(segments: Sequence[Segment]) -> str:
+    blocks = (f"{_clock(segment.start_s, '.')} --> {_clock(segment.end_s, '.')}\n{_line(segment)}\n" for segment in segments)
+    return "WEBVTT\n\n" + "\n".join(blocks)
+
+
+def _line(segment: Segment) -> str:
+    """Return the text, without the arrow that ends the times of a subtitle."""
+    return segment.text.strip().replace("-->", "->")
+
+
+def _clock(seconds: float, mark: str) -> str:
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

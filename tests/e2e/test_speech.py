@@ -1,0 +1,138 @@
+"""End-to-end tests of transcriptions, with the official OpenAI client and a real server that serves a small random Whisper: its texts mean
+nothing, but they are the same however they are asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import wave
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from tests.conftest import DemoServer, serving_demo
+
+MODEL = Path(__file__).parents[1] / "golden" / "whisper"
+pytestmark = pytest.mark.xdist_group("speech server")
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path) -> Iterator[DemoServer]:
+    with serving_demo(cache_folder, str(MODEL), "--quantize", "f32", "--max-audio-s", "20") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: DemoServer) -> Iterator[openai.OpenAI]:
+    transport = openai.DefaultHttpxClient(verify=False)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
+        yield client
+
+
+def wav(seconds: float, seed: int = 0) -> bytes:
+    samples = 6000 * np.random.default_rng(seed).standard_normal(round(16_000 * seconds))
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(np.clip(samples, -32768, 32767).astype("<i2").tobytes())
+    return out.getvalue()
+
+
+def transcribed(client: openai.OpenAI, data: bytes, **options: Any) -> Any:
+    return client.audio.transcriptions.create(model="whisper", file=("a.wav", data), **{"language": "en", **options})
+
+
+def test_every_format_has_the_same_text(client: openai.OpenAI) -> None:
+    data = wav(1.3)
+    verbose = transcribed(client, data, response_format="verbose_json")
+    assert verbose.text and verbose.language == "english" and verbose.duration == 1.3
+    assert "".join(segment.text for segment in verbose.segments).strip() == verbose.text
+    ends = [time for segment in verbose.segments for time in (segment.start, segment.end)]
+    assert ends == sorted(ends)
+    assert transcribed(client, data).text == verbose.text
+    assert transcribed(client, data, response_format="text").strip() == verbose.text
+    for format, beginning in (("srt", "1\n00:00:0"), ("vtt", "WEBVTT\n\n00:00:0")):
+        found = transcribed(client, data, response_format=format)
+        assert found.startswith(beginning) and found.count(" --> ") == len(verbose.segments)
+
+
+def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
+    data = wav(1.3)
+    *deltas, last = transcribed(client, data, stream=True)
+    assert last.type == "transcript.text.done"
+    assert "".join(event.delta for event in deltas).strip() == last.text == transcribed(client, data).text
+
+
+def test_the_language_is_detected_if_it_is_absent(client: openai.OpenAI) -> None:
+    data = wav(0.4)
+    assert transcribed(client, data, language=openai.omit).text == transcribed(client, data).text  # the model knows one language
+
+
+def test_translations(server: DemoServer) -> None:
+    answer = httpx.post(f"{server.url}/v1/audio/translations", files={"file": wav(0.4)}, timeout=60, verify=False)
+    assert (answer.status_code, bool(answer.json()["text"])) == (200, True)
+
+
+def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.OpenAI) -> None:
+    files = [wav(0.3 + 0.2 * seed, seed) for seed in range(6)]
+    alone = [transcribed(client, data).text for data in files]
+    worker = httpx.get(f"{server.url}/health", verify=False)
+    assert worker.status_code == 200
+    with ThreadPoolExecutor(6) as pool:
+        together = [pool.submit(transcribed, client, data) for data in files]
+        for child in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
+            if "deploy.worker" in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(int(child), signal.SIGKILL)
+        assert [future.result().text for future in together] == alone
+
+
+def test_silence_and_no_samples_at_all(client: openai.OpenAI) -> None:
+    assert transcribed(client, wav(0)).text == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "data", "code", "param"),
+    [
+        ({}, b"noise", "invalid_audio", "file"),
+        ({}, b"RIFF\0\0\0\0WAVE", "invalid_audio", "file"),
+        ({"response_format": "xml"}, b"", "invalid_value", "response_format"),
+        ({"temperature": "2"}, b"", "invalid_value", "temperature"),
+        ({"temperature": "nan"}, b"", "invalid_value", "temperature"),
+        ({"stream": "perhaps"}, b"", "invalid_value", "stream"),
+        ({"seed": "-1"}, b"", "invalid_value", "seed"),
+        ({"include[]": "logprobs"}, b"", "unsupported_field", "include[]"),
+        ({"timestamp_granularities[]": "word"}, b"", "unsupported_field", "timestamp_granularities[]"),
+        ({"language": "klingon"}, b"long enough", "invalid_value", "language"),
+        ({"model": "other"}, b"", "model_not_found", "model"),
+    ],
+)
+def test_errors_name_the_field(server: DemoServer, fields: dict[str, str], data: bytes, code: str, param: str) -> None:
+    data = wav(0.1) if data == b"long enough" else data
+    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", data=fields, files={"file": data}, timeout=60, verify=False)
+    assert answer.status_code in (400, 404)
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+
+
+def test_long_files_are_refused_before_they_are_decoded(server: DemoServer) -> None:
+    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files={"file": wav(21)}, timeout=60, verify=False)
+    assert answer.status_code == 400
+    assert "lasts 21.0 s; expected at most 20 s (max_audio_s)" in answer.json()["error"]["message"]
+
+
+def test_a_form_without_a_file_and_a_chat_are_refused(server: DemoServer) -> None:
+    url = f"{server.url}/v1"
+    answer = httpx.post(f"{url}/audio/transcriptions", files={"language": (None, "en")}, timeout=60, verify=False)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "missing_field")
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    answer = httpx.post(f"{url}/chat/completions", content=json.dumps(body), headers={"content-type": "application/json"}, verify=False)
+    assert answer.status_code == 400
+    assert "only transcribes speech" in answer.json()["error"]["message"]

@@ -1,0 +1,107 @@
+"""A transcript depends only on its request, to the last bit: alone, beside other audio, after preemptions and after kills of the worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.model_loading.load import load_model
+from server.engine.worker import LoadedModel
+from server.messages import ErrorCode, Failed, Load, SamplingParams, Stamps, Submit
+from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, outcomes_alone, same, shuffled
+from tests.e2e.test_group_bits import going_on, is_over
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "whisper"
+END, FIRST_STAMP, VOCAB = 50, 58, 60
+
+pytestmark = pytest.mark.xdist_group("bits of speech")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model(Load("m", str(GOLDEN), "f32", max_batch=8), lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def rig(model: LoadedModel) -> Callable[..., Rig]:
+    return lambda **narrower: Rig(model, None, **narrower)
+
+
+@pytest.fixture(scope="module")
+def submits() -> list[Submit]:
+    """Return requests of which several have the same prompt, and each has audio of its own."""
+    rng, noise = random.Random(1), np.random.default_rng(2)
+    found: list[Submit] = []
+    for i in range(24):
+        samples = (0.3 * noise.standard_normal(rng.choice((1, 300, 5000, 7680)))).astype("<f4")
+        params = SamplingParams(
+            max_tokens=rng.randrange(4, 27),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=rng.getrandbits(63),
+            ignore_eos=True,
+            logprobs=rng.choice((None, 2)),
+            stamps=rng.choice((None, Stamps(FIRST_STAMP, END, 1))),
+            banned_token_ids=rng.choice(((), (51, 52, 57))),
+        )
+        found.append(Submit(f"r{i}", rng.choice(((51, 52, 53, 57), (51, 52, 53))), params, audio=samples.tobytes()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+    return outcomes_alone(rig, submits)
+
+
+def test_in_a_batch(rig, submits, alone) -> None:
+    """Requests with equal prompts and other audio share nothing, neither at the same time nor later."""
+    batch = rig()
+    same(batch.run(submits), alone)
+    same(batch.run(shuffled(submits, 1)), alone)
+    assert batch.engine.scheduler.pool.num_found_tokens == 0
+
+
+def test_after_preemptions(rig, submits, alone, model) -> None:
+    """With few pages, sequences lose what they heard, and hear it again."""
+    pages, heard = model.step_model.limits.groups
+    check_after_preemptions(rig(groups=(replace(pages, num_pages=8), replace(heard, num_pages=5))), submits, alone)
+
+
+def test_after_kills(rig, submits, alone) -> None:
+    rng, sent, num_workers = random.Random(0), {}, 0
+    while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
+        num_workers += 1
+        worker = rig()
+        worker.outcomes = sent
+        for submit in left:
+            worker.engine.submit(submit)
+        for _ in range(rng.randrange(5, 20)):
+            worker.engine.step()
+            worker.engine.check_integrity()
+    assert num_workers > 2
+    same(sent, alone)
+
+
+def test_a_step_hears_at_most_one_window(rig, submits, monkeypatch) -> None:
+    worker, counts = rig(hearing_cost=512), []  # as much as a step's budget of prompt tokens
+    run = worker.engine._model._model.run
+    monkeypatch.setattr(worker.engine._model, "run", lambda batch: counts.append(len(batch.heard)) or run(batch), raising=False)
+    worker.run(submits[:8])
+    assert max(counts) == 1
+    assert sum(counts) == 8
+
+
+@pytest.mark.parametrize(("audio", "text"), [(b"", "has no audio"), (b"abc", "expected f32 samples"), (bytes(4 * 7681), "at most 7680")])
+def test_audio_that_the_model_cannot_hear_is_refused(rig, audio: bytes, text: str) -> None:
+    worker, failed = rig(), []
+    worker.engine._outbox._publish = failed.append
+    worker.engine.submit(Submit("r", (51,), SamplingParams(max_tokens=3), audio=audio))
+    while worker.engine.has_work:
+        worker.engine.step()
+    (failure,) = (message for message in failed if isinstance(message, Failed))
+    assert failure.code is ErrorCode.INVALID_VALUE
+    assert text in failure.message
