@@ -306,7 +306,7 @@ def test_prompt_tokens_are_counted_when_they_are_computed(rig, engine) -> None:
     done, left = zip(*seen, strict=True)
     assert list(done) == sorted(done) and list(left) == sorted(left, reverse=True)
     assert len({*left}) > 3 and left[-1] == 0 and done[-1] == 602
-    assert [pair for pair in seen if not 600 <= sum(pair) <= 602] == []
+    assert [pair for pair in seen if not 600 - 128 <= sum(pair) <= 602] == []  # a step may be in flight
 
 
 # --- the watchdog -------------------------------------------------------------------------------------------------------------
