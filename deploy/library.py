@@ -6,6 +6,8 @@ python -m deploy.library    reads a command from standard input and writes one l
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -82,7 +84,7 @@ async def _lines(order: Order) -> AsyncGenerator[Line, None]:
             raise LoadError(ErrorCode.FETCH_FAILED, f"cannot {what}: the process that tried it ended with status {status}")
     finally:
         with suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with pip, which would go on downloading
         await process.wait()
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy import demo
+from deploy import demo, library
 from deploy.cli.main import app
 from deploy.library import Downloads
 from deploy.model_loading import hub
@@ -195,19 +196,35 @@ def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: py
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
     async def scenario() -> None:
-        library = Downloads()
-        async with aclosing(library.pull("org/name")) as parts:
+        downloads = Downloads()
+        async with aclosing(downloads.pull("org/name")) as parts:
             first = await anext(parts)
         assert first == Pulled(total := sum(len(FILES[name]) for name in SERVED), 0)
-        told = [part async for part in library.pull("org/name")]
+        told = [part async for part in downloads.pull("org/name")]
         assert told[-1].completed_bytes == told[-1].total_bytes <= total and len(told) > 2
-        assert [part async for part in library.pull("org/name")] == [Pulled(0, 0), Pulled(0, 0)]
-        assert [one.source for one in await library.stored()] == ["org/name"]
-        assert await library.remove("org/name") >= 25_000_000 and await library.remove("org/name") == 0
+        assert [part async for part in downloads.pull("org/name")] == [Pulled(0, 0), Pulled(0, 0)]
+        assert [one.source for one in await downloads.stored()] == ["org/name"]
+        assert await downloads.remove("org/name") >= 25_000_000 and await downloads.remove("org/name") == 0
         with pytest.raises(LoadError, match="its download failed"):
-            await anext(part async for part in library.pull("org/none") if part.completed_bytes)
+            await anext(part async for part in downloads.pull("org/none") if part.completed_bytes)
 
     asyncio.run(scenario())
+
+
+def test_a_stopped_download_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of a download may start others, such as pip. None of them goes on after a stop."""
+    begun = "import subprocess, time; print('{\"total\": %d}' % subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    monkeypatch.setattr(library, "COMMAND", (sys.executable, "-c", begun))
+
+    async def stopped() -> int:
+        async with aclosing(Downloads().pull("smollm2")) as parts:
+            return (await anext(parts)).total_bytes
+
+    pid = asyncio.run(stopped())
+    until = time.monotonic() + 60
+    while (stat := Path(f"/proc/{pid}/stat")).exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "the process of the download still runs"
+        time.sleep(0.01)
 
 
 def test_what_is_here_is_served_without_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,6 +287,28 @@ def test_the_prefix_cache_is_no_oracle_for_other_tenants(rig, engine) -> None:
     assert found[0] == found[1] and found[0][0] == 0
 
 
+# --- the progress of prompts --------------------------------------------------------------------------------------------------
+
+
+@ENGINES
+def test_prompt_tokens_are_counted_when_they_are_computed(rig, engine) -> None:
+    """After each step, the statistics have the prompt tokens that were computed, and those that are left. The choices of a request share
+    its prompt: each further one computes only the last token again."""
+    one = rig(engine)
+    forth = tuple(1 + number % 50 for number in range(300))
+    for submit in (Submit("a", forth, GREEDY), Submit("b", forth[::-1], GREEDY, num_choices=3)):
+        one.engine.submit(submit)
+    seen = []
+    while one.engine.has_work:
+        one.step()
+        stats = one.engine.stats()
+        seen.append((stats.num_prefill_tokens, stats.num_prompt_tokens_left))
+    done, left = zip(*seen, strict=True)
+    assert list(done) == sorted(done) and list(left) == sorted(left, reverse=True)
+    assert len({*left}) > 3 and left[-1] == 0 and done[-1] == 602
+    assert [pair for pair in seen if not 600 - 128 <= sum(pair) <= 602] == []  # a step may be in flight
+
+
 # --- the watchdog -------------------------------------------------------------------------------------------------------------
 
 
