@@ -160,6 +160,9 @@ def example(registry: Registry, url: str) -> str:
     for model in registry.models():
         if model.loaded is None:
             continue
+        key = ' -H "Authorization: Bearer $KEY"' if registry.settings.has_api_keys else ""
+        if model.loaded.speech is not None:
+            return f"  curl {url}/v1/audio/transcriptions{key} -F model={model.spec.name} -F file=@speech.wav"
         if not model.loaded.ready.generates:
             path, body = "embeddings", f'{{"model": "{model.spec.name}", "input": "{QUESTION}"}}'
         elif not model.loaded.chats:
@@ -167,7 +170,6 @@ def example(registry: Registry, url: str) -> str:
         else:
             messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
             path, body = "chat/completions", f'{{"model": "{model.spec.name}", "messages": {messages}}}'
-        key = ' -H "Authorization: Bearer $KEY"' if registry.settings.has_api_keys else ""
         return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'"
     return ""
 

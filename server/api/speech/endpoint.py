@@ -72,7 +72,7 @@ def router(context: Context) -> APIRouter:
         form = Form(request.headers.get("content-type", ""), data.extend)
         await form.read(limited(request, settings, "max_audio_bytes"), FILE)
         asked = read_form(form, strict=settings.strict, translates=task == "translate")
-        model, loaded = context.registry.serve(asked.model)
+        model, loaded = context.serve(request, asked.model)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
         samples = await while_connected(request, decoder.decode(bytes(data)))
