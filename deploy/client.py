@@ -73,12 +73,14 @@ class Client:
     def chat(
         self,
         model: str,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         told: Callable[[Mapping[str, int]], None] = lambda _usage: None,
+        called: Callable[[list[dict[str, Any]]], None] = lambda _calls: None,
         **options: object,
     ) -> Iterator[str]:
-        """Yield the answer's text as it arrives. Call `told` with the token usage at the end."""
+        """Yield the answer's text as it arrives. At the end, call `told` with the token usage, and `called` with the calls of tools."""
+        calls: dict[int, dict[str, Any]] = {}
         usage = {"stream_options": {"include_usage": True}}
         body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}
         for event in self.events("POST", "/v1/chat/completions", body):
@@ -87,6 +89,10 @@ class Client:
             for choice in event.get("choices", ()):
                 if text := choice["delta"].get("content"):
                     yield text
+                for part in choice["delta"].get("tool_calls") or ():
+                    _add_call(part, calls)
+                if choice.get("finish_reason") == "tool_calls":
+                    called(list(calls.values()))
 
     def chat_models(self) -> list[str]:
         """Return the names of the models that answer conversations."""
@@ -124,6 +130,15 @@ class Client:
             ) from None
 
 
+def _add_call(part: Mapping[str, Any], calls: dict[int, dict[str, Any]]) -> None:
+    """Add a part of a call, which arrives in pieces."""
+    function = part.get("function", {})
+    call = calls.setdefault(part["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call["id"] = part.get("id") or call["id"]
+    call["function"]["name"] = function.get("name") or call["function"]["name"]
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
 def segment(name: str) -> str:
     """Percent-encode a name, so that it is a single segment of a URL path."""
     return quote(name, safe="")
@@ -145,7 +160,11 @@ def _parsed(body: bytes) -> dict[str, Any]:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return answer if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else {}
+    if not isinstance(answer, dict):
+        return {}
+    if isinstance(answer.get("error"), str) and "code" in answer:  # of our paths below /api, which have the shape of Ollama's errors
+        return {"error": {"message": answer["error"], "code": answer["code"]}}
+    return answer if isinstance(answer.get("error"), dict) else {}
 
 
 def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> ServerFault:

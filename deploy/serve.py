@@ -20,9 +20,11 @@ import msgspec
 from compiler.machine.target import NAMED
 from deploy.cache import Kept, kept
 from deploy.library import Downloads
+from deploy.listening import listen
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
+from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
@@ -48,9 +50,13 @@ log = logging.getLogger(__name__)
 Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
-def make_worker(spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None) -> Supervisor:
+def make_worker(
+    spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
+) -> Supervisor:
     logs = ("--log-level", settings.log_level, "--log-format", settings.log_format)
-    return Supervisor((*WORKER, *logs), load_of(spec, hub_token), progress=progress, care=Care(stall_s=settings.stall_s))
+    load = msgspec.structs.replace(load_of(spec, hub_token), logs_cache=events is not None)
+    cache = None if events is None else events.source_of(spec.name)
+    return Supervisor((*WORKER, *logs), load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
@@ -123,9 +129,12 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     if settings.batch_dir is None and cache is not None and settings.port:
         settings = replace(settings, batch_dir=cache.folder / "batches" / str(settings.port))  # the same after a restart
     tracer = tracer_of(settings)
-    with nullcontext() if settings.state_file is None else own_state(settings.state_file):
-        listener = listen(settings.host, settings.port)
-        return asyncio.run(_serve(settings, models, cache, listener, greet, hub_token, tracer))
+    with (
+        nullcontext() if settings.state_file is None else own_state(settings.state_file),
+        listen(settings.host, settings.port) as listener,
+        cache_events(settings, listener) as events,
+    ):
+        return asyncio.run(_serve(settings, models, cache, listener, greet, hub_token, tracer, events))
 
 
 def warn_of_open_names(settings: ServerSettings) -> None:
@@ -174,12 +183,13 @@ async def _serve(
     greet: Greet,
     hub_token: str | None,
     tracer: Tracer | None,
+    events: CacheEvents | None,
 ) -> bool:
     for name in sorted({*settings.publish} - {spec.name for spec in models}):
         log.warning("publish names %r; no model of that name is loaded from the start", name)
     registry = Registry(
         settings,
-        partial(make_worker, settings=settings, hub_token=hub_token),
+        partial(make_worker, settings=settings, hub_token=hub_token, events=events),
         partial(load_tokenizer, hub_token=hub_token),
         is_cached=lambda spec: cache is not None and cache.has_loaded(spec.source),
         identify=partial(identity_of, hub_token=hub_token),
@@ -242,15 +252,34 @@ def tracer_of(settings: ServerSettings) -> Tracer | None:
     return Tracer(settings.otlp_traces_endpoint)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket. This happens before models load, so that a taken port is reported at once."""
+@contextmanager
+def cache_events(settings: ServerSettings, listener: socket.socket) -> Generator[CacheEvents | None]:
+    """Publish the events of prefix caches if the settings name an address for them. Only then ZMQ is imported."""
+    if settings.kv_events is None:
+        if settings.kv_events_replay is not None:
+            raise SettingsError("kv_events_replay is set and kv_events is not; set both, or leave kv_events_replay out")
+        yield None
+        return
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # an internet address
-    except OSError as error:
-        # a negative errno is an error of name resolution
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port") from error
+        import zmq
+
+        from server.fleet.sockets import EventSockets
+    except ImportError as error:
+        raise SettingsError("kv_events needs pyzmq, which is not installed; pip install 'relaxserve[fleet]'") from error
+    name = settings.kv_events_name or url_of(listener).removeprefix("http://")
+    events = CacheEvents(name, lambda topic, number, batch: sockets.send(topic, number, batch))
+    try:
+        sockets = EventSockets(settings.kv_events, settings.kv_events_replay, events.replay)
+    except zmq.ZMQError as error:
+        also = "" if settings.kv_events_replay is None else f" or {settings.kv_events_replay}"
+        raise SettingsError(
+            f"kv_events cannot be published at {settings.kv_events}{also}: {zmq.strerror(error.errno or 0)}; choose another"
+        ) from error
+    log.info("cache events of %s are published at %s; they have the tokens of all prompts", name, sockets.address)
+    try:
+        yield events
+    finally:
+        sockets.close()
 
 
 def url_of(listener: socket.socket) -> str:

@@ -31,7 +31,7 @@ PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # variables of the commands that talk to a running server
 
-LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS = "Address", "Keys", "Models", "Limits", "Times", "Logs and traces"
+LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS, FLEET = "Address", "Keys", "Models", "Limits", "Times", "Logs and traces", "Fleets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ SETTINGS = (
     Setting("host", LISTEN, "Address to listen on."),
     Setting("port", LISTEN, "Port to listen on; 0 takes a free one."),
     Setting("insecure", LISTEN, "Serve other machines without API keys."),
-    Setting("proxy_networks", LISTEN, "Address or network of a proxy whose X-Forwarded-For names the client; may be repeated."),
+    Setting("proxy_networks", LISTEN, "Proxy whose X-Forwarded-For names the client; may be repeated."),
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),
     Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
@@ -61,7 +61,7 @@ SETTINGS = (
     Setting("allow_hub", MODELS, "Let /admin download models: by hub id, or by a name of `relaxserve ls --available`."),
     Setting("publish", MODELS, "Model that browsers may download and run at /web/MODEL/; may be repeated."),
     Setting("state_file", MODELS, "File with the set of loaded models, which the next start loads again."),
-    Setting("mcp_servers", MODELS, "MCP server whose tools /v1/responses may call, as NAME=URL; may be repeated."),
+    Setting("mcp_servers", MODELS, "MCP server whose tools may be called, as NAME=URL; may be repeated."),
     Setting("memory_limit_bytes", MODELS, "Memory limit for all models together, such as 12G."),
     Setting("default_kv_cache_bytes", MODELS, "KV cache of models without kv_cache_bytes, such as 2G."),
     Setting("strict", LIMITS, "Refuse unknown fields instead of reporting them."),
@@ -80,9 +80,9 @@ SETTINGS = (
     Setting("max_audio_s", LIMITS, "Longest audio of a transcription."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
-    Setting("max_queued_requests", LIMITS, "Maximum number of sequences per model that wait for a place in the batch."),
+    Setting("max_queued_requests", LIMITS, "Maximum number of waiting sequences per model."),
     Setting("max_queued_tokens", LIMITS, "Maximum number of waiting prompt tokens per model."),
-    Setting("max_key_constraints", LIMITS, "Maximum number of different schemas and grammars that a key uses at once, per model."),
+    Setting("max_key_constraints", LIMITS, "Most different schemas and grammars of a key at once, per model."),
     Setting("max_timeout_s", TIMES, "Longest timeout that a request may ask for."),
     Setting("mcp_timeout_s", TIMES, "Longest time for a request to an MCP server."),
     Setting("response_store_s", TIMES, "How long a response is stored after its last use."),
@@ -90,15 +90,19 @@ SETTINGS = (
     Setting("header_timeout_s", TIMES, "Longest time from a request's first byte to the end of its headers."),
     Setting("body_timeout_s", TIMES, "Longest time for the arrival of a whole body."),
     Setting("write_timeout_s", TIMES, "How long a client may read nothing before its connection is closed."),
-    Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
+    Setting("keep_alive_s", TIMES, "Longest idle time of a connection."),
     Setting("heartbeat_s", TIMES, "Interval of comment lines in a stream without events."),
     Setting("lame_duck_s", TIMES, "How long a server that gets SIGTERM still accepts requests, while its probe of readiness fails."),
     Setting("drain_s", TIMES, "How long running requests may continue when the server stops."),
     Setting("stall_s", TIMES, "A worker that has work but reports nothing for this time is replaced, unless it is busy with a long step."),
     Setting("log_level", LOGS, "Least severity of log lines: debug, info, warning or error."),
-    Setting("log_format", LOGS, "Format of log lines: text or json."),
+    Setting("log_format", LOGS, "Format of the log: text or json."),
     Setting("keep_requests", LOGS, "File that stores requests and answers, for `relaxserve replay`."),
+    Setting("keep_requests_of", LOGS, "What to store: model=NAME or key=NAME."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),
+    Setting("kv_events", FLEET, "ZMQ address that publishes changes of the prefix caches, such as tcp://*:5557."),
+    Setting("kv_events_replay", FLEET, "ZMQ address that sends changes again to routers that missed some, such as tcp://*:5558."),
+    Setting("kv_events_name", FLEET, "Name of this replica in the topics of its events, such as 10.0.0.7:8000; by default its address."),
 )
 
 TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}

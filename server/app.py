@@ -43,10 +43,10 @@ OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
 def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
-    kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests)
+    kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests, settings.keep_requests_of)
     batches = Batches(settings, registry)
     history = History(registry.metrics.watched)
-    context = Context(settings, registry, batches, history)
+    context = Context(settings, registry, batches, history, kept)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

@@ -298,6 +298,13 @@ PREFLIGHT_UNAVAILABLE = ErrorKind(
     "This server cannot compute a load's memory without loading.",
     "Load without `dry_run`.",
 )
+NOTHING_KEPT = ErrorKind(
+    "nothing_kept",
+    501,
+    SERVER,
+    "The server has no file in which it could store requests.",
+    "Start it with `--keep-requests FILE`.",
+)
 CACHE_UNAVAILABLE = ErrorKind(
     "cache_unavailable",
     501,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from runtime.device.base import CardUsage
 from server.defaults import Defaults
-from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
+from server.messages import CacheChange, Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
 
 if TYPE_CHECKING:
     from server.text.pairs import PairTemplate
@@ -53,6 +53,16 @@ class Outage:
     @property
     def is_long(self) -> bool:
         return time.monotonic() - self.began_s > self.patience_s
+
+
+class CacheListener(Protocol):
+    """Hears how the prefix cache of one model's workers changes."""
+
+    def changed(self, changes: Sequence[CacheChange], /) -> None: ...
+
+    def cleared(self) -> None:
+        """The worker has ended, and its cache with it."""
+        ...
 
 
 class WorkerHandle(Protocol):

@@ -1,7 +1,7 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
-    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Card
+    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Card  CacheChanged
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
 `time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
@@ -149,6 +149,7 @@ class Load(Message, frozen=True, tag=True):
     least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
+    logs_cache: bool = False  # report changes of the prefix cache
 
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
@@ -386,5 +387,33 @@ class Card(Message, frozen=True, tag=True):
     usage: CardUsage
 
 
+class PagesStored(Message, frozen=True, tag=True):
+    """Pages that can be found in the prefix cache from now on: each continues the page before it."""
+
+    hashes: tuple[int, ...]
+    parent: int | None  # the page that the first one continues; None: it is the beginning of a prompt
+    token_ids: tuple[int, ...]  # of all the pages together
+    page_size: int
+    group: int | None = None  # cache group; None: the model has only one
+    keeps_states: bool = False
+    window: int | None = None
+
+
+class PagesRemoved(Message, frozen=True, tag=True):
+    """Pages that cannot be found any more."""
+
+    hashes: tuple[int, ...]
+    group: int | None = None
+
+
+CacheChange = PagesStored | PagesRemoved
+
+
+class CacheChanged(Message, frozen=True, tag=True):
+    """The changes of the prefix cache since the last such message. Sent only if the load asks for it."""
+
+    changes: tuple[CacheChange, ...]
+
+
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card | CacheChanged

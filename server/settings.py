@@ -19,6 +19,7 @@ class ServerSettings:
     log_format: str = "text"
     otlp_traces_endpoint: str | None = None  # traces of requests are sent here; None: nowhere
     keep_requests: Path | None = None  # file to which requests and answers are appended; None: they are not stored
+    keep_requests_of: tuple[str, ...] = ("model=*",)  # the requests to store, by model or key; the administration may change this
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -33,6 +34,10 @@ class ServerSettings:
     open_metrics: bool = False  # serve /metrics and /load without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()
+
+    kv_events: str | None = None  # ZMQ address that publishes changes of prefix caches; None: they are not published
+    kv_events_replay: str | None = None  # ZMQ address that sends past changes again
+    kv_events_name: str | None = None  # name of this replica in the topics; None: its address
 
     model_root: Path = Path("models")
     allow_hub: bool = False
@@ -90,6 +95,11 @@ class ServerSettings:
             raise SettingsError(f"root_path is {self.root_path!r}; expected a path such as /llm")
         for network in self.proxy_networks:
             _require_network(network)
+        for name in ("kv_events", "kv_events_replay"):
+            if (address := getattr(self, name)) is not None and not re.fullmatch(ZMQ_ADDRESS, address, re.ASCII):
+                raise SettingsError(f"{name} is {address!r:.200}; expected tcp://*:5557, tcp://ADDRESS:PORT or ipc://PATH")
+        if self.kv_events_name is not None and not re.fullmatch(r"[^\s@]{1,200}", self.kv_events_name):
+            raise SettingsError(f"kv_events_name is {self.kv_events_name!r:.200}; expected a name without @, such as 10.0.0.7:8000")
         for name, (form, expectation) in FORMS.items():
             for value in getattr(self, name):
                 if not re.fullmatch(form, value, re.ASCII):
@@ -105,10 +115,14 @@ class ServerSettings:
         return bool(self.api_keys) or self.api_key_file is not None
 
 
+KEEP = r"(model|key)=[A-Za-z0-9._:/*?\[\]!-]{1,128}"
+KEPT = "model=PATTERN or key=PATTERN, in which * stands for any text"
+ZMQ_ADDRESS = r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\*|\d{1,5})|ipc://.+"
 CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
-# These values are compared with headers literally, so a value in another format would never match.
+# These values are compared literally or as patterns, so a value in another format would never match.
 FORMS = {
+    "keep_requests_of": (KEEP, KEPT),
     "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),
     "cors_origins": (
         r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",

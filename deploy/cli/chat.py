@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,15 @@ from deploy.cli.admin import DEFAULT_URL, Key, Url
 from deploy.cli.conversation import CommandError, Conversation
 from deploy.cli.output import answers, errors
 from deploy.client import Client, ServerFault
+
+if TYPE_CHECKING:
+    from deploy.cli.tool_turns import ToolTurns
+
+Mcp = Annotated[
+    list[str] | None,
+    typer.Option(help="Attach an MCP server: a command, an address, or a JSON file with mcpServers; may be repeated.", metavar="SERVER"),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Make calls of MCP tools without asking.")]
 
 
 def chat(
@@ -23,6 +33,8 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = None,
+    mcp: Mcp = None,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
@@ -35,26 +47,49 @@ def chat(
       relaxserve chat --model qwen --system "Answer in one sentence."
 
       echo "What is 12 plus 30?" | relaxserve chat
+
+      relaxserve chat --mcp "npx -y @modelcontextprotocol/server-filesystem ."
     """
     client = Client(url, key)
     conversation = Conversation(client, model or first_model(client), system or "")
+    options = _options(max_tokens, temperature, seed)
+    if not mcp:
+        _talk(Talk(conversation, options), question)
+        return
+    from deploy.cli.tool_turns import attached
+
+    with attached(mcp, approves_all=yes) as tool_turns:
+        _talk(Talk(conversation, options, tool_turns), question)
+
+
+def _options(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    return {option: value for option, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    conversation: Conversation
+    options: Mapping[str, Any]
+    tool_turns: ToolTurns | None = None  # turns of the tools of attached MCP servers
+
+
+def _talk(talk: Talk, question: str | None) -> None:
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None:
-        conversation.turns.append({"role": "user", "content": question.strip()})
-        write(client.chat(conversation.model, conversation.messages, **options))
+        _answer(question.strip(), talk)
         return
     from deploy.cli.line_editor import ask, history
 
-    errors.print(f"{conversation.model} at {client.url}; /help lists commands, Ctrl-D leaves", style="dim", highlight=False)
+    conversation = talk.conversation
+    errors.print(f"{conversation.model} at {conversation.client.url}; /help lists commands, Ctrl-D leaves", style="dim", highlight=False)
     with history():
         while (line := ask()) is not None:
             if line.startswith("/"):
                 _obey(line, conversation)
             elif line.strip():
-                _answer(line, conversation, options)
+                _answer_or_tell(line, talk)
 
 
 def first_model(client: Client) -> str:
@@ -73,16 +108,32 @@ def _obey(line: str, conversation: Conversation) -> None:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False)
 
 
-def _answer(line: str, conversation: Conversation, options: Mapping[str, Any]) -> None:
-    usage: dict[str, int] = {}
+def _answer_or_tell(line: str, talk: Talk) -> None:
+    """Answer a message. After an error, the conversation is as before."""
+    num_turns = len(talk.conversation.turns)
+    try:
+        _answer(line, talk, {})
+    except ServerFault as error:
+        del talk.conversation.turns[num_turns:]
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+
+def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:
+    """Add a message and its answer to the conversation. With `usage`, also print the decoding rate."""
+    conversation = talk.conversation
     turns = conversation.turns
     turns.append({"role": "user", "content": line})
-    try:
-        pieces = conversation.client.chat(conversation.model, conversation.messages, told=usage.update, **options)
-        turns.append({"role": "assistant", "content": write(pieces, usage)})
-    except ServerFault as error:
-        turns.pop()
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+    def answer(tools: list[dict[str, Any]], calls: list[dict[str, Any]]) -> str:
+        options = {**talk.options, "tools": tools} if tools else talk.options
+        told: dict[str, int] = {} if usage is None else usage
+        pieces = conversation.client.chat(conversation.model, conversation.messages, told=told.update, called=calls.extend, **options)
+        return write(pieces, usage)
+
+    if talk.tool_turns is None:
+        turns.append({"role": "assistant", "content": answer([], [])})
+    else:
+        talk.tool_turns.take(turns, answer)
 
 
 def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:

@@ -8,21 +8,36 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, launch, models, replay, serve
+from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, launch, models, replay, running, serve
 from deploy.cli.output import answers, errors
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+ALIASES = {"list": "ls", "images": "ls", "remove": "rm"}  # words of Ollama and docker
+
+
+class Commands(TyperGroup):
+    """The commands, which also have the names that users of Ollama and docker know."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 
 SERVING, MODELS, COMPILER = "Serving", "Models", "Compiler and measurements"
 
 app.command("serve", cls=serve.ServeCommand, rich_help_panel=SERVING)(serve.serve)
 app.command("load", rich_help_panel=SERVING)(admin.load)
 app.command("unload", rich_help_panel=SERVING)(admin.unload)
+app.command("stop", rich_help_panel=SERVING)(running.stop)
 app.command("ps", rich_help_panel=SERVING)(admin.ps)
+app.command("show", rich_help_panel=SERVING)(running.show)
+app.command("cp", rich_help_panel=SERVING)(running.cp)
+app.command("create", rich_help_panel=SERVING)(running.create)
 app.command("chat", rich_help_panel=SERVING)(chat.chat)
 app.command("launch", rich_help_panel=SERVING)(launch.launch)
 app.command("replay", rich_help_panel=SERVING)(replay.replay)

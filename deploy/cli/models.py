@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.admin import AsJson
+from deploy.cli.chat import Mcp, Yes
 from deploy.cli.output import answers, errors, stages
 from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
 from deploy.client import ServerFault
@@ -129,6 +130,8 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = None,
+    mcp: Mcp = None,
+    yes: Yes = False,
 ) -> None:
     """Start a server for a model, chat with it, and stop the server when the conversation ends.
 
@@ -143,7 +146,7 @@ def run(
     form = {"--quantize": quantize, "--max-context": max_context}
     options = [part for name, value in form.items() if value is not None for part in (name, str(value))]
     with _serving([model, *options]) as url:
-        chat(question, None, system, max_tokens, temperature, seed, url=url, key=None)
+        chat(question, None, system, max_tokens, temperature, seed, mcp, yes, url=url, key=None)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,7 +163,7 @@ def example(registry: Registry, url: str) -> str:
             continue
         key = ' -H "Authorization: Bearer $KEY"' if registry.settings.has_api_keys else ""
         if model.loaded.speech is not None:
-            return f"  curl {url}/v1/audio/transcriptions{key} -F model={model.spec.name} -F file=@speech.wav"
+            return f"  curl {url}/v1/audio/transcriptions{key} -F model={shlex.quote(model.spec.name)} -F file=@speech.wav"
         if not model.loaded.ready.generates:
             path, body = "embeddings", f'{{"model": "{model.spec.name}", "input": "{QUESTION}"}}'
         elif not model.loaded.chats:
@@ -188,6 +189,8 @@ def _shown(name: str, default: Any) -> str:
     """Format a default in the syntax that the option accepts. Only numbers of bytes have units."""
     if name.endswith("_bytes") and default % (1 << 10) == 0:
         return f"{default >> 20}M" if default % (1 << 20) == 0 else f"{default >> 10}K"
+    if isinstance(default, tuple):
+        return ",".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

@@ -18,7 +18,7 @@ QUANTIZE = (
     "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, int8-fast (also rounds activations to 8 bits), 6bit, "
     "5bit, 4bit, or a number of bits per weight such as 4.6, quantised once by a text. int8-128 or int4-32 name the inputs per scale."
 )
-CALIBRATE = "Text file by which --quantize 4bit and other numbers of bits decide what matters; by default a built-in text."
+CALIBRATE = "Text by which 4bit and other numbers of bits decide what matters."
 MAX_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, if the memory suffices."
 MAX_BATCH = "Maximum number of sequences per step."
 MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
@@ -26,14 +26,14 @@ KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
 NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
-EMBEDDINGS = "Serve embeddings also of a model that generates text and was not trained for embeddings."
+EMBEDDINGS = "Serve embeddings of a model that generates text, too."
 
 KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights leave."
-ALIAS = "Additional name for the model; may be repeated."
+ALIAS = "Further name; may be repeated."
 PIN = "Refuse to unload without --force."
 TOOL_PARSER = "Format of tool calls, such as hermes or mistral; by default that of the chat template."
 DEFAULT = "Default for requests, such as temperature=0.2 or system=@FILE; may be repeated."
-REASONING = "Whether the model writes think blocks; by default, if its vocabulary has tokens for them."
+REASONING = "Whether the model writes think blocks; by default as its vocabulary says."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, 'demo', or a name in `ls --available`.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]

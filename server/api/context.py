@@ -11,6 +11,7 @@ from starlette.requests import Request
 from server.batches.service import Batches
 from server.history import History
 from server.http.auth import Access
+from server.http.kept_requests import KeptRequests
 from server.http.keys import UNLIMITED, KeyLimits
 from server.http.record import RequestRecord
 from server.metrics import Metrics, ModelSeries
@@ -52,6 +53,7 @@ class Context:
     registry: Registry
     batches: Batches
     history: History
+    kept: KeptRequests | None = None  # stores requests; None: the server was started without a file for them
 
     @property
     def metrics(self) -> Metrics:

@@ -20,10 +20,11 @@ from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
+from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.pace import Pace
 from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
-from server.messages import Abort, Embed, Stats, Step, Submit
+from server.messages import Abort, CacheChanged, Embed, Stats, Step, Submit
 
 LONG_S = 10.0  # limits of steps from this one on are announced
 
@@ -49,11 +50,14 @@ class Engine:
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
         pace: Pace | None = None,
+        logs_cache: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` measures the duration of steps, `deadline_clock` gives the time that deadlines are compared with."""
-        self.scheduler = Scheduler(model.limits, pace)
+        """With `logs_cache`, changes of the prefix cache are published too. `clock` measures the duration of steps, `deadline_clock` gives
+        the time that deadlines are compared with."""
+        self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
+        self.scheduler = Scheduler(model.limits, pace, self._cache_log)
         self.timing = Timing()
         self._model = model
         self._clock = clock
@@ -68,7 +72,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests.living) or self._outbox.has_news
+        has_changed = self._cache_log is not None and self._cache_log.has_news
+        return bool(self._requests.living) or self._outbox.has_news or has_changed
 
     def submit(self, submit: Submit) -> None:
         self._requests.submit(submit)
@@ -208,6 +213,8 @@ class Engine:
 
     def _publish(self) -> None:
         self._outbox.flush()
+        if self._cache_log is not None and self._cache_log.has_news:
+            self._outbox.send(CacheChanged(self._cache_log.take()))
         if self._outbox.wants_stats(is_busy=bool(self._requests.living)):
             self._outbox.send(self.stats())
 

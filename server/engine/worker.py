@@ -89,7 +89,7 @@ def serve_worker(socket_fd: int, build: Build) -> None:
     if model.damage is not None:
         threading.Thread(target=_verify, args=(model.damage, channel), name="verify", daemon=True).start()
     try:
-        Worker(model, channel).run()
+        Worker(model, channel, logs_cache=load.logs_cache).run()
     except BaseException:
         log.critical("the worker of %s ends after an error", load.name, exc_info=True)
         logging.shutdown()
@@ -103,11 +103,13 @@ def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
 
 
 class Worker:
-    def __init__(self, model: LoadedModel, channel: WorkerChannel, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, model: LoadedModel, channel: WorkerChannel, clock: Callable[[], float] = time.monotonic, *, logs_cache: bool = False
+    ) -> None:
         self._channel = channel
         self._clock = clock
         self._constraints = _constraints_of(model)
-        self._engine = engine_of(model, channel.send, self._constraints)
+        self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache)
         self._card_usage = None if model.ready.card is None else model.card_usage
         self._next_report_s = clock() + CARD_S
         self._draining = False
@@ -176,9 +178,11 @@ def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
     return ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
 
 
-def engine_of(model: LoadedModel, publish: Callable[[FromWorker], None], constraints: ConstraintCompiler | None) -> Engine | Embedder:
+def engine_of(
+    model: LoadedModel, publish: Callable[[FromWorker], None], constraints: ConstraintCompiler | None, *, logs_cache: bool = False
+) -> Engine | Embedder:
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)
     engine_class = OverlappedEngine if model.overlap else Engine
-    return engine_class(model.step_model, publish, eos_ids=model.eos_ids, constraints=constraints, pace=model.pace)
+    return engine_class(model.step_model, publish, eos_ids=model.eos_ids, constraints=constraints, pace=model.pace, logs_cache=logs_cache)

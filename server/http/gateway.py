@@ -87,7 +87,7 @@ class Gateway:
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
-            if self._kept is not None and message["type"] == "http.response.body":
+            if self._kept is not None and self._kept.of and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))
             if message["type"] == "http.response.start":
                 status = message["status"]

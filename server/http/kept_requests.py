@@ -1,7 +1,8 @@
 """Append requests and their answers to a file, for `relaxserve replay`. Off unless the setting `keep_requests` names the file, since the
 file holds what users write.
 
-Each line is a JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
+The setting `keep_requests_of`, or the administration while the server runs, says of which models and keys requests are kept. Each line is a
+JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
 thread writes, so that a slow disk delays no request; requests beyond MOST_WAITING are dropped and counted.
 """
 
@@ -14,6 +15,8 @@ import queue
 import threading
 import time
 import zlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Final
 
@@ -51,7 +54,10 @@ class Exchange:
 
 
 class KeptRequests:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, of: Sequence[str]) -> None:
+        """`of`: the requests to keep, as `model=PATTERN` or `key=PATTERN`."""
+        self.path = path
+        self.of = tuple(of)
         self._file = _open(path)
         self._ended: queue.SimpleQueue[tuple[RequestRecord, Exchange] | None] = queue.SimpleQueue()
         self._num_lost = 0
@@ -60,12 +66,16 @@ class KeptRequests:
 
     def keep(self, record: RequestRecord, exchange: Exchange) -> None:
         """Keep an exchange that has ended, if a model answered it."""
-        if not record.model or not exchange.is_kept:
+        if not record.model or not exchange.is_kept or not self._is_wanted(record):
             return
         if self._ended.qsize() >= MOST_WAITING:
             self._num_lost += 1
             return
         self._ended.put((record, exchange))
+
+    def _is_wanted(self, record: RequestRecord) -> bool:
+        named = {"model": record.model, "key": record.key}
+        return any(fnmatchcase(named[kind], pattern) for kind, _, pattern in (each.partition("=") for each in self.of))
 
     def close(self) -> None:
         self._ended.put(None)

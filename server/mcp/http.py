@@ -23,7 +23,7 @@ from server.mcp.transport import Hear
 from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic, notification, read_messages, reply_to, result_of
 
 PIECE_BYTES = 1 << 16
-CLOSE_S = 2.0
+CLOSE_S = 5.0
 CONNECT_S = 10.0
 MAX_CONTINUATIONS = 100  # of one stream
 SESSION = "mcp-session-id"

@@ -18,8 +18,8 @@ DOWNLOAD = "download"
 log = logging.getLogger(__name__)
 
 
-def begin_download(source: str, registry: Registry) -> Operation:
-    """Begin to download a model, or return its running download. Raise ApiError if this server does not download it."""
+def begin_download(source: str, registry: Registry) -> tuple[Operation, bool]:
+    """Return the operation that downloads a model, and whether it begins now. Raise ApiError if this server does not download it."""
     require_download(source, registry.settings, registry.downloads)
     library = registry.library
     if library is None:
@@ -28,10 +28,10 @@ def begin_download(source: str, registry: Registry) -> Operation:
         )
     for operation in registry.operations.all():
         if (operation.kind, operation.model, operation.state) == (DOWNLOAD, source, OperationState.RUNNING):
-            return operation
+            return operation, False
     operation = registry.operations.begin(DOWNLOAD, source)
     operation.task = asyncio.create_task(_download(operation, library, registry))
-    return operation
+    return operation, True
 
 
 async def _download(operation: Operation, library: Library, registry: Registry) -> None:

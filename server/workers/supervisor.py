@@ -20,9 +20,10 @@ from typing import assert_never
 import msgspec
 
 from runtime.device.base import CardUsage
-from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
+from server.interfaces import CacheListener, LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
+    CacheChanged,
     Card,
     Damaged,
     Drain,
@@ -87,6 +88,7 @@ class Supervisor:
         *,
         progress: ProgressCallback = lambda _progress: None,
         care: Care | None = None,
+        cache: CacheListener | None = None,
     ) -> None:
         self.state = WorkerState.STARTING
         self.stats: Stats | None = None
@@ -100,6 +102,7 @@ class Supervisor:
         self._load = load
         self._progress = progress
         self._care = care or Care()
+        self._cache = cache
         self._jobs: dict[str, Generation | Embedded] = {}
         self._worker: WorkerProcess | None = None
         self._loading: WorkerProcess | None = None
@@ -211,6 +214,7 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._forget_cache()
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
@@ -306,6 +310,7 @@ class Supervisor:
                 self._watchdog.hear()
                 self._heed(message)
             worker, self._worker, self.card = self._worker, None, None
+            self._forget_cache()
             if self.state is WorkerState.SLEEPING:
                 await self._sleep(worker)
                 continue
@@ -325,6 +330,10 @@ class Supervisor:
             await self._restart(self.outage, killed=worker.ended_from_outside)
             self.restarts += self._worker is not None
             self._hand_over()
+
+    def _forget_cache(self) -> None:
+        if self._cache is not None:
+            self._cache.cleared()
 
     async def _sleep(self, worker: WorkerProcess) -> None:
         """Wait until `wake` is called, then start another worker."""
@@ -444,6 +453,9 @@ class Supervisor:
                 self.stats = message
             case Card():
                 self.card = message.usage
+            case CacheChanged():
+                if self._cache is not None:
+                    self._cache.changed(message.changes)
             case Progress() | Ready() | LoadFailed():
                 log.error("%s: worker %s sent %r while serving", self._load.name, self.pid, message)
             case _:

@@ -20,6 +20,7 @@ from deploy.settings import PREFIX, SETTINGS, num_bytes
 from runtime.flags import SWITCHES
 from server.http.auth import Access, access_of
 from server.settings import ServerSettings
+from tests.debian import program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = (DEPLOY / "nginx" / "nginx.conf").read_text()
@@ -52,10 +53,10 @@ def test_nginx_denies_the_paths_of_the_administration() -> None:
     assert re.search(r'"\(\?s\)\^\(.*\)\$" \{\n\s+allow 127\.0\.0\.1;\n\s+deny all;', NGINX)
 
 
-def whole(folder: Path, listen: str) -> Path:
+def whole(folder: Path, listen: str, upstream: str = "", text: str = NGINX) -> Path:
     """Write the file without TLS, because the test has no certificate, as the configuration of a whole server."""
-    plain = re.sub(r"^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE).replace("listen 443 ssl;", listen)
-    plain = plain.replace("allow 127.0.0.1;", "").replace("server 127.0.0.1:8000;", f"server unix:{folder}/none;")
+    plain = re.sub(r"^\s*ssl_\w+ .*;$", "", text, flags=re.MULTILINE).replace("listen 443 ssl;", listen)
+    plain = plain.replace("allow 127.0.0.1;", "").replace("server 127.0.0.1:8000;", f"server {upstream or f'unix:{folder}/none'};")
     temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     path = folder / "nginx.conf"
     path.write_text(f"daemon off; pid {folder}/pid; error_log {folder}/log; events {{}} http {{ access_log off; {temporary} {plain} }}")
@@ -64,10 +65,7 @@ def whole(folder: Path, listen: str) -> Path:
 
 @pytest.fixture
 def nginx() -> str:
-    found = shutil.which("nginx")
-    if found is None:
-        pytest.skip("nginx is not installed")
-    return found
+    return program("nginx")
 
 
 def test_nginx_takes_the_file(nginx: str, tmp_path: Path) -> None:

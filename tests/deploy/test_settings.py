@@ -20,10 +20,13 @@ SAMPLES = {
     "tuple[str, ...]": "one-long-key, two-long-key",
     "cors_origins": "http://one, https://two",
     "mcp_servers": "docs=https://example.com/mcp, own=private+http://tools:8000/mcp",
+    "keep_requests_of": "model=qwen*, key=website",
     "proxy_networks": "127.0.0.1, 10.0.0.0/8",
     "root_path": "/llm",
     "log_level": "warning",
     "log_format": "json",
+    "kv_events": "tcp://*:5557",
+    "kv_events_replay": "tcp://127.0.0.1:5558",
     "otlp_traces_endpoint": "http://collector:4318/v1/traces",
 }
 

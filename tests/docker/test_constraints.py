@@ -44,7 +44,7 @@ def requirements(extras: list[str]) -> list[str]:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_all_dependencies_are_pinned(python: str, machine: str) -> None:
     pins = {canonicalize_name(entry[1]): entry[2] for entry in ENTRY.finditer(CONSTRAINTS)}
-    asked = [(Requirement(text), "") for text in requirements(["hub", "otel", "test", "clients", "reach", "cuda"])]
+    asked = [(Requirement(text), "") for text in requirements(["hub", "otel", "fleet", "test", "clients", "reach", "cuda"])]
     seen: set[tuple[str, frozenset[str]]] = set()
     while asked:
         requirement, extra = asked.pop()
@@ -63,12 +63,12 @@ def test_all_dependencies_are_pinned(python: str, machine: str) -> None:
 
 
 def test_an_unknown_extra_is_refused() -> None:
-    with pytest.raises(SystemExit, match="the extra is 'hubs'; expected one of clients, cuda, hub, "):
+    with pytest.raises(SystemExit, match="the extra is 'hubs'; expected one of clients, cuda, fleet, hub, "):
         requirements(["hubs"])
 
 
 def test_a_requirement_is_one_word_for_the_shell() -> None:
-    assert [text for text in requirements(["hub", "otel", "test", "clients", "reach", "cuda"]) if text.split() != [text]] == []
+    assert [text for text in requirements(["hub", "otel", "fleet", "test", "clients", "reach", "cuda"]) if text.split() != [text]] == []
 
 
 def calls(path: Path) -> list[str]:

@@ -103,6 +103,8 @@ class Behaviour:
                 yield text(number, str(arguments["a"] + arguments["b"]))
             case "echo":
                 yield text(number, arguments["text"])
+            case "weather":
+                yield text(number, f"cold in {arguments['city']}")
             case "fail":
                 yield text(number, "it does not work", is_error=True)
             case "media":
@@ -167,7 +169,8 @@ def encoded(message: Message | bytes) -> bytes:
 
 def main() -> None:
     """Serve standard streams. A call runs on a thread, so that it can be cancelled."""
-    behaviour = Behaviour(sys.argv[1], silent_first="silent" in sys.argv)
+    named = [one for one in TOOLS if one["name"] in sys.argv[2:]]
+    behaviour = Behaviour(sys.argv[1], silent_first="silent" in sys.argv, tools=named or list(TOOLS))
     lock = threading.Lock()
     print("ready to serve", file=sys.stderr, flush=True)
 
@@ -179,6 +182,7 @@ def main() -> None:
 
     for line in sys.stdin.buffer:
         threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
+    os._exit(0)  # a thread may hold the output, for which the interpreter's end would wait
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -225,6 +225,7 @@ class NullWorker:
             page_size=PAGE_SIZE,
             weights_bytes=script.weights_bytes,
             arena_bytes=1 << 16,
+            load_s=script.load_s,
             kv_cache_bytes=script.kv_cache_bytes,
             cache_groups=(CachePages(num_pages, script.kv_cache_bytes // num_pages, PAGE_SIZE),),
             embedding_size=script.embedding_size,

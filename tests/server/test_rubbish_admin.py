@@ -10,13 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.http.auth import Access, access_of
-from server.models.model import Footprint
+from server.models.model import Footprint, FormEstimate
+from tests.doubles.library import Shelf
 from tests.server.test_rubbish import CONFORMANCE, DOCUMENT, OPERATIONS, answer_to
 
 ADMINISTRATION = [(method, path) for method, path in OPERATIONS if access_of(path, open_metrics=False) is Access.ADMIN]
 # field -> a name that the server accepts
 KNOWN = {"model": "null", "name": "null", "alias": "other", "source": "null", "destination": "third"}
-KNOWN_BODIES = {"/api/create": {"model": "third", "from": "null"}}  # whole bodies that the server accepts
+# whole bodies and queries that the server accepts
+KNOWN_BODIES = {"/api/create": {"model": "third", "from": "null"}, "/admin/downloads": {"source": "known"}}
+KNOWN_QUERIES = {"/admin/forms": {"source": "null"}}
 NOTHING_TO_REMOVE = ("/admin/cache", "/api/delete")  # here no request needs to succeed, because the server has no files to delete
 
 
@@ -30,7 +33,8 @@ def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
     """Random requests to one path of the admin API: at least one succeeds, and every answer matches the OpenAPI document. Afterwards the
     admin API still works."""
     (tmp_path / "models" / "null").mkdir(parents=True)
-    server = serve(initial=(), footprints=defaultdict(lambda: Footprint(1, 1, 1, 1)), drain_s=0.01)
+    planned = {"footprints": defaultdict(lambda: Footprint(1, 1, 1, 1)), "forms": {"null": [FormEstimate("auto", 1, 0.0)]}}
+    server = serve(initial=(), library=Shelf(), allow_hub=True, drain_s=0.01, **planned)
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
     client = server.http()
     statuses = set()
@@ -51,7 +55,7 @@ def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
         known = {**KNOWN, "operation_id": restore()}
         if is_known:
             case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
-            case.query = {}
+            case.query = KNOWN_QUERIES.get(path, {})
             if isinstance(case.body, dict):
                 case.body = KNOWN_BODIES.get(path) or {name: known[name] for name in case.body if name in known}
         ask(case)

@@ -67,12 +67,14 @@ def router(context: Context) -> APIRouter:
         }
         return json_answer(listed)
 
-    @routes.post("/downloads", responses=gives(OperationReport, status=202))
+    @routes.post("/downloads", responses={**gives(OperationReport), **gives(OperationReport, status=202)})
     async def download(body: DownloadBody) -> Response:
         """Begin to download a model, or continue an interrupted download. The answer is an operation to watch, or to cancel, under
-        /admin/operations. A running download of the same model is not begun twice."""
+        /admin/operations. If the model is being downloaded already, answer 200 with the running operation."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
-        operation = begin_download(body.source, registry)
-        return json_answer(operation.describe(), 202, headers={**headers, "location": f"/admin/operations/{operation.id}"})
+        operation, is_new = begin_download(body.source, registry)
+        return json_answer(
+            operation.describe(), 202 if is_new else 200, headers={**headers, "location": f"/admin/operations/{operation.id}"}
+        )
 
     return routes

@@ -17,6 +17,7 @@ from server.api.context import Caller, Context, caller
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.paging import Ends, page_of
 from server.api.request.prepare import invalid
+from server.api.request.schema import Label
 from server.api.routes import gives, new_router
 from server.batches import lines
 from server.batches.lines import MAX_ID_CHARS, Written
@@ -36,6 +37,8 @@ class BatchedRequest(Options):
 
 class MessageBatchBody(Options):
     requests: Annotated[list[BatchedRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
+    user_profile_id: Label | None = None  # no effect, like the next field
+    workspace_id: Label | None = None
 
 
 class MessageCounts(TypedDict):

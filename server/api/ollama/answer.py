@@ -66,11 +66,20 @@ class OllamaGenerated(OllamaCounts):
 
 class OllamaAnswer(BlockAnswer):
     def __init__(
-        self, plan: ChatPlan, generation: Generation, model: str, *, is_chat: bool, ended: Callable[[], None] | None = None
+        self,
+        plan: ChatPlan,
+        generation: Generation,
+        model: str,
+        *,
+        is_chat: bool,
+        ended: Callable[[], None] | None = None,
+        load_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`ended` is called once the answer is complete, has failed, or is no longer wanted."""
+        """`ended` is called once the answer is complete, has failed, or is no longer wanted. `load_s` returns how long the model was loaded
+        for this answer, once it is."""
         super().__init__(plan, generation)
         self._ended = ended
+        self._load_s = load_s
         self._is_chat = is_chat
         self._model = model
         self._began_s = time.monotonic()
@@ -150,12 +159,13 @@ class OllamaAnswer(BlockAnswer):
     def _counts(self) -> OllamaCounts:
         now_s = time.monotonic()
         first_s = now_s if self._generation.first_s is None else self._generation.first_s
+        load_s = min(self._load_s(), first_s - self._began_s)
         return {
             "done_reason": "length" if self.finish == "length" else "stop",
             "total_duration": _nanoseconds(now_s - self._began_s),
-            "load_duration": 0,
+            "load_duration": round(load_s * 1e9),
             "prompt_eval_count": self.usage.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(first_s - self._began_s),
+            "prompt_eval_duration": _nanoseconds(first_s - self._began_s - load_s),
             "eval_count": self.usage.completion_tokens,
             "eval_duration": _nanoseconds(now_s - first_s),
         }

@@ -106,7 +106,13 @@ def router(context: Context) -> APIRouter:
         headers = response_headers(loaded, ignored) | capped_header(num_asked, plan.job, name="options.num_predict")
         headers |= {} if asked is None else await prefix_header(asked, plan, loaded)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request))
-        made = OllamaAnswer(plan, generation, body.model, is_chat=isinstance(body, OllamaChatBody), ended=let_go)
+        slept = model.is_sleeping  # then the answer waits until the model is loaded
+
+        def load_s() -> float:
+            return loaded.worker.ready.load_s if slept and loaded.worker.ready is not None else 0.0
+
+        is_chat = isinstance(body, OllamaChatBody)
+        made = OllamaAnswer(plan, generation, body.model, is_chat=is_chat, ended=let_go, load_s=load_s)
         return await respond(request, made, headers, stream=body.streams, settings=settings, framing=FRAMING)
 
     @routes.post("/api/chat", responses=_lines(OllamaChat))

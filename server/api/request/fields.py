@@ -22,6 +22,7 @@ NO_MULTIMODAL = "only text is understood"
 UNSUPPORTED: Mapping[str, str] = {
     "audio": NO_MULTIMODAL,
     "mm_processor_kwargs": NO_MULTIMODAL,
+    "features": NO_MULTIMODAL,
     "moderation": "moderation is not implemented; ask a model to check the text",
     "web_search_options": "the server has no access to the web",
     "suffix": "only completions have this field",
@@ -70,6 +71,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "repetition_detection": "use repetition_penalty, or stop",
     "spaces_between_special_tokens": "special tokens are shown without spaces between them",
     "vllm_xargs": "the server has no extensions that read this field",
+    "extra_args": "the server has no extensions that read this field",
+    "skip_reading_prefix_cache": "use a cache_salt of your own",
     "ec_transfer_params": NO_DISTRIBUTED,
     "return_token_offsets": "use logprobs of a completion, which have text_offset",
     "return_prompt_text": "ask /v1/chat/completions/render for the prompt",

@@ -1,9 +1,11 @@
 /* A conversation is a tree of nodes. A repeated answer or an edited question begins a new branch.
 
    conversation: {id, title, created, updated, options, leaf, nodes: {id: node}}     `leaf` is the last node of the branch that is shown
-   node: {id, parent, created, role, content, reasoning, calls, call, model, finish, error, usage, figures, dropped}
+   node: {id, parent, created, role, content, reasoning, calls, call, approve, items, model, finish, error, usage, figures, dropped}
      files: [{name, text}] of a user, the attached texts
      role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id of the call that a tool's node answers
+     a call of an MCP server also has {server, output, error}, or {server, waits} until the user approves it: `approve` of a tool's node
+     items: the answer as /v1/responses has it, if it came from there
      dropped: how many earlier messages were left out of the request for this answer, because they did not fit into the context */
 
 export const newId = () => crypto.getRandomValues(new Uint32Array(3)).reduce((id, part) => id + part.toString(36), "");
@@ -52,7 +54,7 @@ export function openCalls(conversation) {
   const nodes = path(conversation), asked = nodes.findLast(node => node.role === "assistant");
   if (!asked?.calls?.length || nodes.slice(nodes.indexOf(asked) + 1).some(node => node.role === "user")) return [];
   const answered = new Set(nodes.filter(node => node.role === "tool").map(node => node.call));
-  return asked.calls.filter(call => !answered.has(call.id));
+  return asked.calls.filter(call => !answered.has(call.id) && (call.waits || !call.server));
 }
 
 export function matches(conversation, query) {

@@ -61,8 +61,10 @@ function nodeOf(node, id, ids) {
   if (parent === undefined) throw new Error("a message follows one that is absent");
   const common = {id, parent, role: node.role, created: Number.isFinite(node.created) ? node.created : Date.now(), content: textOf(node.content)};
   if (node.role === "user") return {...common, files: listOf(node.files).map(file => ({name: textOf(file.name), text: textOf(file.text)}))};
-  if (node.role === "tool") return {...common, call: textOf(node.call), name: textOf(node.name)};
-  const calls = listOf(node.calls).map(call => ({id: textOf(call.id), name: textOf(call.name), arguments: textOf(call.arguments)}));
+  if (node.role === "tool") {
+    return {...common, call: textOf(node.call), name: textOf(node.name), ...typeof node.approve === "boolean" ? {approve: node.approve} : {}};
+  }
+  const calls = listOf(node.calls).map(call => ({id: textOf(call.id), name: textOf(call.name), arguments: textOf(call.arguments), ...ofServer(call)}));
   return {...common, reasoning: textOf(node.reasoning), calls, model: textOf(node.model), finish: textOf(node.finish) || "stop"};
 }
 
@@ -96,4 +98,10 @@ async function unpacked(data) {
     text += decoder.decode(value, {stream: true});
     if (text.length > MOST_CHARS) throw new Error("it is too long");
   }
+}
+
+/* Return the fields of a call of an MCP server. One that waited for approval waits no longer, because the answer's items are not exchanged. */
+function ofServer({server, output, error}) {
+  if (!server) return {};
+  return {server: textOf(server), ...(output === undefined ? {} : {output: textOf(output)}), ...(error ? {error: textOf(error)} : {})};
 }

@@ -104,8 +104,10 @@ class ToolMessage {
 
 function callBox(call) {
   return h("section", {class: "call", "aria-label": `Call of ${call.name}`},
-    h("header", {}, h("span", {class: "faint"}, "calls"), h("strong", {}, call.name)),
-    h("pre", {tabindex: "0", "aria-label": "Arguments"}, h("code", {}, coloured(indented(call.arguments), "json"))));
+    h("header", {}, h("span", {class: "faint"}, call.waits ? "wants to call" : "calls"), h("strong", {}, call.server ? `${call.server}: ${call.name}` : call.name)),
+    h("pre", {tabindex: "0", "aria-label": "Arguments"}, h("code", {}, coloured(indented(call.arguments), "json"))),
+    call.output !== undefined && h("pre", {tabindex: "0", "aria-label": "Result"}, call.output),
+    call.error && h("p", {class: "fault"}, call.error));
 }
 
 function indented(text) {

@@ -11,7 +11,7 @@ export const NUMBERS = [
   {name: "max_tokens", label: "Longest answer", min: 1, step: 1, hint: "in tokens; empty: up to the end of the context"},
   {name: "seed", label: "Seed", step: 1, hint: "same seed, same answer"},
 ];
-export const TEXTS = ["system", "schema", "tools"];
+export const TEXTS = ["system", "schema", "tools", "mcp"];
 
 export const PRESETS = {
   "Model's own": {},

@@ -7,6 +7,7 @@ import {asFields, NUMBERS, OptionFault, PRESETS, TEXTS} from "./options.js";
 const AREAS = {
   system: {label: "System prompt", rows: 4, hint: "How the model should answer", code: false},
   schema: {label: "JSON schema of the answer", rows: 4, hint: '{"type": "object", "properties": …}', code: true},
+  mcp: {label: "MCP servers", rows: 1, hint: "Names that the operator has allowed: docs, files", code: false},
   tools: {label: "Tools", rows: 5, hint: '[{"name": "weather", "parameters": …}]', code: true},
 };
 
@@ -55,8 +56,8 @@ export class OptionsPanel {
       field("system", AREAS.system.label),
       h("div", {class: "numbers"}, NUMBERS.map(({name, label, hint}) => h("label", {class: "field", title: hint}, label, this.fields[name]))),
       h("label", {class: "check"}, this.truncate, "Leave out the oldest messages when the context is full"),
-      field("schema", AREAS.schema.label), field("tools", AREAS.tools.label),
-      h("p", {class: "hint"}, "Empty fields use the model's defaults. You enter the results of tool calls yourself.")));
+      field("schema", AREAS.schema.label), field("tools", AREAS.tools.label), field("mcp", AREAS.mcp.label),
+      h("p", {class: "hint"}, "Empty fields use the model's defaults. You enter the results of tool calls yourself; the server calls tools of MCP servers, after you have approved each call.")));
     this.#check();
   }
 

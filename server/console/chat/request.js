@@ -3,6 +3,7 @@
 import {ask, stream} from "../core/api.js";
 import {withFiles} from "./attachments.js";
 import {path} from "./conversation.js";
+import {answerWithTools, serversOf} from "./mcp.js";
 import {asFields, toolsOf} from "./options.js";
 
 const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
@@ -17,11 +18,11 @@ export function messagesOf(nodes, options) {
 function message(node) {
   switch (node.role) {
     case "tool":
-      return [{role: "tool", tool_call_id: node.call, content: node.content}];
+      return node.approve === undefined ? [{role: "tool", tool_call_id: node.call, content: node.content}] : [];
     case "user":
       return [{role: "user", content: withFiles(node.content, node.files)}];
     default: {
-      const calls = (node.calls ?? []).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
+      const calls = (node.calls ?? []).filter(call => !call.server).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
       if (!node.content && !calls.length) return [];  // the answer failed, or was stopped before it began
       return [{role: "assistant", content: node.content || null, ...(calls.length ? {tool_calls: calls} : {})}];
     }
@@ -72,6 +73,13 @@ export async function answer(conversation, node, model, {signal, changed}) {
   let first = 0, usage = null;
   const began = performance.now();
   try {
+    if (serversOf(options).length && model.chats !== false) {
+      for await (const _ of answerWithTools(node, before, model, options, signal)) {
+        if (node.content || node.reasoning || node.calls.length) first ||= performance.now();
+        changed();
+      }
+      return;
+    }
     const nodes = options.truncate === false || model.chats === false ? before : await fitted(before, model, options, signal);
     node.dropped = before.length - nodes.length;
     const [address, body] = requestOf(nodes, model, options);
@@ -88,10 +96,11 @@ export async function answer(conversation, node, model, {signal, changed}) {
     if (error.name === "AbortError") node.finish = "stopped";
     else node.error = error.message;
     if (error.needsKey) node.needsKey = true;
+  } finally {
+    if (usage) node.usage = {prompt: usage.prompt_tokens, completion: usage.completion_tokens};
+    if (first) node.figures = {waited: first - began, wrote: performance.now() - first};
+    changed();
   }
-  if (usage) node.usage = {prompt: usage.prompt_tokens, completion: usage.completion_tokens};
-  if (first) node.figures = {waited: first - began, wrote: performance.now() - first};
-  changed();
 }
 
 function take(node, {delta = {}, text, finish_reason: finish}) {

@@ -125,7 +125,9 @@ export class ChatView {
 
   #answerCalls(results) {
     let parent = this.conversation.leaf;
-    for (const {call, content} of results) parent = add(this.conversation, parent, {role: "tool", call: call.id, name: call.name, content}).id;
+    for (const {call, content, approve} of results) {
+      parent = add(this.conversation, parent, {role: "tool", call: call.id, name: call.name, content, ...approve === undefined ? {} : {approve}}).id;
+    }
     this.#answer(parent);
   }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from runtime.cache_groups import PAGE_SIZE
+from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
 from server.engine.step_model import StepLimits
 
@@ -41,8 +42,8 @@ class CachePool:
     num_found_tokens: int = 0
 
     @staticmethod
-    def of(limits: StepLimits) -> CachePool:
-        return CachePool(tuple(PagePool(group, limits.max_tokens) for group in limits.groups))
+    def of(limits: StepLimits, log: CacheLog | None = None) -> CachePool:
+        return CachePool(tuple(PagePool(group, limits.max_tokens, group=i, log=log) for i, group in enumerate(limits.groups)))
 
     @property
     def num_pages(self) -> int:

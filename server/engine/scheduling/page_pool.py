@@ -17,6 +17,7 @@ from hashlib import blake2b
 import numpy as np
 
 from runtime.cache_groups import PAGE_SIZE
+from server.engine.scheduling.cache_log import CacheLog
 from server.engine.step_model import GroupLimits
 
 
@@ -66,14 +67,16 @@ class IntegrityError(AssertionError):
 
 
 class PagePool:
-    def __init__(self, limits: GroupLimits, max_tokens: int) -> None:
-        """A step runs at most `max_tokens` tokens of one sequence."""
+    def __init__(self, limits: GroupLimits, max_tokens: int, *, group: int = 0, log: CacheLog | None = None) -> None:
+        """A step runs at most `max_tokens` tokens of one sequence. Changes of the prefix cache are written into `log`."""
         self.num_pages = limits.num_pages  # page 0 is padding and never allocated
         self._window = limits.window
         self.keeps_states = limits.keeps_states
         self.page_size = limits.page_size
         self._digests_each = limits.page_size // PAGE_SIZE  # digests per page; a page is published under its last digest
         self._most_each = limits.most_pages(max_tokens)
+        self._group = group
+        self._log = log
         self._free = list(range(self.num_pages - 1, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._holders = [0] * self.num_pages
@@ -175,6 +178,9 @@ class PagePool:
             if digest not in self._page_of:
                 self._page_of[digest] = held.pages[i]
                 self._digest_of[held.pages[i]] = digest
+                if self._log is not None:
+                    parent = self._name(chain, i - 1, token_ids) if i else None
+                    self._log.stored(self._group, digest, parent, token_ids[i * self.page_size : (i + 1) * self.page_size])
             held.num_published = i + 1
 
     # --- pages to give back --------------------------------------------------------------------------------------------------
@@ -258,7 +264,10 @@ class PagePool:
             page = self._free.pop()
         else:
             page, _ = self._cached.popitem(last=False)
-            del self._page_of[self._digest_of.pop(page)]
+            digest = self._digest_of.pop(page)
+            del self._page_of[digest]
+            if self._log is not None:
+                self._log.removed(self._group, digest)
         self._holders[page] = 1
         return page
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from server.engine.request import Request, Sequence, Stage
+from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
@@ -88,10 +89,10 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, limits: StepLimits, pace: Pace | None = None) -> None:
+    def __init__(self, limits: StepLimits, pace: Pace | None = None, log: CacheLog | None = None) -> None:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
-        self.pool = CachePool.of(limits)
+        self.pool = CachePool.of(limits, log)
         self.pace = pace or Pace(limits.max_tokens, Measured(), MAX_GAP_MS / 1000)
         self.queue: FairQueue[Sequence] = FairQueue()  # sequences that wait, and running ones whose prompt is not computed yet
         self.running: list[Sequence] = []  # in order of rank

@@ -323,7 +323,7 @@ def test_settings_exist() -> None:
     values, models = read_config(FOLDER / "base" / "relaxserve.yaml")
     assert ServerSettings(**values).open_metrics and [model.source for model in models] == ["demo"]
     known = {PREFIX + setting.name.upper() for setting in SETTINGS} | {f"{PREFIX}CONFIG"}
-    options = {f"--{setting.name.replace('_', '-')}" for setting in SETTINGS} | {"--model"}
+    options = {f"--{setting.name.replace('_', '-')}" for setting in SETTINGS}
     for container in containers():
         assert {entry["name"] for entry in container.get("env", ())} <= known
         assert {argument for argument in container["args"] if argument.startswith("--")} <= options

@@ -97,9 +97,10 @@ def test_the_load_counts_requests_that_run(serve, answering):
     client = server.http()
     assert client.get("/load").json() == {"server_load": 0}
     with client.stream("POST", "/v1/completions", json={"prompt": "x", "n": 2, "max_tokens": 200, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         assert server.http().get("/load").json() == {"server_load": 1}
-        for _ in response.iter_lines():
+        for _ in lines:
             pass
     assert client.get("/load").json() == {"server_load": 0}
 

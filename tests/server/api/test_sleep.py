@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from server.models.state import ModelSpec
@@ -84,3 +86,16 @@ def test_sleep_belongs_to_the_administration(serve):
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
         assert client.request(method, path, headers={"authorization": "Bearer a-key-of-a-client"}).status_code == 403
         assert client.request(method, path, headers={"authorization": "Bearer a-key-of-an-admin"}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_s_answer_says_how_long_the_model_was_loaded(serve, answering, stream):
+    """Only the request that wakes the model waits for it."""
+    server = serve(script=answering("hello", load_s=0.05))
+    client = server.http()
+    client.post("/sleep")
+    for is_first in (True, False):
+        body = {"model": "null", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        last = json.loads(client.post("/api/chat", json=body).text.splitlines()[-1])
+        assert (last["load_duration"] > 0) is is_first and last["prompt_eval_duration"] >= 1
+        assert last["load_duration"] + last["prompt_eval_duration"] + last["eval_duration"] <= last["total_duration"] + 2

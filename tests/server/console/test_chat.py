@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.doubles.mcp_server import Behaviour, serving, tool
 from tests.doubles.worker import ByteTokenizer
 from tests.server.console.conftest import MARKDOWN, TOOLS, ask, idle, press_send, send
 
@@ -198,6 +199,46 @@ def test_a_tool_is_answered_by_hand(page, site):
     idle(page)
     assert '{"celsius": -4}' in page.text("article.tool .said")
     assert page.js("document.querySelectorAll('.answers').length") == 0
+
+
+def test_calls_of_mcp_servers_are_approved(page, site):
+    """The page shows a call before it is made. The server makes it once the user approves, and the model continues with the result."""
+    behaviour = Behaviour(tools=[tool("weather", city={"type": "string"})])
+    with serving(behaviour) as url:
+        page.open(f"{site('caller', mcp_servers=(f'home={url}',)).url}/")
+        page.click("#chat [data-action=options]")
+        page.fill("#options [name=mcp]", "home")
+        send(page, "What is the weather in Oslo?")
+        assert page.text(".call header") == "wants to call\nhome: weather" and '"city": "Oslo"' in page.text(".call pre")
+        assert page.text(".answers strong") == "Shall weather of home be called?"
+        assert not [seen for seen in behaviour.seen if seen["method"] == "tools/call"]
+        page.click(".answers button", "Approve")
+        page.see("It is cold in Oslo.")
+        idle(page)
+        assert page.text("article:last-of-type .call [aria-label=Result]") == "cold in Oslo"
+        assert page.js("document.querySelectorAll('.answers').length") == 0
+        num_seen = len(behaviour.seen)
+        send(page, "And now?")  # the tools are not listed again
+        assert len(behaviour.seen) == num_seen and page.text("article:last-of-type .prose") == "It is cold in Oslo."
+
+
+def test_a_refused_call_is_not_made(page, site):
+    behaviour = Behaviour(tools=[tool("weather", city={"type": "string"})])
+    with serving(behaviour) as url:
+        server = site("caller", mcp_servers=(f"home={url}",))
+        page.open(f"{server.url}/")
+        page.click("#chat [data-action=options]")
+        page.fill("#options [name=mcp]", "home")
+        send(page, "What is the weather in Oslo?")
+        page.click(".answers button", "Refuse")
+        page.see("It is cold in Oslo.")
+        idle(page)
+        assert not [seen for seen in behaviour.seen if seen["method"] == "tools/call"]
+        assert b"did not approve this call" in bytes(token for token in server.workers["caller"].submits[-1].prompt_ids if token < 256)
+        page.excuse("status of 400")
+        page.fill("#options [name=mcp]", "other")
+        send(page, "And now?")
+        page.see("names no MCP server that this server may call; allowed are, by server_label: home", ".fault-box")
 
 
 def test_options_reach_the_model(page, site):

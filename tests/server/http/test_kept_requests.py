@@ -62,4 +62,40 @@ def test_a_compressed_answer_is_kept_in_plain(serve: Any, tmp_path: Path, answer
 
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"keep_requests is '.*': Is a directory; name a file that can be written"):
-        KeptRequests(tmp_path)
+        KeptRequests(tmp_path, ())
+
+
+def test_only_requests_of_a_model_or_key_are_kept(serve: Any, tmp_path: Path) -> None:
+    """The administration changes what is kept, from one request to the next."""
+    place = tmp_path / "requests.jsonl"
+    admin, other = "admin-0123456789", "other-0123456789"
+    keys = {"api_keys": (f"{SECRET} group=website", other), "admin_keys": (admin,)}
+    server = serve(keep_requests=place, keep_requests_of=(), **keys)
+
+    def ask(key: str, path: str = "/v1/completions", **body: Any) -> Any:
+        return server.http(headers={"authorization": f"Bearer {key}"}).request("PUT" if "/admin" in path else "POST", path, json=body)
+
+    ask(SECRET, prompt="kept by nobody")
+    for number, (of, key) in enumerate(((["key=web*"], SECRET), (["model=nul?"], other)), 1):
+        assert ask(admin, "/admin/kept_requests", of=of).json() == {"of": of}
+        ask(SECRET if number == 1 else other, prompt=f"question {number}")
+        if number == 1:
+            ask(other, prompt="of another key")
+        assert json.loads(lines(place, number)[-1]["request"])["prompt"] == f"question {number}" and key
+    assert ask(admin, "/admin/kept_requests", of=["model=none", "key=none"]).status_code == 200
+    ask(SECRET, prompt="kept by nobody")
+    assert ask(SECRET, "/admin/kept_requests", of=[]).status_code == 403
+    refused = ask(admin, "/admin/kept_requests", of=["everything"])
+    assert refused.status_code == 400 and "of[0]" in refused.json()["error"]["message"]
+    server.stop()
+    assert "kept by nobody" not in place.read_text() and len(lines(place, 2)) == 2
+
+
+def test_without_a_file_nothing_can_be_kept(serve: Any) -> None:
+    refused = serve().http().put("/admin/kept_requests", json={"of": ["model=*"]})
+    assert refused.status_code == 501 and "--keep-requests FILE" in refused.json()["error"]["message"]
+
+
+def test_a_wrong_choice_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="keep_requests_of has 'all'; expected model=PATTERN or key=PATTERN"):
+        ServerSettings(keep_requests=tmp_path / "x", keep_requests_of=("all",))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.api.openai.responses.body import McpOffer
 from server.api.request.schema import FunctionDefinition, Tool
+from server.mcp.names import free_name, plain_name
 from server.mcp.tools import InvalidTool, McpTool, tool_of
-
-MAX_NAME = 64
-OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +39,14 @@ def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: 
     for offer, tools in listed:
         for tool in tools:
             if offer.allows(tool.name, is_read_only=tool.is_read_only):
-                name = _free(tool.name, offer.server_label, {*taken, *found})
+                name = free_name(tool.name, offer.server_label, {*taken, *found})
                 found[name] = McpFunction(name, offer, tool)
     return list(found.values())
 
 
-def _free(name: str, label: str, taken: Collection[str]) -> str:
-    plain = OTHER.sub("_", name)[:MAX_NAME]
-    if plain not in taken:
-        return plain
-    long = OTHER.sub("_", f"{label}_{name}")[: MAX_NAME - 4]
-    return next(one for number in range(len(taken) + 2) if (one := f"{long}_{number}" if number else long) not in taken)
-
-
 def function_name(functions: Sequence[McpFunction], label: str, tool: str) -> str:
     """Return the function's name for a call of an earlier turn. The tool may be offered no longer."""
-    return next((one.name for one in functions if (one.label, one.tool.name) == (label, tool)), OTHER.sub("_", tool)[:MAX_NAME])
+    return next((one.name for one in functions if (one.label, one.tool.name) == (label, tool)), plain_name(tool))
 
 
 def read_listed(tools: Sequence[Mapping[str, object]] | None) -> list[McpTool]:

@@ -1,0 +1,122 @@
+"""`relaxserve stop`, `show`, `cp` and `create`: models of a running server, with the commands that Ollama's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.cli.admin import DEFAULT_URL, STOPPED_S, Key, Url
+from deploy.cli.output import answers
+from deploy.cli.sources import DEFAULT
+from deploy.client import Client, segment
+from deploy.modelfile import Modelfile, ModelfileError
+from deploy.modelfile import read as read_modelfile
+from server.defaults import DefaultsError, read_texts
+
+Name = Annotated[str, typer.Argument(help="Name or alias of a model of the server.", metavar="MODEL")]
+NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}  # defaults that Ollama's API calls otherwise
+OF_NO_PARAMETER = ("system", "template")
+
+
+def stop(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
+    """Free the memory of a model once its requests have ended. Its next request loads it again; `unload` removes it for good.
+
+    [bold]Examples[/bold]
+
+      relaxserve stop qwen
+    """
+    done = Client(url, key, timeout_s=STOPPED_S).post(f"/sleep?model={quote(model, safe='')}&mode=wait", {})
+    state = "sleeps" if done["is_sleeping"] else "is still busy, and stays loaded"
+    answers.print(f"{model} {state}", markup=False, highlight=False)
+
+
+def show(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
+    """Describe a model of a running server: size, context, capabilities, defaults for requests.
+
+    [bold]Examples[/bold]
+
+      relaxserve show qwen
+    """
+    client = Client(url, key)
+    entry = client.get(f"/v1/models/{segment(model)}")
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _rows(entry, client.post("/api/show", {"model": model})):
+        table.add_row(name, escape(value))
+    answers.print(table)
+
+
+def _rows(entry: dict[str, Any], shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    details = shown["details"]
+    yield "model", ", ".join([entry["id"], *entry["aliases"]])
+    yield "architecture", f"{details['family']}, {details['parameter_size']} parameters, {details['quantization_level']} in its files"
+    yield "context", f"{entry['max_model_len']:,} tokens"
+    if entry.get("embedding_size"):
+        yield "embeddings", f"{entry['embedding_size']:,} numbers"
+    yield "capabilities", ", ".join(shown["capabilities"])
+    if entry.get("sampling"):
+        yield "sampling", ", ".join(f"{name} {value:g}" for name, value in entry["sampling"].items())
+    for name, value in entry.get("defaults", {}).items():
+        yield name, ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def cp(
+    source: Annotated[str, typer.Argument(help="Name of a model of the server.")],
+    destination: Annotated[str, typer.Argument(help="Further name for it.")],
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Give a model of a running server a further name.
+
+    [bold]Examples[/bold]
+
+      relaxserve cp qwen gpt-4o-mini
+    """
+    Client(url, key).post("/api/create", {"model": destination, "from": source, "stream": False})
+    answers.print(f"{source} is also called {destination}", markup=False, highlight=False)
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the new model.")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile with FROM, SYSTEM, TEMPLATE (in Jinja) and PARAMETER.")] = Path(
+        "Modelfile"
+    ),
+    source: Annotated[str | None, typer.Option("--from", help="Name of a model of the server, instead of a Modelfile.")] = None,
+    default: Annotated[list[str] | None, typer.Option(help=DEFAULT, metavar="TEXT")] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Make a model with its own system prompt and parameters from a model of a running server, whose weights it shares.
+
+    [bold]Examples[/bold]
+
+      relaxserve create teacher -f Modelfile
+
+      relaxserve create teacher --from qwen --default system=@teacher.txt --default temperature=0.2
+    """
+    try:
+        given = read_texts(default or [], "--default").given
+        made = Modelfile(source) if source is not None else read_modelfile(_text(file), str(file))
+    except (DefaultsError, ModelfileError) as error:
+        raise typer.BadParameter(str(error)) from error
+    parameters = {NAMES.get(each, each): value for each, value in given.items() if each not in OF_NO_PARAMETER}
+    fields = {**made.fields, **{each: given[each] for each in OF_NO_PARAMETER if each in given}}
+    body = {"model": name, "from": made.source, "stream": False, "parameters": {**made.parameters, **parameters}, **fields}
+    Client(url, key).post("/api/create", body)
+    answers.print(f"{name} is made from {made.source}", markup=False, highlight=False)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise ModelfileError(f"{file} cannot be read: {error.strerror}; name a Modelfile by --file, or a model by --from") from error
+    except UnicodeDecodeError as error:
+        raise ModelfileError(f"{file} is no text; expected a Modelfile in UTF-8") from error

@@ -1,0 +1,86 @@
+"""Read a Modelfile, in which Ollama's users keep the system prompt and the parameters of a model.
+
+ModelfileError        an instruction is unknown, incomplete or not supported
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+NO_WEIGHTS = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
+KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER")
+QUOTED = '"""'
+
+
+class ModelfileError(Exception):
+    """Raised for a Modelfile that cannot be used."""
+
+
+@dataclass(slots=True)
+class Modelfile:
+    source: str = ""
+    fields: dict[str, str] = field(default_factory=dict[str, str])  # system and template, if the file has them
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def read(text: str, name: str) -> Modelfile:
+    """Read the text of a Modelfile. `name` stands for it in messages."""
+    found = Modelfile()
+    for number, instruction, value in _instructions(text, name):
+        where = f"{name}, line {number}"
+        if instruction in NO_WEIGHTS:
+            raise ModelfileError(f"{where}: {instruction} is not supported; expected {', '.join(KNOWN)}: remove the line")
+        if instruction not in KNOWN:
+            raise ModelfileError(f"{where}: {instruction[:40]!r} is no instruction; expected {', '.join(KNOWN)}")
+        if not value:
+            raise ModelfileError(f"{where}: {instruction} has no value")
+        if instruction == "FROM":
+            found.source = value
+        elif instruction == "PARAMETER":
+            _add(found.parameters, value, where)
+        else:
+            found.fields[instruction.lower()] = value
+    if not found.source:
+        raise ModelfileError(f"{name} has no FROM; expected FROM NAME with the name of a loaded model")
+    return found
+
+
+def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the number of a line, the instruction and its value. A value in three quotes may have several lines."""
+    lines = iter(enumerate(text.splitlines(), 1))
+    for number, line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        word, _, value = line.strip().partition(" ")
+        value = value.strip()
+        before, quotes, begun = value.partition(QUOTED)
+        if quotes:
+            while QUOTED not in begun:
+                following = next(lines, None)
+                if following is None:
+                    raise ModelfileError(f"{name}, line {number}: the text that begins with {QUOTED} does not end")
+                begun += "\n" + following[1]
+            value = before + begun.partition(QUOTED)[0]
+        elif len(value) > 1 and value[0] == value[-1] == '"':
+            value = value[1:-1]
+        yield number, word.upper(), value
+
+
+def _add(parameters: dict[str, Any], text: str, where: str) -> None:
+    name, _, value = text.partition(" ")
+    value = value.strip()
+    if not value:
+        raise ModelfileError(f"{where}: PARAMETER {name[:40]} has no value; expected PARAMETER NAME VALUE")
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = value[1:-1]
+    if name == "stop":
+        parameters.setdefault(name, []).append(value)
+    elif re.fullmatch(r"-?\d+(\.\d+)?([eE]-?\d+)?|true|false", value):
+        parameters[name] = msgspec.json.decode(value)
+    else:
+        parameters[name] = value

@@ -1,0 +1,85 @@
+"""The tools of attached MCP servers, as a conversation with a model needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+from server.mcp.attempt import Attempt
+from server.mcp.errors import McpError
+from server.mcp.names import free_name
+from server.mcp.session import Session
+from server.mcp.tools import McpTool, ToolResult
+
+LIST_S, CALL_S = 60.0, 600.0  # longest times for a list of tools, and for a call, which the user can cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    session: Session
+    tool: McpTool
+
+    @property
+    def title(self) -> str:
+        return f"{self.session.name}: {self.tool.name}"
+
+
+class Toolbox:
+    """Closes its sessions at the end of a `with` block."""
+
+    def __init__(self, sessions: Sequence[Session], warn: Callable[[str], None]) -> None:
+        """`warn` is told of each server that fails."""
+        self._sessions = sessions
+        self._warn = warn
+        self._offers: dict[str, Offer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for session in self._sessions:
+            session.close()
+
+    def offered(self) -> list[dict[str, Any]]:
+        """Return the tools of all servers, in the form of a chat request. A server that fails offers none."""
+        self._offers = {}
+        for session in self._sessions:
+            try:
+                tools = session.tools(Attempt(LIST_S))
+            except McpError as error:
+                self._warn(str(error))
+                continue
+            for tool in tools:
+                self._offers[free_name(tool.name, session.name, self._offers)] = Offer(session, tool)
+        return [_function(name, offer.tool) for name, offer in self._offers.items()]
+
+    def find(self, function: str) -> Offer | None:
+        return self._offers.get(function)
+
+    def call(self, offer: Offer, arguments: str, progress: Callable[[str], None]) -> ToolResult:
+        """Call a tool. A call that fails has an error as its result. `progress` is told what the server says meanwhile."""
+        try:
+            read: object = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            return ToolResult(f"the arguments are {arguments[:80]!r}; expected a JSON object", is_error=True)
+        attempt = Attempt(CALL_S, lambda told: progress(_progress(told)))
+        try:
+            return offer.session.call(offer.tool, cast("dict[str, Any]", read), attempt)
+        except McpError as error:
+            return ToolResult(str(error), is_error=True)
+
+
+def _function(name: str, tool: McpTool) -> dict[str, Any]:
+    function = {"name": name, "description": tool.description, "parameters": tool.schema, "strict": True}
+    return {"type": "function", "function": function}
+
+
+def _progress(told: Mapping[str, Any]) -> str:
+    message, done, total = told.get("message"), told.get("progress"), told.get("total")
+    share = f"{done:g} of {total:g}" if isinstance(done, int | float) and isinstance(total, int | float) else ""
+    return ", ".join(part for part in (share, f"{message:.200}" if isinstance(message, str) else "") if part)

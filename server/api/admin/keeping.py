@@ -1,0 +1,57 @@
+"""GET and PUT /admin/kept_requests: of which models and keys requests are stored for `relaxserve replay`, while the server runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import json_answer
+from server.api.context import Context
+from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.routes import ADMINISTRATION, gives, new_router
+from server.errors import NOTHING_KEPT, ApiError
+from server.http.kept_requests import KeptRequests
+from server.settings import KEEP
+
+log = logging.getLogger(__name__)
+
+
+class KeepBody(Options):
+    of: list[Annotated[str, Field(pattern=f"^{KEEP}$", max_length=140)]] = Field(max_length=256, fail_fast=True)  # empty: keep none
+
+
+class Keeping(TypedDict):
+    of: Sequence[str]
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router(ADMINISTRATION, prefix="/admin")
+
+    def kept() -> KeptRequests:
+        if context.kept is None:
+            raise ApiError(NOTHING_KEPT, "this server has no file for requests; start it with --keep-requests FILE")
+        return context.kept
+
+    def told(headers: dict[str, str]) -> Response:
+        keeping: Keeping = {"of": kept().of}
+        return json_answer(keeping, headers=headers)
+
+    @routes.get("/kept_requests", responses=gives(Keeping))
+    async def get_kept_requests() -> Response:
+        """Return of which models and keys requests are stored."""
+        return told({})
+
+    @routes.put("/kept_requests", responses=gives(Keeping))
+    async def set_kept_requests(body: KeepBody) -> Response:
+        """Store requests of these models and keys from now on. A restart returns to the setting `keep_requests_of`."""
+        headers = ignored_header(check_unknown(body, strict=context.settings.strict))
+        kept().of = tuple(body.of)
+        log.info("requests are kept of: %s", ", ".join(body.of) or "none")
+        return told(headers)
+
+    return routes

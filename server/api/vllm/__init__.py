@@ -1,0 +1,1 @@
+"""vLLM's own API: generation from token ids, without text."""

@@ -1,0 +1,123 @@
+"""The answer of `/inference/v1/generate`: tokens without text, as a stream of chunks or as one object."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import NotRequired
+
+import msgspec
+from typing_extensions import TypedDict
+
+from server.api.answer.generate import Generation, Step
+from server.api.answer.logprobs import LogprobWriter, count_logprobs
+from server.api.answer.shapes import ChatLogprobs, Envelope, PromptLogprobs, UsageCounts
+from server.api.openai.frame import ChunkFrame, envelope
+from server.api.request.prepare import off_loop
+from server.api.request.schema import CompletionBody
+from server.messages import TokenLogprob
+from server.models.model import Loaded, Model
+
+encode = msgspec.json.encode
+
+
+class TokensChoice(TypedDict):
+    index: int
+    token_ids: Sequence[int]
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int | None]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class TokensEnvelope(Envelope):
+    request_id: str
+
+
+class GeneratedTokens(TokensEnvelope):
+    choices: Sequence[TokensChoice]
+    usage: UsageCounts
+    prompt_logprobs: PromptLogprobs | None
+    kv_transfer_params: None
+
+
+class TokensChunk(TokensEnvelope):
+    choices: Sequence[TokensChoice]
+    usage: NotRequired[UsageCounts | None]
+
+
+@dataclass(slots=True)
+class _Choice:
+    index: int
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[bytes] = field(default_factory=list[bytes])
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+
+class TokensAnswer:
+    def __init__(self, body: CompletionBody, generation: Generation, num_choices: int, model: Model, loaded: Loaded) -> None:
+        """`body` is the completion of the request's tokens."""
+        self._body = body
+        self._generation = generation
+        self._choices = [_Choice(index) for index in range(num_choices)]
+        self._writer = LogprobWriter(loaded.tokenizer, as_ids=True)
+        named = envelope("generate.tokens", "gen", body, model, loaded)
+        self._envelope: TokensEnvelope = {**named, "request_id": body.request_id or named["id"]}
+
+    async def whole(self) -> list[bytes]:
+        read: tuple[TokenLogprob | None, ...] = ()
+        size = 0
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                choice.token_ids += step.token_ids
+                choice.logprobs += self._written(step)
+                choice.finish, choice.stop_reason = step.finish, step.stop_reason
+                read = read or step.prompt_logprobs
+                size += len(step.token_ids) + count_logprobs(step.prompt_logprobs)
+        return await off_loop(size, lambda: self._pieces(read))
+
+    def _pieces(self, read: Sequence[TokenLogprob | None]) -> list[bytes]:
+        """Return the answer in pieces, one per choice."""
+        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
+        for choice in self._choices:
+            described = self._describe(choice.index, choice.token_ids, choice.logprobs, choice.finish, choice.stop_reason)
+            pieces.append((b"," if choice.index else b"") + encode(described))
+        prompt = b"null" if self._body.prompt_logprobs is None else encode(self._writer.prompt(read))
+        usage = encode(self._generation.usage.describe())
+        return [*pieces, b'],"usage":' + usage + b',"prompt_logprobs":' + prompt + b',"kv_transfer_params":null}']
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        frame = ChunkFrame(self._envelope, self._body, lambda: self._generation.usage)
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                if step.token_ids or step.finish is not None or step.prompt_logprobs:
+                    yield (
+                        frame.head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._chunk(step)) + frame.tail
+                    )
+        for chunk in frame.last_chunks:
+            yield chunk
+
+    def _chunk(self, step: Step) -> bytes:
+        chunk = self._describe(step.choice, step.token_ids, self._written(step), step.finish, step.stop_reason)
+        if step.prompt_logprobs:
+            chunk["prompt_logprobs"] = self._writer.prompt(step.prompt_logprobs)
+        return encode(chunk)
+
+    def _written(self, step: Step) -> list[bytes]:
+        return self._writer.chat_entries(step.entries) if self._body.logprobs is not None else []
+
+    def _describe(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[bytes], finish: str | None, stop_reason: str | int | None
+    ) -> TokensChoice:
+        choice: TokensChoice = {
+            "index": index,
+            "token_ids": token_ids,
+            "logprobs": None if self._body.logprobs is None else self._writer.chat(logprobs),
+            "finish_reason": finish,
+        }
+        if finish is not None:
+            choice["stop_reason"] = stop_reason
+        return choice

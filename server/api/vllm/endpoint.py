@@ -1,0 +1,54 @@
+"""POST /inference/v1/generate, as in vLLM: tokens in, tokens out. Routers and trainers that tokenise by themselves use it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.answer.generate import Generation
+from server.api.answer.respond import respond, response_headers
+from server.api.context import Context, caller
+from server.api.openai.completions import plan_completion
+from server.api.request.fields import check_unknown
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import capped_header, check_ids, off_loop
+from server.api.routes import gives, new_router
+from server.api.vllm.answer import GeneratedTokens, TokensAnswer, TokensChunk
+from server.api.vllm.body import GenerateTokensBody, TokenSampling
+from server.errors import ApiError
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("vLLM")
+
+    @routes.post("/inference/v1/generate", responses=gives(GeneratedTokens, event=TokensChunk))
+    async def generate(request: Request, body: GenerateTokensBody) -> Response:
+        """Continue token ids with token ids."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.serve(request, body.model)
+        who, series = caller(request), context.metrics_of(model.spec.name)
+
+        def prepare() -> tuple[TokensAnswer, dict[str, str]]:
+            check_sizes(body)
+            check_ids(body.token_ids, loaded.tokenizer, "token_ids")
+            completion = body.completion(loaded.defaults.max_tokens)
+            try:
+                (job,) = plan_completion(completion, model, loaded, who, context.settings)
+            except ApiError as error:
+                error.param = _field(error.param)
+                raise
+            answer = TokensAnswer(completion, Generation(loaded, job, series, who), job.submit.num_choices, model, loaded)
+            return answer, capped_header(body.sampling_params.max_tokens, job, name="sampling_params.max_tokens")
+
+        answer, capped = await off_loop(who.num_body_bytes, prepare)
+        headers = response_headers(loaded, ignored) | capped
+        return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
+
+    return routes
+
+
+def _field(param: str | None) -> str | None:
+    """Return this request's name of a field of the completion."""
+    if param == "prompt":
+        return "token_ids"
+    own = (param or "").partition(".")[0]
+    return f"sampling_params.{param}" if own in TokenSampling.model_fields and own not in GenerateTokensBody.model_fields else param

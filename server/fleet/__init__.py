@@ -1,0 +1,1 @@
+"""What a server tells routers of a fleet: how the prefix caches of its models change."""

@@ -1,0 +1,134 @@
+"""The stream of cache events of each model: numbered batches that are sent, and kept for routers that missed some.
+
+Each model has a topic `kv@NAME@MODEL`, as llm-d's indexer expects it, and numbers of its own, so that a gap shows a lost batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from server.fleet import wire
+from server.messages import CacheChange, PagesRemoved, PagesStored
+
+MOST_KEPT = 10_000  # batches of a model that can be replayed: as many as vLLM keeps
+MOST_KEPT_BYTES = 32 << 20
+
+Send = Callable[[bytes, int, bytes], None]  # topic, number, batch
+
+
+Pages = dict[int | None, set[int]]  # the hashes of the pages that can be found, by cache group
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    topic: bytes
+    kept: deque[tuple[int, bytes]]
+    kept_bytes: int = 0
+    number: int = 0  # of the next batch
+    caches: dict[CacheSource, Pages] = field(default_factory=dict)  # more than one while a model replaces another
+
+
+class CacheEvents:
+    """`changed` and `cleared` run on one thread, `replay` may run on another."""
+
+    def __init__(
+        self,
+        name: str,
+        send: Send,
+        *,
+        most_kept: int = MOST_KEPT,
+        most_kept_bytes: int = MOST_KEPT_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`name` is that of this replica in the topics. The limits are those of the batches that each model can replay."""
+        self._name = name
+        self._send = send
+        self._most_kept = most_kept
+        self._most_kept_bytes = most_kept_bytes
+        self._clock = clock
+        self._streams: dict[str, _Stream] = {}
+        self._lock = threading.Lock()  # protects `kept` and `number` of the streams
+
+    def source_of(self, model: str) -> CacheSource:
+        """Return the listener of a worker of `model`. While one model replaces another there are two: pages of either can be found."""
+        return CacheSource(self, model)
+
+    def replay(self, first: int, topic: bytes | None = None) -> list[tuple[int, bytes]]:
+        """Return the batches from number `first` on that are still kept. Without a topic, return those of the model loaded first."""
+        with self._lock:
+            found = (stream for stream in self._streams.values() if topic in (None, stream.topic))
+            stream = next(found, None)
+            return [] if stream is None else [(number, batch) for number, batch in stream.kept if number >= first]
+
+    def changed(self, source: CacheSource, changes: Sequence[CacheChange]) -> None:
+        stream = self._stream(source.model)
+        entered = [_enter(stream, source, change) for change in changes]
+        told = [change for change in entered if change is not None]
+        if told:
+            self._add(stream, wire.batch(told, self._clock()))
+
+    def cleared(self, source: CacheSource) -> None:
+        """Tell that the cache of a worker is gone. `AllBlocksCleared` stands for all models of a replica, so if other caches have pages,
+        the pages are removed by name."""
+        stream = self._stream(source.model)
+        pages = stream.caches.pop(source, {})
+        if not any(pages.values()):
+            return
+        if not any(hashes for other in self._streams.values() for cache in other.caches.values() for hashes in cache.values()):
+            self._add(stream, wire.cleared(self._clock()))
+            return
+        removed = [_elsewhere(stream, PagesRemoved(tuple(hashes), group)) for group, hashes in pages.items()]
+        if told := [change for change in removed if change.hashes]:
+            self._add(stream, wire.batch(told, self._clock()))
+
+    def _stream(self, model: str) -> _Stream:
+        if model not in self._streams:
+            with self._lock:
+                self._streams[model] = _Stream(f"kv@{self._name}@{model}".encode(), deque())
+        return self._streams[model]
+
+    def _add(self, stream: _Stream, batch: bytes) -> None:
+        with self._lock:
+            number, stream.number = stream.number, stream.number + 1
+            stream.kept.append((number, batch))
+            stream.kept_bytes += len(batch)
+            while len(stream.kept) > self._most_kept or stream.kept_bytes > self._most_kept_bytes:
+                stream.kept_bytes -= len(stream.kept.popleft()[1])
+        self._send(stream.topic, number, batch)
+
+
+def _enter(stream: _Stream, source: CacheSource, change: CacheChange) -> CacheChange | None:
+    """Record a change of one cache. Return what changes for the model, or None."""
+    hashes = stream.caches.setdefault(source, {}).setdefault(change.group, set())
+    match change:
+        case PagesStored():
+            hashes.update(change.hashes)
+            return change
+        case PagesRemoved():
+            hashes.difference_update(change.hashes)
+            removed = _elsewhere(stream, change)
+            return removed if removed.hashes else None
+
+
+def _elsewhere(stream: _Stream, removed: PagesRemoved) -> PagesRemoved:
+    """Leave out the pages that a cache of the model still has."""
+    others = [cache[removed.group] for cache in stream.caches.values() if removed.group in cache]
+    return PagesRemoved(tuple(page for page in removed.hashes if not any(page in hashes for hashes in others)), removed.group)
+
+
+@dataclass(slots=True, eq=False)
+class CacheSource:
+    """Listens to one worker. Implements `server.interfaces.CacheListener`."""
+
+    events: CacheEvents
+    model: str
+
+    def changed(self, changes: Sequence[CacheChange]) -> None:
+        self.events.changed(self, changes)
+
+    def cleared(self) -> None:
+        self.events.cleared(self)

@@ -1,0 +1,58 @@
+"""Batches of cache events in vLLM's wire format: MessagePack arrays whose first entry names the event.
+
+    [time, [event, ...], rank]
+
+    ["BlockStored", [hash, ...], parent hash, [token id, ...], block size, null, "GPU"]
+    ["BlockRemoved", [hash, ...], "GPU"]
+    ["AllBlocksCleared"]
+
+vLLM's words: a block is a page, and "GPU" is the memory of the model's device. A model with several cache groups adds the group to its
+events; `BlockStored` then also says what the group keeps, and its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from server.messages import CacheChange, PagesRemoved, PagesStored
+
+DEVICE = "GPU"
+RANK = 0  # one worker per model
+CLEARED = ["AllBlocksCleared"]
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def batch(changes: Sequence[CacheChange], time_s: float) -> bytes:
+    return encode([time_s, [_event(change) for change in changes], RANK])
+
+
+def cleared(time_s: float) -> bytes:
+    return encode([time_s, [CLEARED], RANK])
+
+
+def _event(change: CacheChange) -> list[object]:
+    match change:
+        case PagesStored():
+            event: list[object] = [
+                "BlockStored",
+                change.hashes,
+                change.parent,
+                change.token_ids,
+                change.page_size,
+                None,  # number of an adapter
+                DEVICE,
+            ]
+            if change.group is not None:
+                adapter, further_keys = None, None
+                event += [adapter, further_keys, change.group, _kind(change), change.window]
+            return event
+        case PagesRemoved():
+            return ["BlockRemoved", change.hashes, DEVICE, *([] if change.group is None else [change.group])]
+
+
+def _kind(change: PagesStored) -> str:
+    """Return vLLM's word for what a cache group keeps."""
+    return "mamba" if change.keeps_states else "full_attention" if change.window is None else "sliding_window"

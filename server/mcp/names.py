@@ -1,0 +1,22 @@
+"""Names by which a model calls the tools of MCP servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+MAX_NAME = 64
+OTHER = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def plain_name(tool: str) -> str:
+    """Return a tool's name with the characters that every API allows."""
+    return OTHER.sub("_", tool)[:MAX_NAME]
+
+
+def free_name(tool: str, server: str, taken: Collection[str]) -> str:
+    """Return the tool's own name, or one that begins with the server's if another function has it."""
+    if (plain := plain_name(tool)) not in taken:
+        return plain
+    long = OTHER.sub("_", f"{server}_{tool}")[: MAX_NAME - 4]
+    return next(one for number in range(len(taken) + 2) if (one := f"{long}_{number}" if number else long) not in taken)

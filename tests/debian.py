@@ -1,0 +1,19 @@
+"""Programs of Debian packages that some tests run: installed ones, or those that `make .venv/debian` unpacks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / ".venv" / "debian" / "usr"
+
+
+def program(name: str) -> str:
+    """Return the path of a program. Skip the test if it is missing."""
+    folders = ":".join(str(FOLDER / part) for part in ("bin", "sbin"))
+    found = shutil.which(name) or shutil.which(name, path=folders)
+    if found is None:
+        pytest.skip(f"needs {name}: `make .venv/debian` fetches it on Debian and Ubuntu")
+    return found

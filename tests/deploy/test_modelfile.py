@@ -1,0 +1,45 @@
+"""Modelfiles as Ollama's users write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.modelfile import Modelfile, ModelfileError, read
+
+TEXT = '''# a comment
+FROM llama3.2
+parameter temperature 0.5
+PARAMETER num_ctx 4096
+PARAMETER stop "<|end|>"
+PARAMETER stop Human:
+
+SYSTEM """You are Mario,
+the plumber. # no comment"""
+TEMPLATE "{{ messages }}"
+'''
+
+
+def test_a_modelfile_is_read() -> None:
+    assert read(TEXT, "Modelfile") == Modelfile(
+        "llama3.2",
+        {"system": "You are Mario,\nthe plumber. # no comment", "template": "{{ messages }}"},
+        {"temperature": 0.5, "num_ctx": 4096, "stop": ["<|end|>", "Human:"]},
+    )
+    assert read('FROM a\nSYSTEM """one line"""', "x").fields == {"system": "one line"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SYSTEM hi", "Modelfile has no FROM; expected FROM NAME"),
+        ("FROM a\nADAPTER x", "Modelfile, line 2: ADAPTER is not supported; expected FROM, SYSTEM, TEMPLATE, PARAMETER: remove the line"),
+        ("FRM a", "Modelfile, line 1: 'FRM' is no instruction; expected FROM"),
+        ("FROM", "Modelfile, line 1: FROM has no value"),
+        ("FROM a\nPARAMETER temperature", "Modelfile, line 2: PARAMETER temperature has no value"),
+        ('FROM a\nSYSTEM """hi\nthere', 'Modelfile, line 2: the text that begins with """ does not end'),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ModelfileError) as refused:
+        read(text, "Modelfile")
+    assert str(refused.value).startswith(message)
