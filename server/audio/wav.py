@@ -58,7 +58,7 @@ def samples_of(layout: Layout, frames: memoryview) -> NDArray[np.float32]:
         given = raw.view(f"<f{layout.sample_bytes}")
         values = np.clip(np.nan_to_num(given, nan=0.0), -1.0, 1.0).astype(np.float32)
     elif layout.sample_bytes == 1:
-        values = (raw.astype(np.float32) - 128) / 128
+        values = ((raw.astype(np.float32) - 128) / 128).astype(np.float32)
     elif layout.sample_bytes == 3:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
         wide[:, 1:] = raw.reshape(-1, 3)

@@ -15,8 +15,8 @@ import numpy as np
 FOLDER = Path(__file__).parent / "whisper"
 SIZE, HEADS, LAYERS, FFN, VOCAB, FRAMES, CONTEXT, MELS = 32, 2, 2, 64, 60, 24, 32, 80
 LETTERS = "Ġabcdefghijklmnopqrstuvwxyz0123456789.,!?-':;()[]<"  # byte-level BPE writes a space as Ġ
-TOKENS = [*LETTERS, "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|translate|>"]
-TOKENS += ["<|startofprev|>", "<|nospeech|>", "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
+SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|translate|>", "<|startofprev|>", "<|nospeech|>"]
+TOKENS = [*LETTERS, *SPECIAL, "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
 PROMPT = [51, 52, 53, 57]
 TYPES = {"float32": 0, "int8": 1, "int16": 2, "int32": 3, "float16": 4}
 

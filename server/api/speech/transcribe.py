@@ -122,7 +122,7 @@ async def _transcribed(request: Request, samples: NDArray[np.float32], earlier: 
     tokens = request.tokens
     prompt = tokens.prompt(request.language, request.task, earlier)
     stamps = Stamps(tokens.first_stamp, tokens.end, round(MOST_FIRST_S / STAMP_S))
-    best: _Attempt | None = None
+    attempts: list[_Attempt] = []
     for temperature in request.temperatures:
         params = SamplingParams(
             max_tokens=min(MOST_TOKENS, request.most_context - len(prompt)),
@@ -138,11 +138,11 @@ async def _transcribed(request: Request, samples: NDArray[np.float32], earlier: 
         row = asked[prompt.index(tokens.start) + 1] if asked else logprobs[0] if logprobs else None
         mean = sum(entry.logprob for entry in logprobs) / (len(logprobs) or 1)
         text = request.decode([token for token in token_ids if token < tokens.end])
-        best = _Attempt(token_ids, temperature, mean, _share(row, tokens.silence), text)
-        if best.is_good:
-            break
-    assert best is not None, request
-    return best
+        attempts.append(_Attempt(token_ids, temperature, mean, _share(row, tokens.silence), text))
+        if attempts[-1].is_good:
+            return attempts[-1]
+    # if none is good, take the most probable one, at best one that does not repeat itself
+    return max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
 
 
 def _share(row: TokenLogprob | None, token_id: int) -> float:

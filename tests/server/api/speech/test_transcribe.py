@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import numpy as np
 import pytest
 
-from server.api.speech.transcribe import _cut
+from server.api.answer.generate import Job, Step, TokenEntry
+from server.api.speech.transcribe import TEMPERATURES, Request, _cut, segments_of
+from server.messages import SamplingParams, Submit, TokenLogprob
 from server.speech.languages import NAMES, code_of, name_of
+from server.speech.tokens import SpeechTokens
 from server.speech.transcript import Segment, compression_of, srt, text_of, vtt
 
 FIRST = 100
@@ -49,3 +57,44 @@ def test_languages_have_codes_and_names() -> None:
     assert code_of("German") == code_of("de") == "de"
     assert name_of("ht") == "haitian creole"
     assert code_of("klingon") == "klingon"
+
+
+class Scripted:
+    """Draws a text for each temperature, of which each token has the same log-probability."""
+
+    def __init__(self, job: Job, logprobs: dict[float, float]) -> None:
+        self._temperature, self._logprob = job.submit.params.temperature, logprobs[job.submit.params.temperature]
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        token_ids = (TOKENS.first_stamp, round(10 * self._temperature), TOKENS.first_stamp + 50)
+        entries = tuple(TokenEntry(0, TokenLogprob(token, self._logprob, 1)) for token in token_ids)
+        yield Step(0, "", (*token_ids, TOKENS.end), entries, "stop", TOKENS.end)
+
+
+TOKENS = SpeechTokens(end=90, start=91, before=92, no_stamps=99, tasks={}, silence=93, languages={}, banned=(), blank=())
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "chosen", "tried"),
+    [
+        ([-0.5, 0, 0, 0, 0, 0], 0.0, 1),  # the first is good
+        ([-1.5, -0.9, 0, 0, 0, 0], 0.2, 2),  # the second is
+        ([-1.5, -1.4, -1.2, -1.6, -3, -9], 0.4, 6),  # none is good: the most probable one
+    ],
+)
+def test_a_bad_transcript_is_drawn_again_at_higher_temperatures(logprobs: list[float], chosen: float, tried: int) -> None:
+    jobs: list[Job] = []
+
+    def run(job: Job) -> Any:
+        jobs.append(job)
+        return Scripted(job, dict(zip(TEMPERATURES, logprobs, strict=True)))
+
+    async def segments() -> list[Segment]:
+        common = Submit("", (), SamplingParams(max_tokens=1, seed=5))
+        request = Request(TOKENS, common, lambda ids: f" {ids}", 480_000, 448, "en", "transcribe", ())
+        return [segment async for segment in segments_of(request, np.zeros(16_000, np.float32), run)]
+
+    (found,) = asyncio.run(segments())
+    assert (found.temperature, len(jobs), found.text) == (chosen, tried, f" [{round(10 * chosen)}]")
+    assert {job.submit.params.seed for job in jobs} == {5}
+    assert {len(job.submit.audio) for job in jobs} == {64_000}
