@@ -21,8 +21,11 @@ COMMANDS = sorted({command.strip() for text in PAGES.values() for command in SHO
 COVERED = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",
+    "./whisper-base": "tests/e2e/test_speech.py",
+    "--mcp servers.json": "tests/real/test_mcp.py",
+    "--kv-events": "tests/server/fleet",
 }
-MODELS = ("~/models/Qwen2.5-0.5B-Instruct", "qwen2.5-coder-1.5b", "qwen3-coder.gguf", "smollm2")
+MODELS = ("~/models/Qwen2.5-0.5B-Instruct", "qwen2.5-coder-1.5b", "qwen2.5-coder", "qwen3-coder.gguf", "smollm2")
 QUESTION = "What is the capital of France?"
 KEYS = {"api-keys": "sk-of-a-client", "admin-keys": "sk-of-an-admin", "keys.txt": "sk-of-a-client"}
 
@@ -31,7 +34,7 @@ KEYS = {"api-keys": "sk-of-a-client", "admin-keys": "sk-of-an-admin", "keys.txt"
 def environment(cache_folder: Path) -> dict[str, str]:
     """Return the variables with which commands find the model by its short name, as after `relaxserve pull smollm2`."""
     downloaded = cache_folder / "models" / "smollm2.gguf"
-    downloaded.parent.mkdir(mode=0o700, exist_ok=True)
+    downloaded.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not downloaded.exists():
         downloaded.symlink_to(file_of("smollm2"))
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
