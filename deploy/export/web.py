@@ -24,7 +24,7 @@ from compiler.machine.target import Target, get
 from deploy.export.model import NOTHING_SHOWN, cache_shapes, pieces
 from deploy.export.weights import Shard, write_shards
 from deploy.model_loading.known import Progress, silent
-from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
+from deploy.model_loading.modes import Embedder, Encoder, Generator, Transcriber
 from deploy.model_loading.servable import Servable
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import FlatProgram, flat_program
@@ -38,6 +38,8 @@ from server.text.dialects.dialect import Dialect
 LEVELS = ("wasm-relaxed", "wasm-simd128")  # preferred level first
 ADDRESSED = 4 << 30  # largest memory that 32-bit pointers address, in bytes
 PROGRAM, PIECES = "program.json", "pieces.bin"
+
+PageMode = Generator | Embedder | Encoder  # modes that a page can run
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -86,12 +88,7 @@ class WebProgram(msgspec.Struct, frozen=True):
 
 def export_web(model: Servable, name: str, folder: Path, progress: Progress = silent, levels: Sequence[str] = LEVELS) -> WebProgram:
     """Write the export of a model to `folder`. Raise LoadError if it cannot be exported."""
-    mode = model.mode
-    if mode.files.config.classes is not None:
-        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; expected a model that generates text or computes embeddings")
-    if mode.files.config.hearing is not None:
-        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} transcribes speech; expected a model that generates text or computes embeddings")
-    dialect = _dialect(model)
+    mode, dialect = mode_of_page(model, name), _dialect(model)
     folder.mkdir(parents=True, exist_ok=True)
     programs = tuple(_level(model, mode, get(target), folder, progress) for target in levels)
     program = WebProgram(web_model(model, name), programs)
@@ -104,7 +101,15 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     return program
 
 
-def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: Progress) -> Level:
+def mode_of_page(model: Servable, name: str) -> PageMode:
+    """Return the mode of a model that a page can run. Raise LoadError for other models."""
+    if isinstance(model.mode, Transcriber) or model.files.config.classes is not None:
+        does = "transcribes speech" if isinstance(model.mode, Transcriber) else "classifies texts"
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} {does}; expected a model that generates text or computes embeddings")
+    return model.mode
+
+
+def _level(model: Servable, mode: PageMode, target: Target, folder: Path, progress: Progress) -> Level:
     executable = compile_module(model.module, Options(target, progress=partial(progress, "compile")))
     flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY] if mode.generates else [])
     _require_room(flat, mode)
@@ -115,7 +120,7 @@ def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: 
     return Level(target.name, tuple(sorted(target.features)), module, memory_flags(executable.object_code), flat, shards)
 
 
-def _require_room(flat: FlatProgram, mode: Mode) -> None:
+def _require_room(flat: FlatProgram, mode: PageMode) -> None:
     cache_bytes = 0 if isinstance(mode, Encoder) else sum(group.bytes_per_page for group in mode.groups) * (1 + mode.bounds.max_pages)
     needed = flat.weights_bytes + flat.arena_bytes + cache_bytes
     if needed > ADDRESSED:
@@ -128,7 +133,7 @@ def _require_room(flat: FlatProgram, mode: Mode) -> None:
         )
 
 
-KINDS = {Generator: "generator", Embedder: "embedder", Encoder: "encoder"}
+KINDS: dict[type[PageMode], str] = {Generator: "generator", Embedder: "embedder", Encoder: "encoder"}
 
 
 def _dialect(model: Servable) -> Dialect | None:
@@ -136,7 +141,7 @@ def _dialect(model: Servable) -> Dialect | None:
 
 
 def web_model(model: Servable, name: str) -> WebModel:
-    mode, dialect = model.mode, _dialect(model)
+    mode, dialect = mode_of_page(model, name), _dialect(model)
     config, tokenizer = model.files.config, model.tokenizer
     template, defaults = tokenizer.chat_template, tokenizer.generation_defaults
     embedding = config.embedding

@@ -154,6 +154,10 @@ class Session:
         assert self._transport is not None
         return self._transport
 
+    @property
+    def _is_connected(self) -> bool:
+        return self._transport is not None
+
     def _find_era(self, attempt: Attempt) -> bool:
         """Return whether the server is of an earlier version. Raise McpError if no version is common."""
         transport = self._transport = self._connect(self._hear)
@@ -175,7 +179,7 @@ class Session:
             self._drop()
             raise
         except McpLost:
-            if transport.keeps_open and self._transport is None:  # the first request may have ended it
+            if transport.keeps_open and not self._is_connected:  # the first request may have ended it
                 return True
             raise
         return False
