@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)]
 PYTHON = [text for language, text in BLOCKS if language == "python"]
-CURL = [text for language, text in BLOCKS if language == "sh" and "curl " in text]
+CURL = [text for language, text in BLOCKS if language == "sh" and re.search(r"curl .* -d ", text, re.DOTALL)]
 CLIENTS = {"openai", "anthropic", "ollama", "cohere", "langchain_openai", "litellm"}
 KEY = "a-key-of-a-client"
 

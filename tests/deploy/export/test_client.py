@@ -174,5 +174,5 @@ def test_a_model_that_keeps_states_gives_its_bytes(demo: Servable, tmp_path: Pat
 def test_c_libraries_of_models_that_keep_states_are_refused_by_name(demo: Servable, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="lfm2 keeps a state per sequence"):
         export_c(golden("lfm2", demo), "lfm2", c_target("x86-64-v3"), tmp_path)
-    with pytest.raises(LoadError, match="bert only computes embeddings"):
+    with pytest.raises(LoadError, match="bert generates no text; expected a model that answers texts"):
         export_c(golden("bert", demo), "bert", c_target("x86-64-v3"), tmp_path)
