@@ -193,7 +193,7 @@ def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
     """Wait until a starting server is ready. Return its address and everything that it has printed."""
     assert server.stderr is not None
     banner = ""
-    while "-d '" not in banner:
+    while not re.search(r"-d '|-F file=", banner):  # the end of the example
         line = server.stderr.readline()
         assert line, f"the server ended: {banner}"
         banner += line

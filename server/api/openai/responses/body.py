@@ -104,12 +104,12 @@ class McpOffer(Options):
     """The tools of an MCP server, which this server calls."""
 
     type: Literal["mcp"]
-    server_label: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    server_label: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$", max_length=64)]
     server_url: Label | None = None
     connector_id: Label | None = None
     authorization: Text | None = None
     server_description: Text | None = None
-    headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
+    headers: Annotated[dict[Label, Text], Field(max_length=32)] | None = None
     allowed_tools: Names | ToolFilter | None = None
     require_approval: Literal["always", "never"] | ApprovalRules | None = None
     defer_loading: bool | None = None  # no effect: all tools are offered from the start

@@ -261,7 +261,7 @@ def llama(worker: NullWorker, fields: dict, *, stream: bool):
     body = LlamaCompletionBody.model_validate({"prompt": "hi", "stream": stream, "n_predict": 500, **fields})
 
     async def run():
-        jobs = plan_completion(body.completion(body.prompt, made.tokenizer), model, made, Caller("id", ""), ServerSettings())
+        jobs = plan_completion(body.completion(body.prompt, made.tokenizer, None), model, made, Caller("id", ""), ServerSettings())
         answer = LlamaAnswer(body, jobs, [Generation(made, job, SERIES, Caller("id")) for job in jobs], "null", made)
         return await read(answer, LlamaPart if stream else LlamaCompletions, stream=stream)
 
@@ -289,7 +289,7 @@ def ollama(worker: NullWorker, body: OllamaChatBody | OllamaGenerateBody):
 
     async def run():
         if isinstance(body, OllamaGenerateBody) and body.raw:
-            (job,) = plan_completion(completion_of(body), model, made, Caller("id", ""), ServerSettings())
+            (job,) = plan_completion(completion_of(body, None), model, made, Caller("id", ""), ServerSettings())
             plan = ChatPlan(body.prompt, job, made.dialect.rules(split_reasoning=False))
         else:
             chat = ollama_input.chat_of(body) if is_chat else ollama_input.chat_of_prompt(body)
