@@ -74,12 +74,14 @@ class HttpTransport:
                 time.sleep(min(reader.retry_ms / 1000, attempt.remaining_s))
                 with self._sent("GET", None, {"last-event-id": reader.last_id}, attempt) as response:
                     found, reader = self._answer(response, request, attempt, reader)
+            if found is None:
+                lost = McpLost(f"MCP server {self._name!r} ended its answer before the result")
+                # a connection that this attempt has ended may look like a complete answer
+                raise attempt.fault(self._name) if attempt.has_ended else lost
         except BaseException as error:
             if not (self.is_modern or isinstance(error, McpRefused | McpStatus)):
                 self._cancel(request)
             raise
-        if found is None:
-            raise McpLost(f"MCP server {self._name!r} ended its answer before the result")
         return result_of(found, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:

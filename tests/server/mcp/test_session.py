@@ -213,8 +213,9 @@ def test_a_stream_that_ends_early_is_continued(over_http: Any) -> None:
         called(over_http(Behaviour("modern", as_events=True, cuts_streams=True)), "add", a=1, b=1)
 
 
-def test_cancellation_reaches_the_server(over_http: Any) -> None:
-    behaviour = Behaviour("legacy")
+@pytest.mark.parametrize("as_events", [False, True])
+def test_cancellation_reaches_the_server(over_http: Any, as_events: bool) -> None:
+    behaviour = Behaviour("legacy", as_events=as_events)
     session = over_http(behaviour)
     with pytest.raises(McpStopped):
         called(session, "wait", timeout_s=1.0)
