@@ -1,1 +1,1 @@
-"""What a server tells routers of a fleet: how the prefix caches of its models change."""
+"""Tell routers of a fleet how the prefix caches of the models change."""

@@ -28,7 +28,7 @@ FORM = f"KEY group=NAME model=PATTERN {' '.join(f'{rate}=N' for rate in RATES)},
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What requests of a key may use. None: no limit."""
+    """The models and rates to which a key is limited. None: no limit."""
 
     models: tuple[str, ...] = ()  # patterns of the names that the key may use; empty: all
     requests_per_minute: int | None = None

@@ -33,7 +33,7 @@ class Bucket:
 
 
 class KeyUse:
-    """What a key has used of its rates."""
+    """Count the requests and tokens of a key."""
 
     def __init__(self, limits: KeyLimits, now_s: Callable[[], float]) -> None:
         self.limits = limits

@@ -48,7 +48,7 @@ TOOLS = [
 
 @dataclass
 class Behaviour:
-    """What a server does, and what it has seen."""
+    """The behaviour of a server, and the messages that it has seen."""
 
     era: str = "modern"
     silent_first: bool = False  # an earlier server that ignores requests before the handshake

@@ -209,7 +209,7 @@ class Embeddings(TypedDict):
 
 
 class RequestDefaults(TypedDict):
-    """What requests mean that do not say it."""
+    """The values that apply to fields which a request leaves out."""
 
     chats: NotRequired[bool]  # whether the model generates and has a chat template
     sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none

@@ -16,7 +16,7 @@ class Listed(Protocol):
 
 
 class Ends(TypedDict):
-    """What an answer says about its page beside the entries."""
+    """The fields of a page of a list, beside its entries."""
 
     first_id: str | None
     last_id: str | None

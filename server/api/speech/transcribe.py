@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,18 +89,13 @@ async def segments_of(request: Request, samples: NDArray[np.float32], run: Run) 
         seek += advance
 
 
-async def language_of(request: Request, samples: NDArray[np.float32], run: Run) -> str:
-    """Return the code of the language that is most probable at the beginning."""
+async def with_language(request: Request, samples: NDArray[np.float32], run: Run) -> Request:
+    """Return the request with the language that is most probable at the beginning of the samples."""
     codes = {token_id: code for code, token_id in request.tokens.languages.items()}
     params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes))
     job = _job(request, [request.tokens.start], params, samples[: request.num_samples])
     drawn, _, _ = await _drawn(run(job))
-    return codes[drawn[0]]
-
-
-async def with_language(request: Request, samples: NDArray[np.float32], run: Run) -> Request:
-    """Return the request with the language that is most probable at the beginning of the samples."""
-    return replace(request, language=await language_of(request, samples, run))
+    return replace(request, language=codes[drawn[0]])
 
 
 def _cut(first: int, token_ids: Sequence[int], size: int) -> tuple[list[tuple[int, int, Sequence[int]]], int]:
@@ -154,18 +150,8 @@ def _share(row: TokenLogprob | None, token_id: int) -> float:
 
 
 def _job(request: Request, prompt: Sequence[int], params: SamplingParams, samples: NDArray[np.float32]) -> Job:
-    common = request.submit
-    submit = Submit(
-        secrets.token_hex(12),
-        tuple(prompt),
-        params,
-        priority=common.priority,
-        fairness_key=common.fairness_key,
-        cache_salt=common.cache_salt,
-        deadline=common.deadline,
-        audio=samples.astype("<f4").tobytes(),
-    )
-    return Job(submit, StopRules())
+    own = {"request_id": secrets.token_hex(12), "prompt_ids": tuple(prompt), "params": params, "audio": samples.astype("<f4").tobytes()}
+    return Job(msgspec.structs.replace(request.submit, **own), StopRules())
 
 
 async def _drawn(generation: Generation) -> tuple[list[int], list[TokenLogprob], tuple[TokenLogprob | None, ...]]:

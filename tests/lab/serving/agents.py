@@ -26,16 +26,16 @@ from typing import Any
 
 from deploy.agents import AGENTS, Agent
 from deploy.bench.measure import Figure, report
+from tests.lab.serving.start import RELAXSERVE
 
 FILE, WRONG = "area.py", "def area(width, height):\n    # The area of a rectangle.\n    return width + height\n"
 TASK = f"The function in {FILE} adds width and height. Change the file so that it multiplies them, then stop."
 CHECK = "import area; assert area.area(3, 4) == 12"
-RELAXSERVE = (sys.executable, "-c", "from deploy.cli import main; main()")
 PATIENCE_S = 600.0  # for one agent; without AVX-512, two cores compute a prompt of 19,000 tokens with 1.5B parameters in about 400 s
 ADDRESS = re.compile(r'"url": "(http://[^"]+)"')
 INFERENCE = re.compile(r"/v1/(chat/completions|responses|messages|completions)$")
 
-# What makes each agent answer one prompt without a terminal and edit without asking.
+# Arguments with which each agent answers one prompt without a terminal and edits without asking.
 WITHOUT_TERMINAL: Mapping[str, tuple[str, ...]] = {
     "codex": ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
     "claude": ("-p", TASK, "--permission-mode", "acceptEdits"),
@@ -49,7 +49,7 @@ WITHOUT_TERMINAL: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one agent did."""
+    """The requests and the outcome of one agent."""
 
     agent: str
     requests: tuple[Mapping[str, Any], ...]  # its access lines

@@ -27,6 +27,7 @@ from deploy.bench.serving.drive import post_stream
 from server.messages import MAX_GAP_MS
 
 NAME = "started"
+RELAXSERVE = (sys.executable, "-c", "from deploy.cli import main; main()")  # the command of this checkout
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 GOALS = {"empty cache": 5.0, "full cache": 1.5}  # goals in seconds, with the demo model
@@ -42,7 +43,7 @@ def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_M
     config.write_text(
         f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}, embeddings: true}}\n"
     )
-    command = (sys.executable, "-c", "from deploy.cli import main; main()", "serve", "--port", "0", "--config", str(config))
+    command = (*RELAXSERVE, "serve", "--port", "0", "--config", str(config))
     environment = {**os.environ, "RELAXSERVE_CACHE": str(cache), "RELAXSERVE_API_KEYS": key}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""What a request means that does not say it, on every API that generates."""
+"""Defaults of a model apply to the fields that a request leaves out, on every API that generates."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from server.api.vllm.body import NO_EFFECT, TokenSampling
 SAID = "Hello from the null device."
 IDS = [256, 104, 105]
 PATH = "/inference/v1/generate"
-# what a client sends that writes all fields of vLLM's SamplingParams with their defaults
+# the fields of a client that writes all fields of vLLM's SamplingParams with their defaults
 DEFAULTS = {
     "n": 1,
     "presence_penalty": 0.0,

@@ -184,7 +184,7 @@ def test_the_live_page_draws_what_metrics_say(page, site):
 
 
 def test_the_live_page_begins_with_the_history_of_the_server(page, site, monkeypatch):
-    """What happened before the page was opened is drawn at once."""
+    """The live page draws the last hour at once."""
     monkeypatch.setattr(history, "INTERVAL_S", 0.02)
     server = site("writer")
     http = server.http()

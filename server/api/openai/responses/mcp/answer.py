@@ -30,7 +30,7 @@ Choice = str | ToolName | McpChoice | AllowedToolNames | None
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a turn of the model is given."""
+    """The tools, earlier output and limits of a turn of the model."""
 
     functions: Sequence[McpFunction]
     output: Items  # of the response until now
