@@ -89,10 +89,6 @@ class CallSyntax(ABC):
             rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # what begins like another call is one
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
-    def behind_marker(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> str:
-        """Return the grammar of calls of `tools` after the opening marker."""
-        return "\n".join(["start: inside", *self.inside(tools, specials, several=several)])
-
 
 def new_call_id(length: int = 24) -> str:
     token = "".join(secrets.choice(ID_ALPHABET) for _ in range(length))
