@@ -63,7 +63,7 @@ def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
 
 
 def _class_of(files: Mapping[str, bytes]) -> str | None:
-    """Return the name of the tokenizer's class, or None if no file says it. The tokenizers of all models of Qwen are of one class, but those
+    """Return the name of the tokenizer's class, or None if no file says it. The tokenizers of all models of Qwen name one class, but those
     of Qwen 3.5 split texts in their own way."""
     kind = _field(files, "config.json", "model_type")
     usual = next((name for start, name in BY_MODEL.items() if isinstance(kind, str) and kind.startswith(start)), None)

@@ -28,7 +28,8 @@ def tokenizer_of_pieces(model: models.Model, *, has_prefix: bool) -> tokenizers.
 
 def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Derive merges from scores. Sentencepiece merges the two neighbours whose joined piece has the best score. So each way to split a
-    piece into two other pieces is a merge, ranked by the score of the joined piece."""
+    piece into two other pieces is a merge, ranked by the score of the joined piece. Of several pairs that make one piece, sentencepiece
+    merges the leftmost; so the way with the longest left part comes first, which is the same for runs of one character."""
     if (work := sum(len(piece) ** 2 for piece in ids)) > MAX_SPLIT_CHARS:
         raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
     ids = {piece: id for piece, id in ids.items() if kinds[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
@@ -37,7 +38,7 @@ def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequen
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in ids and right in ids:
-                ranked.append((-float(scores[id]), ids[left], ids[right], left, right))
+                ranked.append((-float(scores[id]), id, -cut, left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 

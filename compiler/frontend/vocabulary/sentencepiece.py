@@ -1,9 +1,9 @@
 """tokenizer.model: a vocabulary of sentencepiece, as a message of Protocol Buffers.
 
 Each stretch of a text between special tokens becomes the ids that sentencepiece gives it, with three exceptions. If the configuration says
-that the tokenizer is not `legacy`, a space at the beginning of a text stands for its mark. In models of the kind unigram, another of several
-ways to split a text may be taken whose scores are equal but for rounding, and some sequences of combining characters are composed otherwise
-if the model has a table for that.
+that the tokenizer is not `legacy`, a space at the beginning of a text stands for its mark. In models of the kind unigram, of several ways
+to split a text whose scores are equal but for rounding, another may be taken; and if such a model has a table of characters, some
+sequences of combining characters are composed otherwise.
 """
 
 from __future__ import annotations
