@@ -44,7 +44,7 @@ def test_an_interrupt_ends_an_answer_but_not_the_conversation(serve: Any, tmp_pa
         assert asked.count("Go on.") == 2 and "slowly" in asked, "the begun answer belongs to the conversation"
         chat.until(PROMPT)
         chat.interrupt()
-        chat.until("Ctrl-C again or Ctrl-D leaves.*> $")
+        chat.until(r"Ctrl-C again or Ctrl-D leaves\s+> $")
         chat.interrupt()
         assert chat.ended() == 130 and "Traceback" not in chat.said
 

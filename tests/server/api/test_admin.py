@@ -675,7 +675,8 @@ def test_a_plan_ends_with_its_client(serve, folder):
 
     server = serve(initial=(), preflight=preflight)
     body = json.dumps({"source": "a", "dry_run": True}).encode()
-    head = f"POST /admin/models HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    fields = ["POST /admin/models HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", f"content-length: {len(body)}"]
+    head = "\r\n".join([*fields, "", ""]).encode()
     with server.connect() as sock:
         sock.sendall(head + body)
         assert begun.wait(60) and not ended.is_set()
