@@ -71,10 +71,10 @@ $(VENV)/browser: $(VENV)/tests
 	  || echo "axe-core is missing: tests of accessibility will be skipped; npm could not install it"
 	touch $@
 
-# nginx and Prometheus from Debian's packages, unpacked without being installed. If they cannot be fetched, their tests are skipped.
+# nginx, Prometheus and the schema of Compose from Debian's packages, unpacked without being installed. If they cannot be fetched, their tests are skipped.
 $(VENV)/debian: $(VENV)/tests
-	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
-	  || echo "nginx and Prometheus are missing: tests of a running proxy and of the alerts will be skipped; on Debian and Ubuntu: apt install nginx prometheus"
+	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus docker-compose && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
+	  || echo "nginx, Prometheus or docker-compose is missing: tests that need them will be skipped; on Debian and Ubuntu: apt install nginx prometheus docker-compose"
 
 # Clients of other projects that the tests use.
 $(VENV)/clients: $(VENV)/tests
