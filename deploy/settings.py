@@ -103,6 +103,7 @@ SETTINGS = (
     Setting("kv_events", FLEET, "ZMQ address that publishes changes of the prefix caches, such as tcp://*:5557."),
     Setting("kv_events_replay", FLEET, "ZMQ address that sends changes again to routers that missed some, such as tcp://*:5558."),
     Setting("kv_events_name", FLEET, "Name of this replica in the topics of its events, such as 10.0.0.7:8000; by default its address."),
+    Setting("ingress_key", FLEET, "Key with which an ingress decides ids, time and seed of answers.", in_arguments=False),
 )
 
 TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}

@@ -15,6 +15,7 @@ from server.api.answer.generate import Generation
 from server.api.request.prepare import ChatPlan
 from server.interfaces import WorkerHandle
 from server.models.model import rfc3339
+from server.open_values import created_s
 from server.text.parts import CallStart
 
 encode = msgspec.json.encode
@@ -177,4 +178,4 @@ def _nanoseconds(spent_s: float) -> int:
 
 
 def now() -> str:
-    return rfc3339(time.time())
+    return rfc3339(created_s())
