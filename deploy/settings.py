@@ -292,7 +292,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     for key, value in document.items():
         where = f"{_key(key)} in {path}"
         if key == "models":
-            specs = [_spec(entry, f"model {number} in {path}") for number, entry in enumerate(_list(value, where), 1)]
+            specs = [model_entry(entry, f"model {number} in {path}") for number, entry in enumerate(_list(value, where), 1)]
         elif key in names:
             values[key] = _from_yaml(key, value, where)
         else:
@@ -326,7 +326,8 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
     return parse(name, text, where)
 
 
-def _spec(entry: object, where: str) -> ModelSpec:
+def model_entry(entry: object, where: str) -> ModelSpec:
+    """Parse an entry of `models` in the file. Raise SettingsError if it is wrong."""
     if isinstance(entry, str):
         return model_spec(entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deploy.ray.ingress import INGRESS, PATIENCE_S
+from deploy.ray.ingress import INGRESS
+from deploy.ray.options import Fleet, Pool
 from deploy.ray.replica import REPLICA
-from deploy.settings import model_spec
-
-
-class Pool(BaseModel):
-    """Replicas that serve the same models. With two bounds that differ, their number follows the load."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    models: list[str] = Field(default=["demo"], min_length=1)  # as on the command line: SOURCE or SOURCE=NAME
-    settings: dict[str, Any] = {}  # of each server, as in its configuration file
-    min_replicas: int = Field(default=2, ge=0)
-    max_replicas: int = Field(default=2, ge=1)
-    num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica
-    num_gpus: float = Field(default=0.0, ge=0)
-
-    @model_validator(mode="after")
-    def bounds(self) -> Pool:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas is {self.min_replicas}; expected at most max_replicas, {self.max_replicas}")
-        return self
-
-
-class Fleet(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment
-    patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it
 
 
 def app(options: dict[str, Any]) -> Application:
     """Return an ingress in front of the pools that the options name. Raise an error if an option is wrong."""
     fleet = Fleet.model_validate(options)
     pools = {name: _replicas(name, pool) for name, pool in fleet.pools.items()}
-    models = {model_spec(model).name: name for name, pool in reversed(fleet.pools.items()) for model in pool.models}
+    models = {model: name for name, pool in reversed(fleet.pools.items()) for model in pool.names}
     return INGRESS.bind(pools, models, fleet.patience_s)
 
 

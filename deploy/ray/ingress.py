@@ -21,7 +21,6 @@ from deploy.ray.wish import Wish, read
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0  # time without progress after which a request is given up
 LEASE_S = 10.0
 MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
@@ -31,7 +30,7 @@ OF_ONE_SERVER = ("/admin", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1
 
 
 class Ingress:
-    def __init__(self, pools: dict[str, DeploymentHandle], models: dict[str, str], patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, pools: dict[str, DeploymentHandle], models: dict[str, str], patience_s: float) -> None:
         """`models` says which pool serves which model. The first pool serves requests that name none of them."""
         self._pools = {name: pool.options(method_name="lease") for name, pool in pools.items()}
         self._models = models

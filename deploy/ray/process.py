@@ -39,7 +39,7 @@ class ServerEnded(Exception):
 class ServerProcess:
     """One server on a port of its own. The kernel kills it when this process ends."""
 
-    def __init__(self, models: Sequence[str], settings: Mapping[str, Any], *, address: str) -> None:
+    def __init__(self, models: Sequence[str | dict[str, Any]], settings: Mapping[str, Any], *, address: str) -> None:
         """`settings` are those of the configuration file. Raise SettingsError if one is wrong. The server listens on `address`, the one of
         this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it."""
         self.key = secrets.token_hex(16)
