@@ -23,6 +23,7 @@ from deploy.settings import PREFIX, gather
 from runtime.launch import command
 from server.settings import SettingsError
 
+FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the process id of its owner follows
 BOUND = Path(__file__).with_name("bound.py")
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
@@ -42,8 +43,9 @@ class ServerProcess:
     def __init__(self, models: Sequence[str | dict[str, Any]], settings: Mapping[str, Any], *, address: str) -> None:
         """`settings` are those of the configuration file. Raise SettingsError if one is wrong. The server listens on `address`, the one of
         this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it."""
+        _remove_left_folders()
         self.key = secrets.token_hex(16)
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="relaxserve-replica-"))
+        self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
         self.events = f"ipc://{folder}/events"
         environment = {name: value for name, value in os.environ.items() if name not in DROPPED}
         config = folder / "relaxserve.yaml"
@@ -58,15 +60,10 @@ class ServerProcess:
         port = _free_port(host)
         config.write_text(yaml.safe_dump({**written, "host": host, "port": port}))
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._log = folder / "log"
         environment |= {f"{PREFIX}INGRESS_KEY": self.key}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config)),
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        # its log is that of this process, which Ray keeps
+        words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
+        self._process = subprocess.Popen(words, env=environment)
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @property
@@ -94,8 +91,7 @@ class ServerProcess:
     def require(self) -> None:
         """Raise ServerEnded if the server has ended."""
         if self.has_ended:
-            last = self._log.read_bytes()[-2000:].decode(errors="replace")
-            raise ServerEnded(f"the server ended with status {self._process.returncode}: {last}")
+            raise ServerEnded(f"the server ended with status {self._process.returncode}; its last lines in the log of this process say why")
 
     def num_requests(self) -> int:
         return int(json.loads(self.ask("/load"))["server_load"])
@@ -119,6 +115,14 @@ class ServerProcess:
     def clean(self) -> None:
         """Remove the files of the server."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _remove_left_folders() -> None:
+    """Remove the folders of owners on this machine that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port(host: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,6 +24,7 @@ import yaml
 from tests.conftest import ROOT
 
 MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one fleet
+SERVE = str(Path(sys.executable).with_name("serve"))
 START_S = 240.0
 
 
@@ -30,12 +32,26 @@ START_S = 240.0
 class Cluster:
     url: str
     mark: str
+    config: Path
     log: Path
+    environment: Mapping[str, str]
 
     def servers(self) -> dict[int, str]:
         """Return the process ids of the replicas' servers that are ready, and their addresses."""
         found = {pid: _address_of(pid) for pid in self._processes(b"relaxserve-replica-", b"deploy.cli")}
         return {pid: url for pid, url in found.items() if url is not None and _answers(f"{url}/health/ready")}
+
+    def upgrade(self, **settings: Any) -> None:
+        """Deploy the same pools with other settings of their servers."""
+        document = yaml.safe_load(self.config.read_text())
+        for pool in document["applications"][0]["args"]["pools"].values():
+            pool["settings"] = settings
+        self.config.write_text(yaml.safe_dump(document))
+        dashboard = re.search(r"dashboard at \S*?(http://[\w.:]+)", self.log.read_text())
+        assert dashboard is not None, self.log.read_text()[:4000]
+        subprocess.run(
+            [SERVE, "deploy", "--address", dashboard[1], str(self.config)], env=dict(self.environment), check=True, capture_output=True
+        )
 
     def actors(self) -> list[int]:
         """Return the process ids of the replicas' actors."""
@@ -100,12 +116,11 @@ def running_fleet(cache_folder: Path, pools: Mapping[str, Any], num_servers: int
         **variables,
     }
     log = folder / "log"
-    serve = Path(sys.executable).with_name("serve")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [serve, "run", "--address", "local", str(config)], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+            [SERVE, "run", "--address", "local", str(config)], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
-    cluster = Cluster(f"http://127.0.0.1:{port}", mark, log)
+    cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment)
     try:
         cluster.wait_for(num_servers)
         yield cluster

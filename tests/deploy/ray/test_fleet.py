@@ -9,7 +9,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deploy.ray.cluster import Cluster, running_fleet
+from tests.deploy.ray.cluster import START_S, Cluster, running_fleet
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray (make test-fleet installs it)"),
@@ -78,8 +78,8 @@ async def stream(client: httpx.AsyncClient, at: int) -> bytes:
         return b"".join([data async for data in answer.aiter_raw()])
 
 
-async def streams(url: str, num: int) -> list[bytes]:
-    turns = asyncio.Semaphore(AT_ONCE)
+async def streams(url: str, num: int, at_once: int = AT_ONCE) -> list[bytes]:
+    turns = asyncio.Semaphore(at_once)
 
     async def one(at: int) -> bytes:
         async with turns:
@@ -159,3 +159,30 @@ def test_many_streams_survive_many_deaths(fleet: Cluster) -> None:
         for one in found:
             require_whole(one)
         assert [comparable(one) for one in found] == [comparable(one) for one in undisturbed]
+
+
+@pytest.mark.slow
+def test_a_fleet_grows_with_its_load_and_is_upgraded_without_an_interruption(cache_folder: Path) -> None:
+    pool = {"models": ["demo"], "num_cpus": 0.1, "min_replicas": 1, "max_replicas": 2}
+    with running_fleet(cache_folder, {"replicas": pool}, 1) as cluster:
+        undisturbed = asyncio.run(streams(cluster.url, 40))
+
+        async def until(happened: Callable[[], bool]) -> None:
+            """Send requests until something has happened; no stream may notice."""
+            waiting = asyncio.create_task(asyncio.to_thread(wait_for, happened))
+            while not waiting.done():
+                found = await streams(cluster.url, 40, at_once=40)
+                assert [comparable(one) for one in found] == [comparable(one) for one in undisturbed]
+            await waiting
+
+        asyncio.run(until(lambda: len(cluster.servers()) == 2))
+        before = {*cluster.servers()}
+        cluster.upgrade(heartbeat_s=5.0)
+        asyncio.run(until(lambda: not before & {*cluster.servers()} and len(cluster.servers()) == 2))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + START_S
+    while not happened():
+        assert time.monotonic() < end_s
+        time.sleep(0.5)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 
-from deploy.ray.process import ServerEnded, ServerProcess
+from deploy.ray.process import FOLDER, ServerEnded, ServerProcess
 from server.settings import SettingsError
 from tests.conftest import ROOT
 
@@ -69,11 +70,22 @@ def test_wrong_settings_are_refused_before_a_process_starts() -> None:
         ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
 
 
-def test_a_server_that_ends_early_says_why(tmp_path: Path) -> None:
+def test_a_server_that_ends_early_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     server = ServerProcess([f"{tmp_path}=empty"], {}, address="127.0.0.1")
-    with pytest.raises(ServerEnded, match=r"config\.json"):
+    with pytest.raises(ServerEnded, match="status 1; its last lines"):
         server.wait_until_ready()
     server.clean()
+    assert "config.json" in capfd.readouterr().err
+
+
+def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, kept = tmp_path / f"{FOLDER}999999999-x", tmp_path / f"{FOLDER}{os.getppid()}-x"
+    left.mkdir()
+    kept.mkdir()
+    with pytest.raises(SettingsError):
+        ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
+    assert [*tmp_path.iterdir()] == [kept]
 
 
 def test_a_killed_server_is_noticed() -> None:
