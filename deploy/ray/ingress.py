@@ -17,7 +17,7 @@ from starlette.responses import Response
 from deploy.ray.lease import Lease
 from deploy.ray.passage import Passage, refusal
 from deploy.ray.session import new_session
-from deploy.ray.wish import Wish, read
+from deploy.ray.wish import BodyTooLarge, Wish, read, receive
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,11 @@ class Ingress:
         if any(path == own or path.startswith(f"{own}/") for own in OF_ONE_SERVER):
             text = f"{path} means one server, and this address is that of a fleet; use the address of the server"
             return refusal(404, "not_found", text)
-        body = await request.body()
-        reading = read(request.method, path, request.headers, body)
+        try:
+            body, is_quick = await receive(request.stream())
+        except BodyTooLarge as error:
+            return refusal(413, "body_too_large", str(error))
+        reading = read(request.method, path, request.headers, body, is_quick=is_quick)
         pool = self._pools[self._models.get(reading.model, next(iter(self._pools)))]
         target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
 

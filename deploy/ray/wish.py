@@ -6,15 +6,19 @@ a common beginning have common first keys, as pages of the prefix cache have. Ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, cast
 
 import msgspec
 
+from server.errors import ApiError
+from server.http.json_scan import JsonScan
+
 BLOCK = 256  # characters: about four pages of 16 tokens
 MOST_KEYS = 1024
+MOST_BODY_BYTES = 64 << 20  # servers have limits of their own
 KEY_BYTES = 8
 
 # The fields of a body that become its prompt, in the order in which templates write them.
@@ -43,6 +47,10 @@ REPEATABLE = (
 )
 
 
+class BodyTooLarge(Exception):
+    """The body of a request has more bytes than the ingress keeps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Passed to the router with each lease."""
@@ -61,22 +69,41 @@ class Reading:
     repeatable: bool = False
 
 
-def read(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reading:
-    """Read a request. A body that is no JSON object has no keys; the server will say what is wrong with it."""
+async def receive(pieces: AsyncIterable[bytes]) -> tuple[bytes, bool]:
+    """Receive a body. Return also whether decoding it is quick. Raise BodyTooLarge if it has more than MOST_BODY_BYTES."""
+    body, scan = bytearray(), JsonScan()
+    is_quick = True
+    async for piece in pieces:
+        body += piece
+        if len(body) > MOST_BODY_BYTES:
+            raise BodyTooLarge(f"the body is larger than {MOST_BODY_BYTES} bytes")
+        if is_quick:
+            try:
+                scan.feed(piece)
+            except ApiError:  # the server refuses such JSON with the reason; other bodies, such as audio, may look like it
+                is_quick = False
+    return bytes(body), is_quick
+
+
+def read(method: str, path: str, headers: Mapping[str, str], body: bytes, *, is_quick: bool = True) -> Reading:
+    """Read a request. A body that is no JSON object, or that takes long to decode, has no keys; the server says what is wrong with it."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return Reading(
             Wish(place=_place_in(path.removeprefix("/v1/responses/")) if path.startswith("/v1/responses/") else b""), repeatable=True
         )
     try:
-        fields = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body) if is_quick else {}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         fields = {}
     if not isinstance(fields, dict):
         fields = {}
     fields = cast("dict[str, Any]", fields)
     model = fields.get("model")
-    acts = fields.get("background") is True or any(
-        isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(fields.get("tools"))
+    acts = not is_quick and path == "/v1/responses"
+    acts = (
+        acts
+        or fields.get("background") is True
+        or any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(fields.get("tools")))
     )
     earlier = fields.get("previous_response_id")
     place = _place_in(earlier) if isinstance(earlier, str) else _place_in(path.removeprefix("/v1/responses/"))

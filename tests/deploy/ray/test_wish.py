@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from deploy.ray.wish import BLOCK, MOST_KEYS, chain, place_of, read
+from deploy.ray import wish
+from deploy.ray.wish import BLOCK, MOST_KEYS, BodyTooLarge, chain, place_of, read, receive
 
 CHAT = "/v1/chat/completions"
 
@@ -93,3 +96,25 @@ def test_a_stored_response_is_sought_where_it_was_made() -> None:
     assert read("POST", "/v1/responses", {}, body(previous_response_id=stored)).wish.place == place
     assert read("POST", "/v1/responses", {}, body(previous_response_id="x")).wish.place == b""
     assert read("POST", CHAT, {}, body(previous_response_id=stored)).wish.place == b""
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def test_a_body_that_takes_long_to_decode_is_not_read() -> None:
+    assert asyncio.run(receive(pieces(b'{"a', b'":1}'))) == (b'{"a":1}', True)
+    slow, is_quick = asyncio.run(receive(pieces(b'{"tools":[' + b"{}," * 30_000, b"{}]}")))
+    assert not is_quick
+    assert slow.endswith(b"{}]}")
+    assert not read("POST", "/v1/responses", {}, slow, is_quick=False).repeatable  # it may have side effects
+    found = read("POST", CHAT, {"x-session-id": "s"}, slow, is_quick=False)
+    assert found.repeatable
+    assert len(found.wish.keys) == 1
+
+
+def test_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wish, "MOST_BODY_BYTES", 10)
+    with pytest.raises(BodyTooLarge, match="the body is larger than 10 bytes"):
+        asyncio.run(receive(pieces(b"12345", b"67890", b"1")))
