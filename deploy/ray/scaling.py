@@ -16,9 +16,9 @@ TARGET_PAGES = 0.85  # of a replica's pages that running requests may hold
 def by_queue_and_pages(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Return the number of replicas. Ray keeps it within the bounds of the deployment, and applies the delays of its configuration."""
     metrics = context.aggregated_metrics or {}
-    num_requests = sum((metrics.get(REQUESTS) or {}).values()) + context.total_queued_requests
+    num_requests = sum((metrics.get(REQUESTS) or {}).values()) + (context.total_queued_requests or 0)
     shares = (metrics.get(PAGES) or {}).values()
-    return wanted(num_requests, sum(shares), context.current_num_replicas), dict(context.policy_state)
+    return wanted(num_requests, sum(shares), context.current_num_replicas), {}
 
 
 def wanted(num_requests: float, pages_shares: float, num_replicas: int) -> int:
