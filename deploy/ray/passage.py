@@ -30,13 +30,25 @@ from server.open_values import HEADER
 log = logging.getLogger(__name__)
 
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts; doubled each time
-MOST_BUSY = 2  # replicas that may say that they are busy before the client hears it
+MOST_BUSY = 2  # replicas that may say that their queue is full before the client hears it
 MOST_LOST = 5  # replicas that a request may lose: it may itself be the reason
 QUEUE_FULL = b'"queue_full"'
 STREAMS = ("text/event-stream", "application/x-ndjson")
 HELD = ("application/json", "text/plain")  # sent on when they are complete, so that another replica can give them
 OWN_HEADERS = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization", "proxy-connection", "host", HEADER}
+    {
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "proxy-authorization",
+        "proxy-connection",
+        "host",
+        "expect",
+        HEADER,
+    }
 )
 
 LEFT_OUT = OWN_HEADERS | {"date", "server"}  # of an answer; the server in front of the ingress writes these
@@ -146,7 +158,9 @@ class Passage(Response):
             return False
         is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
         whole = await answer.read() if is_held else b""
-        if (answer.status == 503 or (answer.status == 429 and QUEUE_FULL in whole)) and self.num_busy < MOST_BUSY:
+        is_away = answer.status == 503 and self.reading.repeatable
+        is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
+        if is_busy and (self.num_busy < MOST_BUSY or (is_away and self.method == "POST")):  # probes want to hear that a server is away
             self.failed.add(lease.replica)
             self.num_busy += 1
             return False

@@ -244,7 +244,7 @@ def test_a_request_that_acts_is_not_sent_twice() -> None:
     ("scripts", "status", "num"),
     [
         ((answers(429, b'{"error":{"code":"queue_full"}}'), streams(WHOLE)), 200, 2),
-        ((answers(503, b"{}"), streams(WHOLE)), 200, 2),
+        ((*[answers(503, b"{}")] * 4, streams(WHOLE)), 200, 5),  # a server that starts or stops
         ((answers(429, b'{"error":{"code":"queue_full"}}'),), 429, 3),
         ((answers(429, b'{"error":{"code":"rate_limit_exceeded"}}'),), 429, 1),
         ((answers(400, b"{}"),), 400, 1),
@@ -256,6 +256,15 @@ def test_a_busy_replica_is_passed_over_and_other_errors_are_answers(scripts: Seq
         async with replicas(*scripts) as made:
             assert (await ask(made)).status == status
             assert len(made.seen) == num
+
+    run(go())
+
+
+def test_a_probe_hears_that_no_server_is_ready() -> None:
+    async def go() -> None:
+        async with replicas(answers(503, b"{}")) as made:
+            assert (await ask(made, method="GET", path="/health/ready")).status == 503
+            assert len(made.seen) == 3
 
     run(go())
 
