@@ -112,6 +112,7 @@ def running_fleet(cache_folder: Path, pools: Mapping[str, Any], num_servers: int
         "PYTHONPATH": str(ROOT),
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
         "RAY_AUTH_MODE": "disabled",  # otherwise Ray writes a token into the home folder
         **variables,
     }

@@ -66,7 +66,7 @@ def request(at: int) -> tuple[str, dict[str, Any]]:
 
 def comparable(stream: bytes) -> list[bytes]:
     """Return the events of a stream without comments, the choices one after the other."""
-    events = [event for event in OWN.sub(b"", stream).split(b"\n") if not event.startswith(b":")]
+    events = [line for line in OWN.sub(b"", stream).split(b"\n") if line and not line.startswith(b":")]
     choice = re.compile(rb'"choices":\[\{"index":(\d+)')
     return sorted(events, key=lambda event: int(found[1]) if (found := choice.search(event)) else -1)
 
