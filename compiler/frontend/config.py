@@ -136,9 +136,9 @@ class Hearing:
     intermediate_size: int
 
     @property
-    def num_samples(self) -> int:
-        """The samples of a window."""
-        return 320 * self.num_frames
+    def num_hops(self) -> int:
+        """The hops of a window. The second convolution makes one frame of two hops."""
+        return 2 * self.num_frames
 
 
 @dataclass(frozen=True, slots=True)

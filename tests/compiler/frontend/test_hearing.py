@@ -29,7 +29,9 @@ from compiler.ir.graph.function import Body, Function
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from runtime.cache_groups import HeardGroup
 from runtime.session import Session
+from runtime.spectrogram import AROUND, BEFORE
 from runtime.step_arguments import step_arguments
+from server.audio.loudest import loudest_energy
 from tests.golden.make_whisper import ALIASES, variables, written
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "whisper"
@@ -54,13 +56,16 @@ class Listener:
         self.groups = groups_of(self.files.config, DType.F32, BOUNDS.max_context)
         self.caches = [np.full(shape, np.nan, np.float32) for group in self.groups for shape, _ in group.arrays(3 * NUM_PAGES)]
 
-    def hear(self, name: int, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    def hear(self, name: int, samples: NDArray[np.float32], *, loudest: float | None = None, num_hops: int = 48) -> NDArray[np.float32]:
+        """Hear samples, which silence follows within the window, and its reflection after the window, as in the golden."""
         group = self.groups[-1]
         assert isinstance(group, HeardGroup)
         slots = np.arange(group.num_frames, dtype=np.int32) + (1 + name) * group.num_parts * 16
-        padded = np.zeros(320 * group.num_frames, np.float32)
-        padded[: len(samples)] = samples
-        return self.call(HEAR, padded, slots, self.caches[-1])
+        window = np.pad(samples, (0, 320 * group.num_frames - len(samples)))
+        around = np.pad(window, (BEFORE, AROUND - BEFORE), "reflect")
+        energy = np.float32(loudest_energy(around, 80) if loudest is None else loudest)
+        sounding = np.arange(2 * group.num_frames) < num_hops
+        return self.call(HEAR, around, energy.reshape(1, 1), sounding.astype(np.float32)[:, None], slots, self.caches[-1])
 
     def feed(self, pieces: dict[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Append tokens to sequences in one step, and return their logits."""
@@ -94,7 +99,7 @@ def interpreted(files: ModelFiles) -> Listener:
     def call(entry: str, *args: Any) -> Any:
         weights = [files.weights.read(param.name) for param in module.graph(entry).weights]
         if entry == HEAR:
-            np.copyto(args[2], Interpreter(module).call("kept", *args, *weights))
+            np.copyto(args[-1], Interpreter(module).call("kept", *args, *weights))
         return Interpreter(module).call(entry, *args, *weights)
 
     return Listener(files, call)
@@ -149,6 +154,26 @@ def test_other_audio_gives_other_logits(files: ModelFiles, session: Session) -> 
     listener.hear(1, ARRAYS["samples"][::-1].copy())
     rows = listener.feed({0: PROMPT, 1: PROMPT})
     assert np.abs(rows[0] - rows[1]).max() > 0.01
+
+
+def test_a_quiet_window_is_heard_against_the_loudest_energy_of_the_recording(files: ModelFiles, session: Session) -> None:
+    """In a recording with much louder parts, all of a quiet window lies below the floor, so it sounds like silence."""
+    listener, quiet = Listener(files, session.call), np.float32(1e-5) * ARRAYS["samples"]
+    loud = loudest_energy(np.pad(ARRAYS["samples"], (BEFORE, AROUND - BEFORE)), 80)
+    heard, silence = (listener.hear(0, samples, loudest=loud) for samples in (quiet, 0 * quiet))
+    alone = listener.hear(0, quiet)
+    np.testing.assert_array_equal(heard, silence)
+    assert np.abs(heard - alone).max() > 0.01
+
+
+def test_nothing_is_heard_after_the_end_of_the_recording(files: ModelFiles, session: Session) -> None:
+    """Hops after the end are zeros of the spectrogram, whatever the samples are. Silence within the recording is not."""
+    listener, samples = Listener(files, session.call), ARRAYS["samples"][:4000]
+    noise = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
+    cut, noisy = (listener.hear(0, one, loudest=1.0, num_hops=23) for one in (samples, np.append(samples, noise)))
+    silent = listener.hear(0, samples, loudest=1.0)
+    np.testing.assert_array_equal(cut, noisy)
+    assert np.abs(cut - silent).max() > 0.01
 
 
 def test_files_of_transformers_are_the_same_model(files: ModelFiles, tmp_path: Path) -> None:
