@@ -189,6 +189,7 @@ class Embed(Message, frozen=True, tag=True):
     cache_salt: str = ""
     priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
+    audio: Audio | None = None  # for speech models, whose vector of a token is its attention to the frames of the audio, in several heads
 
 
 class Abort(Message, frozen=True, tag=True):

@@ -134,6 +134,7 @@ class Hearing:
     num_layers: int
     num_heads: int
     intermediate_size: int
+    aligned: tuple[tuple[int, int], ...]  # layer and head of the decoder's attention to the audio that follows the speech
 
     @property
     def num_hops(self) -> int:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, HIDDEN
-from compiler.frontend.decoder import ENTRY as STEP
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
@@ -102,7 +101,9 @@ def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]
     sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
     if (hearing := config.hearing) is not None:
         cost = -(-hearing.num_frames * hearing.num_layers // config.num_layers)
-        return StepLimits(*sizes, groups, num_hops=hearing.num_hops, hearing_cost=cost)
+        return StepLimits(
+            *sizes, groups, embedding_size=len(hearing.aligned) * hearing.num_frames, num_hops=hearing.num_hops, hearing_cost=cost
+        )
     return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates)
 
 
@@ -160,13 +161,14 @@ class CompiledModel(_Stepping):
         return Logits(logits)
 
 
-class HearingModel(_Stepping):
-    """A decoder that attends to audio. Before a step, it hears the audio that begins in that step."""
+class HearingModel(CompiledModel):
+    """A decoder that attends to audio. Before a step, it hears the audio that begins in that step. Its hidden states are the attention of
+    tokens to the frames of their audio, [aligned heads * frames]."""
 
     def run(self, batch: StepBatch) -> Logits:
         for heard in batch.heard:
             self._hear(heard)
-        return Logits(self._call(STEP, batch, batch.logit_rows))
+        return super().run(batch)
 
     def _hear(self, heard: Heard) -> None:
         group, tensors = self._pool.groups[-1], self._pool.tensors[-1]

@@ -77,8 +77,10 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
         fairness_key=embed.fairness_key,
         cache_salt=embed.cache_salt,
         deadline=embed.deadline,
+        audio=embed.audio,
     )
     _check_ids(submit, limits.vocab_size)
+    _check_audio(submit, limits.num_hops)
     num_tokens = len(embed.prompt_ids)
     if num_tokens > limits.capacity:
         raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {limits.capacity}")

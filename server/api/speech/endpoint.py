@@ -118,6 +118,7 @@ def _request(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens,
         language=language,
         task=task,
         prompt_ids=tuple(prompt_ids),
+        align=loaded.worker.embed if "word" in asked.times else None,
         temperatures=transcribe.TEMPERATURES if asked.temperature == 0 else (asked.temperature,),
     )
 
@@ -129,4 +130,4 @@ def _written(asked: SpeechForm, speech: _Speech, segments: Sequence[Segment], he
     if asked.format == "json":
         return json_answer(short(segments, speech.recording.duration_s), headers=headers)
     wanted = speech.request
-    return json_answer(verbose(segments, speech.recording.duration_s, wanted.task, wanted.language or "en"), headers=headers)
+    return json_answer(verbose(segments, speech.recording.duration_s, wanted.task, wanted.language or "en", asked.times), headers=headers)

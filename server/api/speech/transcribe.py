@@ -4,20 +4,24 @@ the last complete segment ended. If a transcript repeats itself or is improbable
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 
 from runtime.spectrogram import HOP, RATE
 from server.api.answer.generate import Generation, Job
 from server.audio.recording import Recording
-from server.messages import Audio, SamplingParams, Stamps, Submit, TokenLogprob
+from server.messages import Audio, Embed, Embedding, SamplingParams, Stamps, Submit, TokenLogprob
 from server.speech.tokens import STAMP_S, SpeechTokens
 from server.speech.transcript import Segment, compression_of
+from server.speech.words import Word, placed, timed_words
 from server.text.detokenize import StopRules
 
 STAMP_HOPS = 2
@@ -41,6 +45,7 @@ class Request:
     language: str | None
     task: str
     prompt_ids: tuple[int, ...]
+    align: Callable[[Embed], Awaitable[Embedding]] | None = None  # asks for the attention to audio, if times of words are wanted
     temperatures: tuple[float, ...] = TEMPERATURES
 
 
@@ -70,18 +75,21 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
     seek, earlier = 0, list(request.prompt_ids)
     while seek < recording.num_hops:
         size = min(request.num_hops, recording.num_hops - seek)
-        best = await _transcribed(request, recording.piece(seek, size), earlier, run)
+        audio = recording.piece(seek, size)
+        best = await _transcribed(request, audio, earlier, run)
         if best.is_silent:
             seek += size
             continue
         found, advance = _cut(request.tokens.first_stamp, best.token_ids, size)
+        words = deque(await _words(request, audio, size, best.token_ids))
         for start, end, token_ids in found:
+            own = _taken(words, sum(token < request.tokens.end for token in token_ids))
             text = request.decode([token for token in token_ids if token < request.tokens.end])
             if text.strip() and end > start:
                 earlier += token_ids  # with its stamps, as Whisper's authors do
                 start_s, end_s = (seek * HOP / RATE + stamp * STAMP_S for stamp in (start, end))
                 facts = best.temperature, best.mean_logprob, best.compression, best.silence
-                yield Segment(seek, start_s, end_s, text, tuple(token_ids), *facts)
+                yield Segment(seek, start_s, end_s, text, tuple(token_ids), *facts, placed(own, seek * HOP / RATE, start_s, end_s))
         if best.temperature > FORGETFUL:
             earlier = []
         seek += advance
@@ -138,6 +146,30 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
             return attempts[-1]
     # if none is good, take the most probable one, at best one that does not repeat itself
     return max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
+
+
+async def _words(request: Request, audio: Audio, size: int, token_ids: Sequence[int]) -> list[Word]:
+    """Return the words of a window of `size` hops, with times from its beginning, if they are wanted."""
+    tokens, common = request.tokens, request.submit
+    start = tokens.prompt(request.language, request.task, [])
+    texts = [token for token in token_ids if token < tokens.end][: request.most_context - len(start) - 2]
+    if request.align is None or not texts:
+        return []
+    prompt = (*start, tokens.no_stamps, *texts, tokens.end)
+    fair = {"fairness_key": common.fairness_key, "cache_salt": common.cache_salt, "priority": common.priority}
+    embedding = await request.align(Embed(secrets.token_hex(12), prompt, normalize=False, per_token=True, audio=audio, **fair))
+    attention = np.frombuffer(embedding.vector, "<f4").reshape(len(prompt), -1, request.num_hops // STAMP_HOPS)
+    frames = attention[:, :, : max(size // STAMP_HOPS, 1)]
+    return await asyncio.to_thread(timed_words, frames, texts, request.decode, request.language or "en")
+
+
+def _taken(words: deque[Word], num_tokens: int) -> list[Word]:
+    """Take the words of the next tokens."""
+    found: list[Word] = []
+    while words and num_tokens > 0:
+        found.append(words.popleft())
+        num_tokens -= found[-1].num_tokens
+    return found
 
 
 def _share(row: TokenLogprob | None, token_id: int) -> float:
