@@ -36,7 +36,7 @@ def test_each_pin_has_hashes() -> None:
     assert {"pip", "setuptools", "uv", "pip-audit", "numpy"} <= set(names)
 
 
-EXTRAS = ["hub", "otel", "fleet", "media", "test", "clients", "reach", "cuda"]
+EXTRAS = ["hub", "otel", "fleet", "ray", "media", "test", "clients", "reach", "cuda"]
 
 
 def requirements(extras: list[str]) -> list[str]:
@@ -88,7 +88,7 @@ def test_each_call_of_pip_demands_hashes() -> None:
     """The project itself has no hash; pip then neither looks for nor installs anything else."""
     found = {path.name: calls(path) for path in SCRIPTS}
     assert {name: len(commands) for name, commands in found.items() if commands} == {
-        "Makefile": 10,
+        "Makefile": 11,
         "aarch64.sh": 1,
         "cpu.Dockerfile": 5,
         "cuda.Dockerfile": 4,
