@@ -156,8 +156,17 @@ async def _words(request: Request, audio: Audio, size: int, token_ids: Sequence[
     if request.align is None or not texts:
         return []
     prompt = (*start, tokens.no_stamps, *texts, tokens.end)
-    fair = {"fairness_key": common.fairness_key, "cache_salt": common.cache_salt, "priority": common.priority}
-    embedding = await request.align(Embed(secrets.token_hex(12), prompt, normalize=False, per_token=True, audio=audio, **fair))
+    embed = Embed(
+        secrets.token_hex(12),
+        prompt,
+        normalize=False,
+        fairness_key=common.fairness_key,
+        per_token=True,
+        cache_salt=common.cache_salt,
+        priority=common.priority,
+        audio=audio,
+    )
+    embedding = await request.align(embed)
     attention = np.frombuffer(embedding.vector, "<f4").reshape(len(prompt), -1, request.num_hops // STAMP_HOPS)
     frames = attention[:, :, : max(size // STAMP_HOPS, 1)]
     return await asyncio.to_thread(timed_words, frames, texts, request.decode, request.language or "en")
