@@ -187,12 +187,19 @@ async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = 
         writer.write(f"{head}{permission}\r\n".encode() + content)
         if b" 200 " not in (status := await reader.readline()):
             raise RuntimeError(f"the server answered {status.decode().strip()}: {(await reader.read(2000)).decode()}")
-        async for line in reader:
-            if line.startswith(b"data: [DONE]"):
-                return
-            if line.startswith(b"data: "):
-                yield json.loads(line.removeprefix(b"data: "))
-        raise RuntimeError("the server closed the connection within a stream")
+        while (await reader.readline()).strip():
+            pass  # the headers; a stream has no length, so its body comes in chunks
+        rest = b""
+        while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
+            *lines, rest = (rest + (await reader.readexactly(size + 2))[:size]).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: [DONE]"):
+                    return
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+        raise RuntimeError("the server ended the answer before the stream")
+    except asyncio.IncompleteReadError as error:
+        raise RuntimeError("the server closed the connection within a stream") from error
     finally:
         writer.close()
 

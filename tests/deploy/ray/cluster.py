@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 
 MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one fleet
 SERVE = str(Path(sys.executable).with_name("serve"))
-START_S = 240.0
+START_S = 900.0
 
 
 @dataclass

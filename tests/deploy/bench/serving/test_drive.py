@@ -1,0 +1,46 @@
+"""The client of streams reads what servers and proxies send, however they cut it into chunks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deploy.bench.serving.drive import post_stream
+
+EVENTS = b'data: {"at":1}\n\n: still working\n\ndata: {"at":2}\n\ndata: [DONE]\n\n'
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunked(data: bytes, size: int) -> bytes:
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    return HEAD + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+async def read(answer: bytes) -> list[object]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        return [event async for event in post_stream("127.0.0.1", port, {"model": "m"})]
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 1000])
+def test_events_may_be_cut_anywhere(size: int) -> None:
+    assert asyncio.run(read(chunked(EVENTS, size))) == [{"at": 1}, {"at": 2}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (chunked(EVENTS, 16)[:90], "closed the connection within a stream"),
+        (chunked(EVENTS[:20], 16), "ended the answer before the stream"),
+        (b"HTTP/1.1 429 Too Many Requests\r\n\r\nlater", "the server answered HTTP/1.1 429"),
+    ],
+)
+def test_an_answer_that_is_no_whole_stream_is_an_error(answer: bytes, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        asyncio.run(read(answer))
