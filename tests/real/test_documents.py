@@ -42,7 +42,6 @@ ELSEWHERE = {
     "make check": "the command that runs tests",
     "make test": "the command that runs tests",
     "make pytest": "the command that runs tests",
-    "make gpu-day": "tests/lab/gpu_day",
     "docker build": "it needs an engine for containers; tests/docker checks what goes into the image",
     "docker run": "it needs an engine for containers",
     "kubectl create": "it needs a cluster",
