@@ -16,6 +16,7 @@ from server.api.answer.logprobs import LogprobWriter
 from server.api.answer.shapes import RankedChatToken
 from server.api.request.prepare import ChatPlan
 from server.models.model import Loaded, rfc3339
+from server.open_values import created_s
 from server.text.parts import CallStart
 
 encode = msgspec.json.encode
@@ -193,4 +194,4 @@ def _nanoseconds(spent_s: float) -> int:
 
 
 def now() -> str:
-    return rfc3339(time.time())
+    return rfc3339(created_s())
