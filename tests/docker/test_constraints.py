@@ -68,7 +68,9 @@ def test_an_unknown_extra_is_refused() -> None:
 
 
 def test_a_requirement_is_one_word_for_the_shell() -> None:
-    assert [text for text in requirements(["hub", "otel", "fleet", "ray", "test", "clients", "reach", "cuda"]) if text.split() != [text]] == []
+    assert [
+        text for text in requirements(["hub", "otel", "fleet", "ray", "test", "clients", "reach", "cuda"]) if text.split() != [text]
+    ] == []
 
 
 def calls(path: Path) -> list[str]:
