@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -78,10 +80,12 @@ class WorkerProcess:
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:
-        """Kill the process. `is_blameless`: the reason is unrelated to the requests that the process runs."""
+        """Kill the process and those that it started. `is_blameless`: the reason is unrelated to the requests that the process runs."""
         self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
-            self._process.kill()  # SIGKILL also ends a suspended process
+            # SIGKILL also ends a suspended process. The group has what the worker started, such as pip, which would go on downloading.
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self, patience_s: float) -> str:
         """Wait for the process to end, kill it after `patience_s`, and describe how it ended."""

@@ -137,10 +137,12 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_file_of_compose_is_in_its_schema() -> None:
-    """The schema is that of Compose's specification, which Debian's package of docker-compose brings."""
+    """The schema is that of Compose's specification as of 2021, which Debian's package of docker-compose brings. It lacks two fields."""
     schema = json.loads(file("lib/python3/dist-packages/compose/config/compose_spec.json").read_text())
+    written = yaml.safe_load(COMPOSE)
+    assert written.pop("name") and written["services"]["relaxserve-cuda"]["build"].pop("additional_contexts")
     compose = jsonschema_rs.validator_for(schema)
-    assert [problem.message for problem in compose.iter_errors(yaml.safe_load(COMPOSE))] == []
+    assert [problem.message for problem in compose.iter_errors(written)] == []
     assert not compose.is_valid({"services": {"a": {"image": "x", "mem_limt": "1g"}}})
 
 

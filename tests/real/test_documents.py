@@ -42,7 +42,6 @@ ELSEWHERE = {
     "make check": "the command that runs tests",
     "make test": "the command that runs tests",
     "make pytest": "the command that runs tests",
-    "make gpu-day": "tests/lab/gpu_day",
     "docker build": "it needs an engine for containers; tests/docker checks what goes into the image",
     "docker run": "it needs an engine for containers",
     "kubectl create": "it needs a cluster",
@@ -99,6 +98,7 @@ def test_a_conversation_begins_with_one_command(command: str, environment: dict[
     line = " ".join(adapted(command))
     done = subprocess.run(["bash", "-euc", line], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and len(done.stdout.split()) > 1, done.stderr
+    assert len(done.stderr.splitlines()) <= 1, "at most one line is to be read before the answer"
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if "relaxserve serve" in one and not elsewhere(one)])
