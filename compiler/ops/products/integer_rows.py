@@ -38,7 +38,7 @@ F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8 planes of a 16-bit number are at most 127
 ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
 LEAST = float(np.float32(LARGEST[8] / LARGEST[16]))
-CAP = 2.5  # numbers of capped rows are outliers if they exceed CAP times the row's root mean square
+CAP = 4.0  # numbers of capped rows are outliers if they exceed CAP times the row's root mean square
 NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is smaller
 
 # --- helpers of both operators -----------------------------------------------------------------------------------------
