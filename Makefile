@@ -26,7 +26,7 @@ TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.p
 # otherwise compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach test-real lint types bench gpu-day image constraints audit sbom clean
+.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach test-fleet test-real lint types bench gpu-day image constraints audit sbom clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -71,10 +71,10 @@ $(VENV)/browser: $(VENV)/tests
 	  || echo "axe-core is missing: tests of accessibility will be skipped; npm could not install it"
 	touch $@
 
-# nginx and Prometheus from Debian's packages, unpacked without being installed. If they cannot be fetched, their tests are skipped.
+# nginx, Prometheus and the schema of Compose from Debian's packages, unpacked without being installed. If they cannot be fetched, their tests are skipped.
 $(VENV)/debian: $(VENV)/tests
-	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
-	  || echo "nginx and Prometheus are missing: tests of a running proxy and of the alerts will be skipped; on Debian and Ubuntu: apt install nginx prometheus"
+	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus docker-compose && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
+	  || echo "nginx, Prometheus or docker-compose is missing: tests that need them will be skipped; on Debian and Ubuntu: apt install nginx prometheus docker-compose"
 
 # Clients of other projects that the tests use.
 $(VENV)/clients: $(VENV)/tests
@@ -134,6 +134,11 @@ test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fail
 	  || apt-get install -y $(REACH) || { echo "needs Chromium, qemu and glibc for it; on Debian: apt install $(REACH)"; exit 1; }
 	$(PIP) $$($(NEEDED) test,reach)
 	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/c_library $(ARGS)
+
+# Ray starts processes of its own, so one worker runs these tests. ARGS may be `-k many`; FLEET_STREAMS and FLEET_KILLS set sizes.
+test-fleet: $(VENV)/tests ## tests of a fleet on a local Ray, which it installs: 200 streams, 20 kills
+	$(PIP) $$($(NEEDED) test,ray)
+	$(PYTEST) -n 1 -m "" --strict-needs tests/deploy/ray $(ARGS)
 
 bench: setup        ## run the benchmark that ARGS names, of users or of the lab; without ARGS list them all
 	$(BIN)/python -m tests.lab $(ARGS)

@@ -103,6 +103,7 @@ SETTINGS = (
     Setting("kv_events", FLEET, "ZMQ address that publishes changes of the prefix caches, such as tcp://*:5557."),
     Setting("kv_events_replay", FLEET, "ZMQ address that sends changes again to routers that missed some, such as tcp://*:5558."),
     Setting("kv_events_name", FLEET, "Name of this replica in the topics of its events, such as 10.0.0.7:8000; by default its address."),
+    Setting("ingress_key", FLEET, "Key with which an ingress decides ids, time and seed of answers.", in_arguments=False),
 )
 
 TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}
@@ -291,7 +292,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     for key, value in document.items():
         where = f"{_key(key)} in {path}"
         if key == "models":
-            specs = [_spec(entry, f"model {number} in {path}") for number, entry in enumerate(_list(value, where), 1)]
+            specs = [model_entry(entry, f"model {number} in {path}") for number, entry in enumerate(_list(value, where), 1)]
         elif key in names:
             values[key] = _from_yaml(key, value, where)
         else:
@@ -325,7 +326,8 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
     return parse(name, text, where)
 
 
-def _spec(entry: object, where: str) -> ModelSpec:
+def model_entry(entry: object, where: str) -> ModelSpec:
+    """Parse an entry of `models` in the file. Raise SettingsError if it is wrong."""
     if isinstance(entry, str):
         return model_spec(entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):

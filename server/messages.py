@@ -58,15 +58,16 @@ class ConstraintKind(StrEnum):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """The token that opens a constrained part of an answer, which ends when the constraint's grammar is complete. All other text is
-    unconstrained. Inside a think block the token has no effect."""
+    """What opens a constrained part of an answer, which ends when the constraint's grammar is complete. All other text is unconstrained.
+    Inside a think block nothing opens such a part."""
 
-    token_id: int
+    token_id: int | None = None  # the constraint's source describes what follows it
     # token sequences that may follow the trigger, none a prefix of another; empty: the grammar alone decides
     offers: tuple[tuple[int, ...], ...] = ()
     open_id: int | None = None  # token that opens a think block; such a block comes first or not at all
     close_id: int | None = None
     is_open: bool = False  # the prompt ends inside a think block
+    plain: tuple[tuple[int, ...], ...] = ()  # sequences that begin a call in plain JSON; the constraint's `plain` describes it with them
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,6 +76,8 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     trigger: Trigger | None = None  # None: the constraint applies to the whole answer
     fallback: str = ""  # used if `source` cannot be compiled
     head: str = ""  # Lark rules that refer to the grammar of `source` as `answer`
+    plain: str = ""
+    plain_fallback: str = ""
 
 
 class Thinking(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ class ServerSettings:
     kv_events: str | None = None  # ZMQ address that publishes changes of prefix caches; None: they are not published
     kv_events_replay: str | None = None  # ZMQ address that sends past changes again
     kv_events_name: str | None = None  # name of this replica in the topics; None: its address
+    ingress_key: str | None = None  # with it, an ingress gives requests their open values; None: nobody may
 
     model_root: Path = Path("models")
     allow_hub: bool = False
@@ -100,6 +101,8 @@ class ServerSettings:
                 raise SettingsError(f"{name} is {address!r:.200}; expected tcp://*:5557, tcp://ADDRESS:PORT or ipc://PATH")
         if self.kv_events_name is not None and not re.fullmatch(r"[^\s@]{1,200}", self.kv_events_name):
             raise SettingsError(f"kv_events_name is {self.kv_events_name!r:.200}; expected a name without @, such as 10.0.0.7:8000")
+        if self.ingress_key is not None and not re.fullmatch(r"[!-~]{16,200}", self.ingress_key):
+            raise SettingsError("ingress_key has another form; expected 16 to 200 printable ASCII characters without spaces")
         for name, (form, expectation) in FORMS.items():
             for value in getattr(self, name):
                 if not re.fullmatch(form, value, re.ASCII):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -189,14 +190,22 @@ class DemoServer:
         return result.stderr if status else result.stdout
 
 
-def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait until a starting server is ready. Return its address and everything that it has printed."""
+GREETING_S = 900.0
+
+
+def greeting(server: subprocess.Popen[str], timeout_s: float = GREETING_S) -> tuple[str, str]:
+    """Wait until a starting server is ready, and kill it if that takes too long. Return its address and everything that it has printed."""
     assert server.stderr is not None
     banner = ""
-    while not re.search(r"-d '|-F file=", banner):  # the end of the example
-        line = server.stderr.readline()
-        assert line, f"the server ended: {banner}"
-        banner += line
+    limit = threading.Timer(timeout_s, server.kill)
+    limit.start()
+    try:
+        while not re.search(r"-d '|-F file=", banner):  # the end of the example
+            line = server.stderr.readline()
+            assert line, f"the server ended, or was not ready within {timeout_s:g} s: {banner}"
+            banner += line
+    finally:
+        limit.cancel()
     found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
     assert found is not None, banner
     return found[1], banner

@@ -137,8 +137,8 @@ def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:
 
 
 def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
-    """Print the pieces of an answer as they arrive (as Markdown on a terminal) and return the whole text. If `usage` has been filled by
-    then, also print the decoding rate. An interrupt ends the answer, but not the conversation."""
+    """Print the pieces of an answer as they arrive (as Markdown on a terminal) and return the whole text. `usage`: of an answer in a
+    conversation; if it has been filled by then, also print the decoding rate. An interrupt ends such an answer, and keeps its text."""
     said: list[str] = []
     first_s = 0.0
     with _writer() as put:
@@ -148,7 +148,7 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
                 said.append(piece)
                 put(piece)
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():
+            if usage is None:
                 raise
     if usage and (num_tokens := usage["completion_tokens"]) > 1:
         # not counting the first token, which the prefill of the prompt yields

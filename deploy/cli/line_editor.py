@@ -40,21 +40,30 @@ def _write(file: Path) -> None:
 
 
 def ask() -> str | None:
-    """Read the next message, of one or several lines. Return None at the end of input."""
-    try:
-        line = input(PROMPT)
-        if line.lstrip().startswith(BLOCK):
-            return _block(line.lstrip().removeprefix(BLOCK))
-        while line.endswith("\\"):
-            line = f"{line[:-1]}\n{input(CONTINUED)}"
-        return line
-    except EOFError:
-        print()  # begin a new line, on which the shell writes its prompt
-        return None
-    except KeyboardInterrupt:
-        print()
-        errors.print("Ctrl-D leaves", style="dim")
-        return ""
+    """Read the next message, of one or several lines. Return None at the end of input. An interrupt gives up the line; a second one in a
+    row raises KeyboardInterrupt."""
+    is_second = False
+    while True:
+        try:
+            return _message()
+        except EOFError:
+            print()  # begin a new line, on which the shell writes its prompt
+            return None
+        except KeyboardInterrupt:
+            print()
+            if is_second:
+                raise
+            is_second = True
+            errors.print("Ctrl-C again or Ctrl-D leaves", style="dim")
+
+
+def _message() -> str:
+    line = input(PROMPT)
+    if line.lstrip().startswith(BLOCK):
+        return _block(line.lstrip().removeprefix(BLOCK))
+    while line.endswith("\\"):
+        line = f"{line[:-1]}\n{input(CONTINUED)}"
+    return line
 
 
 def _block(first: str) -> str:

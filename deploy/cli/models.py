@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from datetime import datetime
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from deploy.cli.output import answers, errors, stages
 from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
 from deploy.client import ServerFault
 from deploy.secrets import hub_token, take_secrets
-from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS
+from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, model_spec
 from runtime.launch import command
 from runtime.units import in_units
 
@@ -46,11 +47,23 @@ def pull(source: Wanted) -> None:
     from deploy.model_loading import origins
 
     token = hub_token(take_secrets(os.environ))
-    missing = in_units(origins.missing_bytes(source, token))
-    with stages(source) as show:
-        show(f"fetch {missing}", 0.0)
-        path = origins.download(source, lambda fraction: show(f"fetch {missing}", fraction), token)
-    answers.print(f"{source} is in {path}", highlight=False, soft_wrap=True)
+    _fetch(source, token)
+    answers.print(f"{source} is in {origins.download(source, hub_token=token)}", highlight=False, soft_wrap=True)
+
+
+def _fetch(source: str, token: str | None) -> None:
+    """Download a model in a process of its own: an interrupt ends it at once, while the library of the hub would first finish the files
+    that it has begun. The next download continues."""
+    from deploy.library import Downloads
+
+    async def fetched() -> None:
+        with stages(source) as show:
+            async with aclosing(Downloads(token).pull(source)) as parts:
+                async for part in parts:
+                    if part.total_bytes:
+                        show(f"fetch {in_units(part.total_bytes)}", part.completed_bytes / part.total_bytes)
+
+    asyncio.run(fetched())
 
 
 def ls(as_json: AsJson = False, available: Annotated[bool, typer.Option(help="List the models that have short names.")] = False) -> None:
@@ -142,35 +155,40 @@ def run(
       relaxserve run Qwen/Qwen2.5-0.5B-Instruct --quantize int8
     """
     from deploy.cli.chat import chat
+    from deploy.model_loading.locate import is_here
 
+    if not is_here(source := model_spec(model).source):
+        _fetch(source, hub_token(os.environ))
     form = {"--quantize": quantize, "--max-context": max_context}
     options = [part for name, value in form.items() if value is not None for part in (name, str(value))]
-    with _serving([model, *options]) as url:
+    with _serving(model, options) as url:
         chat(question, None, system, max_tokens, temperature, seed, mcp, yes, url=url, key=None)
 
 
 @contextmanager
-def _serving(arguments: list[str]) -> Generator[str]:
+def _serving(model: str, options: list[str]) -> Generator[str]:
     """Start a server and yield its address; stop the server at the end. Settings in the environment are for other servers. They
     are removed, so that this server needs no key and stores no state."""
     others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
     environment = {name: value for name, value in os.environ.items() if name not in others}
     # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
-    words = [*SERVE, *arguments, "--port", "0"]
+    words = [*SERVE, model, *options, "--port", "0", "--log-level", "warning"]
     server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        yield _address(server)
+        yield _address(server, model)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
 
 
-def _address(server: subprocess.Popen[str]) -> str:
-    """Return the server's address once the model is loaded. Until then, show what the server prints."""
+def _address(server: subprocess.Popen[str], model: str) -> str:
+    """Return the server's address once the model is loaded. Until then, show that it loads, and what the server warns of."""
     assert server.stderr is not None
-    for line in server.stderr:
-        if found := READY.search(line):
-            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
-            return found[1]
-        errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
+    with stages(model) as show:
+        show("load", 0.0)
+        for line in server.stderr:
+            if found := READY.search(line):
+                threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
+                return found[1]
+            errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
     raise ServerFault("the server ended before the model was ready; the lines above give the reason")

@@ -19,13 +19,18 @@ from server.models.state import ModelSpec
 CONFIG = "config.json"
 CT2 = "model.bin"  # the weights in the format of CTranslate2
 SNAPSHOTS = "snapshots"  # the folder of the hub's cache that has a folder for each downloaded commit of a repository
-READ = (".json", ".safetensors", ".gguf", ".jinja")  # suffixes of the files that loading reads
+READ = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt")  # suffixes of the files that loading reads
 
 
 def locate(source: str, report: Callable[[float], None] = origins.unwatched, hub_token: str | None = None) -> Path:
     """Return the model's folder or its GGUF file. Call `report` with the completed fraction of a download."""
     path = _here(source)
     return _folder_or_gguf(_downloaded(source, report, hub_token) if path is None else path)
+
+
+def is_here(source: str) -> bool:
+    """Return whether a source names files on this machine. Downloads from the hub count as absent: they may be incomplete."""
+    return _here(source) is not None
 
 
 def _downloaded(source: str, report: Callable[[float], None], hub_token: str | None) -> Path:

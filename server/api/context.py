@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from server.metrics import Metrics, ModelSeries
 from server.models.model import Loaded, Model
 from server.models.registry import Registry
 from server.models.visible import VisibleModels
+from server.open_values import new_hex
 from server.settings import ServerSettings
 
 
@@ -77,4 +77,4 @@ def caller(request: Request) -> Caller:
 
 def answer_id(prefix: str, asked: str | None) -> str:
     """Return the id of an answer: the prefix, then the id that the request asked for or a random one."""
-    return f"{prefix}-{asked or secrets.token_hex(12)}"
+    return f"{prefix}-{asked or new_hex(prefix, 12)}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from server.constraints.compile_slots import CompileSlots
 from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
-from server.constraints.lazy import LazyMatcher
+from server.constraints.lazy import FirstGrammar, LazyMatcher
 from server.constraints.matcher import ConstraintError, Matcher
 from server.constraints.process.wire import GrammarSettings, Source
 from server.constraints.process.zygote import Zygote
@@ -62,11 +62,13 @@ class ConstraintCompiler:
     def open(self, constraint: Constraint, token_ids: Sequence[int] = (), *, salt: str = "", key: str = "") -> Matcher:
         """Return a matcher for a sequence that has the tokens `token_ids` already. If the constraint is faulty, the matcher's `poll` raises
         the error. Only requests with the same salt share a compiled grammar; API keys take turns at compiling."""
-        grammar = self._grammar(constraint, constraint.source, salt, key)
         if constraint.trigger is None:
-            return IsolatedMatcher(grammar, token_ids)
-        grammars = [grammar, self._grammar(constraint, constraint.fallback, salt, key)] if constraint.fallback else [grammar]
-        return LazyMatcher(grammars, constraint.trigger, self._settings.vocab_size, token_ids)
+            return IsolatedMatcher(self._grammar(constraint, constraint.source, salt, key), token_ids)
+        marked, plain = (
+            FirstGrammar([self._grammar(constraint, source, salt, key) for source in sources if source])
+            for sources in ((constraint.source, constraint.fallback), (constraint.plain, constraint.plain_fallback))
+        )
+        return LazyMatcher(marked, plain, constraint.trigger, self._settings.vocab_size, token_ids)
 
     def close(self) -> None:
         self._zygote.close()

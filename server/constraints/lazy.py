@@ -1,4 +1,4 @@
-"""A lazy constraint. It applies from its trigger token until its grammar is complete; all other text is unconstrained.
+"""A lazy constraint. It applies from its trigger until its grammar is complete; all other text is unconstrained.
 
 A lazy constraint helps the model to write optional tool calls correctly; no client demands it. So it never fails a request: if it cannot be
 compiled or followed, the text is unconstrained.
@@ -19,16 +19,45 @@ from server.constraints.tool_selection import ToolSelection
 from server.messages import Trigger
 
 
-class LazyMatcher(Matcher):
-    """Follows a sequence that is unconstrained until the trigger token. After the trigger, the model first selects one of the offers, if
-    there are any; then the grammar applies. The matcher is never complete: more text may always follow."""
+class FirstGrammar:
+    """The first of several grammars that can be compiled."""
 
-    def __init__(self, grammars: Sequence[Grammar], trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
-        self._grammars = deque(grammars)  # the first grammar that can be compiled applies; if there is none, the text is unconstrained
+    def __init__(self, grammars: Sequence[Grammar]) -> None:
+        self._grammars = deque(grammars)
+        self._is_compiled = False
+
+    def poll(self) -> bool:
+        """Return whether the grammar is compiled, or none can be."""
+        while self._grammars and not self._is_compiled:
+            try:
+                if not self._grammars[0].poll():
+                    return False
+                self._is_compiled = True
+            except ConstraintError:
+                self._grammars.popleft()
+        return True
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self._grammars[0] if self._grammars else None
+
+
+class LazyMatcher(Matcher):
+    """Follows a sequence that is unconstrained until a trigger. After the trigger token, the model first selects one of the offers, if
+    there are any; then the grammar `marked` applies. After the beginning of a call in plain JSON, the grammar `plain` applies. Where no
+    grammar can be compiled, the text is unconstrained. The matcher is never complete: more text may always follow."""
+
+    def __init__(self, marked: FirstGrammar, plain: FirstGrammar, trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
+        self._marked = marked
+        self._plain = plain
         self._is_compiled = False
         self._trigger = trigger
         self._vocab_size = vocab_size
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
+        self._beginnings: dict[int, list[tuple[int, ...]]] = {}  # of calls in plain JSON, by last token
+        for beginning in trigger.plain:
+            self._beginnings.setdefault(beginning[-1], []).append(beginning)
+        self._tail: deque[int] = deque(maxlen=max(map(len, trigger.plain), default=0))  # the last unconstrained tokens
         self._thinks = trigger.is_open
         self._at_start = True
         self._unread = deque(token_ids)  # tokens that were not read yet, because the grammar is late
@@ -45,13 +74,10 @@ class LazyMatcher(Matcher):
         return self._begun is not None and self._begun.has_mask
 
     def poll(self) -> bool:
-        while not self._is_compiled:
-            try:
-                if self._grammars and not self._grammars[0].poll():
-                    return False
-                self._is_compiled = True
-            except ConstraintError:
-                self._grammars.popleft()
+        if not self._is_compiled:
+            self._is_compiled = all([self._marked.poll(), self._plain.poll()])
+            if not self._is_compiled:
+                return False
         if self._begun is not None:
             self._follow(self._begun.poll)
         self._read()
@@ -138,15 +164,31 @@ class LazyMatcher(Matcher):
             self._thinks = token_id != self._trigger.close_id
         elif self._at_start and token_id == self._trigger.open_id:
             self._thinks = True  # a think block comes first or not at all, as in the parser of answers
-        elif token_id == self._trigger.token_id and self._grammars:
-            self._begin()
+        else:
+            self._read_trigger(token_id)
         self._at_start = False
 
-    def _begin(self) -> None:
-        if self._offers:
-            self._selection = ToolSelection(self._offers)
-        else:
-            self._begun = IsolatedMatcher(self._grammars[0])
+    def _read_trigger(self, token_id: int) -> None:
+        if token_id == self._trigger.token_id:
+            if self._offers and self._marked.grammar is not None:
+                self._selection = ToolSelection(self._offers)
+            else:
+                self._begin(self._marked, [])
+            return
+        self._tail.append(token_id)
+        tail = tuple(self._tail)
+        found = (beginning for beginning in self._beginnings.get(token_id, ()) if tail[-len(beginning) :] == beginning)
+        if (beginning := next(found, None)) is not None:
+            self._begin(self._plain, beginning)
+
+    def _begin(self, first: FirstGrammar, token_ids: Sequence[int]) -> None:
+        """Begin a grammar with tokens that are drawn already."""
+        self._tail.clear()
+        if first.grammar is None:
+            return
+        begun = self._begun = IsolatedMatcher(first.grammar)
+        if token_ids:
+            self._follow(lambda: begun.advance(token_ids))
 
     def _say(self, selection: ToolSelection, token_id: int) -> None:
         if self.refuses(token_id):
@@ -155,8 +197,7 @@ class LazyMatcher(Matcher):
         selection.say(token_id)
         if selection.is_made:
             self._selection = None
-            begun = self._begun = IsolatedMatcher(self._grammars[0])
-            self._follow(lambda: begun.advance(selection.draft))
+            self._begin(self._marked, selection.draft)
 
     def _follow(self, step: Callable[[], object]) -> None:
         """Advance the grammar by `step`. Later text is unconstrained once the grammar is complete, or if it does not allow a token. An

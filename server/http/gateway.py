@@ -34,6 +34,7 @@ from server.http.proxies import Proxies
 from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
+from server.open_values import HEADER, OPEN, given
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class Gateway:
         record.is_probe = record.path in QUIET
         record.client = self._proxies.client((scope.get("client") or ("",))[0], headers.get("x-forwarded-for", ""))
         expects = headers.get("if-match", "").strip().strip('"')
+        values = given(headers.get(HEADER, ""), self._settings.ingress_key)
+        OPEN.set(values)
         exchange = Exchange()
         use: KeyUse | None = None  # what the key has used of its rates, if it has any
         has_begun = False
@@ -97,6 +100,8 @@ class Gateway:
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())
+                if values is not None:
+                    added[HEADER] = record.fingerprint  # tells the ingress that the values were taken, and what may continue the answer
                 if self._is_leaving():
                     added["connection"] = "close"
             await send(message)

@@ -27,6 +27,7 @@ from server.settings import ServerSettings
 MAX_HEADERS = 128
 MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond them
 HEAD_END = b"\r\n\r\n"
+HALF_CLOSED = "relaxserve.half_closed"  # in the scope of a request: an event, set once the client has stopped sending
 PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
@@ -74,7 +75,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._waits_for_turn = False
         self._is_fresh = True  # the request did not wait for an earlier answer
         self._is_reading = True
-        self._at_eof = False
+        self._eof = asyncio.Event()  # the client has closed its sending half
         self._num_lingering_bytes = 0
         self._is_refused = False
         self._header_timer: asyncio.TimerHandle | None = None
@@ -115,7 +116,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn returns None and closes
         """Return whether to keep the connection open to send pending answers. The client has closed its sending half, or both halves: TCP
         does not tell which."""
-        self._at_eof = True
+        self._eof.set()
         if self.transport.get_extra_info("ssl_object") is not None or self.is_lingering:
             self.transport.close()  # sends the delayed end of an answer first; asyncio would close its own transport without it
             return False
@@ -126,9 +127,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _probe(self) -> None:
         """Write to a client whose end cannot be seen: it has stopped sending, or it has sent so much that reading is paused. If it has
-        stopped reading too, it resets the connection. Streams need no such writes, because they write often."""
+        stopped reading too, it resets the connection. An answer that has begun writes itself: a silent stream writes heartbeats."""
         self._probe_timer = None
-        if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._at_eof):
+        if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._eof.is_set()):
             return
         if self.cycle.scope["http_version"] == "1.0":  # HTTP/1.0 has no interim answers
             self._probe_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
@@ -141,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Return whether the connection stays open to read what the client still sends. Closing it at once would reset it, and a reset may
         destroy the answer on its way."""
         is_sending = bool(self._received) or self._body is not None or self._is_refused
-        if self.is_lingering or self._at_eof or self._socket.is_closing() or not is_sending:
+        if self.is_lingering or self._eof.is_set() or self._socket.is_closing() or not is_sending:
             return False
         self._outgoing.flush()
         self.is_lingering = True
@@ -182,7 +183,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def wait_for_turn(self) -> None:
         """Continue with the received bytes after other connections had their turns."""
-        if (self._received or self._at_eof) and not self._waits_for_turn:
+        if (self._received or self._eof.is_set()) and not self._waits_for_turn:
             self._waits_for_turn = True
             self.turns.add(self._take_turn, is_fresh=False)
 
@@ -206,7 +207,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 break
         if self.transport.is_closing():
             return
-        if self._at_eof and not (self._waits_for_turn or self._is_blocked):
+        if self._eof.is_set() and not (self._waits_for_turn or self._is_blocked):
             self.transport.close()
             return
         self._read(len(self._received) < MAX_UNREAD_BYTES)
@@ -282,6 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise ApiError(TOO_MANY_CONNECTIONS, f"all {self.held.most} connections of this server are busy; retry later")
         self.held.works(self)
         super().on_headers_complete()
+        self.cycle.scope[HALF_CLOSED] = self._eof  # type: ignore[typeddict-unknown-key]  # an entry of our own
         if version == "1.0":
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False

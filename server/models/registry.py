@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -32,6 +32,7 @@ from server.errors import (
 from server.interfaces import LoadError
 from server.messages import Ready
 from server.metrics import ENGINE, Metrics
+from server.models.aliases import Aliases, names_like
 from server.models.budget import Budget
 from server.models.library import Library
 from server.models.model import (
@@ -60,7 +61,7 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-LATEST = ":latest"
+MUCH_LARGER = 1.25  # weights that take so many times the bytes of the model's files are worth a line
 
 
 class Registry:
@@ -94,15 +95,15 @@ class Registry:
         self.closing = False
         self._is_open = False
         self._identify = identify
-        self._is_cached = is_cached
+        self.is_cached = is_cached
         self._initial = initial
         self._starting: list[Operation] = []
         self._models: dict[str, Model] = {}
         self._replacements = Replacements()
         self._retiring: set[asyncio.Task[None]] = set()
-        self._aliases: dict[str, str] = {}
-        self._presets: dict[str, Defaults] = {}  # the defaults of aliases that have their own
+        self._aliases = Aliases(self._models)
         self._saved = SavedModels(settings.state_file)
+        self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
@@ -126,7 +127,7 @@ class Registry:
                 del saved[alias]
                 self._saved.drop(alias)
         specs = [*{**saved, **given}.values()]
-        cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self._is_cached(spec)})
+        cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self.is_cached(spec)})
         for spec in sorted(specs, key=lambda spec: spec.name not in cached):
             self._starting.append(await self._load_or_fail(spec))
 
@@ -148,8 +149,9 @@ class Registry:
             task.cancel()
         stops = [model.loaded.worker.stop() for model in self._models.values() if model.loaded is not None]
         await asyncio.gather(*stops, self._replacements.close(), return_exceptions=True)
+        for name in list(self._models):
+            self._aliases.forget(name)
         self._models.clear()
-        self._aliases.clear()
 
     @property
     def ready(self) -> bool:
@@ -167,7 +169,7 @@ class Registry:
         return list(self._models.values())
 
     def aliases(self) -> dict[str, str]:
-        return dict(self._aliases)
+        return self._aliases.owners()
 
     def failed(self) -> list[Operation]:
         """Return the last load of each model that failed to load, while that operation is remembered."""
@@ -176,9 +178,9 @@ class Registry:
 
     def find(self, name: str) -> Model:
         """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag."""
-        model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
+        model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.owner(one) or one)) is not None), None)
         if model is None:
-            loaded = ", ".join(sorted((*self._models, *self._aliases))) or "none"
+            loaded = ", ".join(sorted((*self._models, *self._aliases.owners()))) or "none"
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
         return model
 
@@ -208,11 +210,11 @@ class Registry:
         """Begin a load, or return the running load of this model. A loaded model is loaded again if its source has changed.
         `swap`: once the model is ready, unload models that lose their last alias to it."""
         known = self._models.get(spec.name)
-        is_cached = await asyncio.to_thread(self._is_cached, spec)
+        is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down")
-        if owner := self._aliases.get(spec.name) or self._will_be_called(spec.name):
+        if owner := self._aliases.owner(spec.name) or self._will_be_called(spec.name):
             raise ApiError(MODEL_EXISTS, f"name {spec.name!r} is an alias of model {owner!r}; choose another name", param="name")
         for alias in spec.aliases:
             if alias in self._models or alias == spec.name:
@@ -268,18 +270,13 @@ class Registry:
             self._take_aliases(model, asked.aliases)
             self._save()
 
-    def _take_aliases(self, model: Model, aliases: Iterable[str]) -> None:
+    def _take_aliases(self, model: Model, aliases: Sequence[str]) -> None:
         """Point aliases at a ready model. If `model.swaps` is set, unload models that lost their last alias."""
-        owners = dict.fromkeys(self._aliases[alias] for alias in aliases if alias in self._aliases)
-        for alias in aliases:
-            if self._aliases.get(alias) != model.spec.name:
-                self._drop_preset(alias)
-        self._aliases.update((alias, model.spec.name) for alias in aliases)
-        for name in owners if model.swaps else ():
-            if name != model.spec.name and not self.aliases_of(name):
-                task = asyncio.create_task(self._retire(name))
-                self._retiring.add(task)
-                task.add_done_callback(self._retiring.discard)
+        bereft = self._aliases.point(aliases, model.spec.name)
+        for name in bereft if model.swaps else ():
+            task = asyncio.create_task(self._retire(name))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
 
     async def _retire(self, name: str) -> None:
         """Unload a replaced model once its running requests have finished."""
@@ -304,7 +301,7 @@ class Registry:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
-            presets = model.spec.presets if replaces is None else self._presets_of(name)
+            presets = model.spec.presets if replaces is None else self._aliases.presets_of(name)
             variants = {alias: await self._starter.variant(loaded, spec, own) for alias, own in presets.items()}
             if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                 await self._prove(name, loaded)
@@ -331,8 +328,7 @@ class Registry:
         if replaces is not None:
             self._switch(replaces, model)
         self._take_aliases(model, model.spec.aliases)
-        self._presets.update(presets)
-        loaded.variants = variants
+        self._aliases.adopt(presets, variants, loaded)
         self._save()
         operation.end(OperationState.SUCCEEDED)
         self.publications.begin(model.spec)
@@ -350,6 +346,10 @@ class Registry:
             log.info("%s samples by default with %s", name, loaded.sampling_note)
         if loaded.defaults.given:
             log.info("%s has defaults for requests: %s", name, loaded.defaults.note)
+        least_bytes = self._weigh(msgspec.structs.replace(spec, quantize="auto"))
+        if spec.quantize != "auto" and loaded.ready.weights_bytes > MUCH_LARGER * least_bytes > 0:
+            taken, least = in_units(loaded.ready.weights_bytes), in_units(least_bytes)
+            log.info("%s: its weights take %s as %s; auto keeps the numbers of its files, about %s", name, taken, spec.quantize, least)
         if loaded.ready.context_note:
             log.info("%s: %s", name, loaded.ready.context_note)
         if loaded.ready.embedding_note:
@@ -378,7 +378,7 @@ class Registry:
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
-        if (owner := self._aliases.get(name)) is not None:
+        if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
                 NAME_IS_ALIAS,
                 f"{name!r} is an alias of model {owner!r}; unload {owner!r}, or remove the alias at /admin/aliases/{name}",
@@ -411,27 +411,17 @@ class Registry:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
         alias, which win over those of `name`. Raise LoadError if a default cannot be used."""
         model, loaded = self._may_be_called(alias, name)
-        preset = (own or Defaults()).over(next((self._presets[one] for one in names_like(name) if one in self._presets), Defaults()))
+        preset = (own or Defaults()).over(self._aliases.preset_of(name))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
         await require_answer(model.spec.name, loaded, probe)
         model, now = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile
         if now is not loaded:
             raise ApiError(MODEL_BUSY, f"model {name!r} was replaced meanwhile; send the request again", param="model")
-        self._drop_preset(alias)
-        self._aliases[alias] = model.spec.name
+        self._aliases.remove(alias)
+        self._aliases.point([alias], model.spec.name)
         if variant is not None:
-            self._presets[alias] = preset
-            loaded.variants[alias] = variant
+            self._aliases.adopt({alias: preset}, {alias: variant}, loaded)
         self._save()
-
-    def _presets_of(self, name: str) -> dict[str, Defaults]:
-        return {alias: own for alias, own in self._presets.items() if self._aliases.get(alias) == name}
-
-    def _drop_preset(self, alias: str) -> None:
-        self._presets.pop(alias, None)
-        for model in self._models.values():
-            if model.loaded is not None:
-                model.loaded.variants.pop(alias, None)
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         if alias in self._models:
@@ -450,9 +440,8 @@ class Registry:
             raise
 
     def remove_alias(self, alias: str) -> None:
-        if self._aliases.pop(alias, None) is None:
+        if not self._aliases.remove(alias):
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist; see /admin/aliases", param="alias")
-        self._drop_preset(alias)
         self._save()
 
     def _forget(self, model: Model) -> None:
@@ -460,17 +449,17 @@ class Registry:
             return  # the names stay with the model that is still served
         del self._models[model.spec.name]
         self.publications.end(model.spec.name)
-        self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
-        self._presets = {alias: own for alias, own in self._presets.items() if alias in self._aliases}
+        self._aliases.forget(model.spec.name)
 
     def _save(self) -> None:
         loaded = [model.spec for model in self._models.values() if model.state is ModelState.READY]
         self._saved.write(
-            msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name), presets=self._presets_of(spec.name)) for spec in loaded
+            msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name), presets=self._aliases.presets_of(spec.name))
+            for spec in loaded
         )
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
-        return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))
+        return self._aliases.of(name)
 
     # --- metrics -------------------------------------------------------------------------------------------------------
 
@@ -482,8 +471,3 @@ class Registry:
         self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
         for stage, spent_s in model.operation.stages.items():
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
-
-
-def names_like(name: str) -> tuple[str, str]:
-    """Return a name as a request has it, and without the tag that Ollama's clients add."""
-    return name, name.removesuffix(LATEST)

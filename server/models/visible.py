@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from server.errors import MISSING_FIELD, MODEL_NOT_FOUND, ApiError
 from server.http.keys import KeyLimits
+from server.models.aliases import names_like
 from server.models.model import Loaded, Model
-from server.models.registry import Registry, names_like
+from server.models.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

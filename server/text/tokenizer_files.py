@@ -9,7 +9,7 @@ ModelFilesError        a file is missing, damaged or not understood; a ValueErro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
@@ -35,14 +35,21 @@ FILES = (
     "additional_chat_templates/tool_use.jinja",
     DEFAULTS,
 )
-# Files from which transformers can make a tokenizer.json. They do not say how a text is split into words.
-OTHERS = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
 MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ModelFilesError(ValueError):
     """Raised for a file of the model directory that cannot be used."""
+
+
+def missing(why: str = "") -> ModelFilesError:
+    """Return the error of a folder without tokenizer.json. `why`: why the files that are there cannot replace it."""
+    beside = f", and {why}" if why else ""
+    return ModelFilesError(
+        f"tokenizer.json is missing{beside}. Download it, or let transformers write it once: "
+        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+    )
 
 
 class _AddedToken(msgspec.Struct):
@@ -65,21 +72,15 @@ class _Vocabulary(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     contents: Mapping[str, bytes]  # by the names in FILES; only tokenizer.json is required
-    others: tuple[str, ...] = ()  # names of files in formats of other tokenizers
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:
-        contents = {name: read_file(file) for name in FILES if lexists(file := Path(path) / name)}
-        return cls(contents, tuple(name for name in OTHERS if (Path(path) / name).exists()))
+        return cls(read_files(Path(path), FILES))
 
     def tokenizer(self) -> bytes:
         """Return the content of tokenizer.json."""
         if TOKENIZER not in self.contents:
-            beside = f", and {' and '.join(self.others)} cannot replace it" if self.others else ""
-            raise ModelFilesError(
-                f"tokenizer.json is missing{beside}. Download it, or let transformers write it once: "
-                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-            )
+            raise missing()
         return self.contents[TOKENIZER]
 
     def untruncated(self) -> str:
@@ -150,6 +151,11 @@ class TokenizerFiles:
             return msgspec.json.decode(self.tokenizer(), type=type_)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
+
+
+def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the contents of those files that are in a folder."""
+    return {name: read_file(file) for name in names if lexists(file := folder / name)}
 
 
 def read_file(file: Path) -> bytes:

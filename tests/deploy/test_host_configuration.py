@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from posixpath import normpath
 from urllib.parse import unquote
 
 import httpx
+import jsonschema_rs
 import pytest
 import yaml
 
@@ -20,7 +22,7 @@ from deploy.settings import PREFIX, SETTINGS, num_bytes
 from runtime.flags import SWITCHES
 from server.http.auth import Access, access_of
 from server.settings import ServerSettings
-from tests.debian import program
+from tests.debian import file, program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = (DEPLOY / "nginx" / "nginx.conf").read_text()
@@ -132,6 +134,14 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 # --- compose -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_of_compose_is_in_its_schema() -> None:
+    """The schema is that of Compose's specification, which Debian's package of docker-compose brings."""
+    schema = json.loads(file("lib/python3/dist-packages/compose/config/compose_spec.json").read_text())
+    compose = jsonschema_rs.validator_for(schema)
+    assert [problem.message for problem in compose.iter_errors(yaml.safe_load(COMPOSE))] == []
+    assert not compose.is_valid({"services": {"a": {"image": "x", "mem_limt": "1g"}}})
 
 
 def test_every_container_has_limits() -> None:

@@ -27,6 +27,7 @@ SAMPLES = {
     "log_format": "json",
     "kv_events": "tcp://*:5557",
     "kv_events_replay": "tcp://127.0.0.1:5558",
+    "ingress_key": "an-ingress-key-of-tests",
     "otlp_traces_endpoint": "http://collector:4318/v1/traces",
 }
 

@@ -44,7 +44,7 @@ def requirements(extras: list[str]) -> list[str]:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_all_dependencies_are_pinned(python: str, machine: str) -> None:
     pins = {canonicalize_name(entry[1]): entry[2] for entry in ENTRY.finditer(CONSTRAINTS)}
-    asked = [(Requirement(text), "") for text in requirements(["hub", "otel", "fleet", "test", "clients", "reach", "cuda"])]
+    asked = [(Requirement(text), "") for text in requirements(["hub", "otel", "fleet", "ray", "test", "clients", "reach", "cuda"])]
     seen: set[tuple[str, frozenset[str]]] = set()
     while asked:
         requirement, extra = asked.pop()
@@ -68,7 +68,7 @@ def test_an_unknown_extra_is_refused() -> None:
 
 
 def test_a_requirement_is_one_word_for_the_shell() -> None:
-    assert [text for text in requirements(["hub", "otel", "fleet", "test", "clients", "reach", "cuda"]) if text.split() != [text]] == []
+    assert [text for text in requirements(["hub", "otel", "fleet", "ray", "test", "clients", "reach", "cuda"]) if text.split() != [text]] == []
 
 
 def calls(path: Path) -> list[str]:
@@ -85,7 +85,7 @@ def test_each_call_of_pip_demands_hashes() -> None:
     """The project itself has no hash; pip then neither looks for nor installs anything else."""
     found = {path.name: calls(path) for path in SCRIPTS}
     assert {name: len(commands) for name, commands in found.items() if commands} == {
-        "Makefile": 10,
+        "Makefile": 11,
         "aarch64.sh": 1,
         "cpu.Dockerfile": 5,
         "cuda.Dockerfile": 4,

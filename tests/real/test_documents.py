@@ -14,18 +14,49 @@ from tests.real.conftest import file_of
 
 pytestmark = pytest.mark.xdist_group("documents")
 
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-SHOWN = re.compile(r"^    ((?:taskset -c \S+ )?relaxserve (?:serve|run)\b[^#\n]*)", re.MULTILINE)
-COMMANDS = sorted({command.strip() for text in PAGES.values() for command in SHOWN.findall(text)})
-# Commands that other tests cover: the command's distinctive part, and the test.
-COVERED = {
+NAMES = ("README.md", "CONTRIBUTING.md", "docs/*.md")
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for name in NAMES for path in sorted(ROOT.glob(name))}
+PROGRAMS = "relaxserve|make|docker|kubectl|pipx|taskset|curl|codex|claude|export|[A-Z_]+=\\S+"
+SHOWN = re.compile(rf"^    ((?:{PROGRAMS}) .*(?:\\\n.*)*|(?:{PROGRAMS}))$", re.MULTILINE)
+ALL = sorted({re.sub(r" +# .*$", "", command) for text in PAGES.values() for command in SHOWN.findall(text)})
+SERVED = re.compile(r"(?:taskset -c \S+ )?relaxserve (?:serve|run)\b")
+# What runs the other commands, by their distinctive parts: a test, or the reason why none does.
+ELSEWHERE = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",
-    "./whisper-base": "tests/e2e/test_speech.py",
+    "serve ./whisper-base": "tests/e2e/test_speech.py",
     "--mcp servers.json": "tests/real/test_mcp.py",
+    "relaxserve chat --mcp": "tests/deploy/cli/test_tool_turns.py",
+    "--mcp-server": "tests/server/api/openai/test_mcp.py",
     "--kv-events": "tests/server/fleet",
+    "/v1/audio/transcriptions": "tests/server/api/speech",
+    "--target web": "tests/deploy/export/test_web.py",
+    "--target riscv64-linux": "tests/deploy/export/test_c.py",
+    "relaxserve launch": "tests/deploy/cli/test_launch.py",
+    "relaxserve pull": "tests/deploy/model_loading/test_packages.py::test_commands_know_the_names",
+    "pipx install": "tests/deploy/test_wheel.py::test_the_demo_is_served_amid_packages_of_the_same_names",
+    "kubectl apply": "tests/deploy/kubernetes/test_manifests.py::test_kubectl_builds_it",
+    "docker compose": "tests/deploy/test_host_configuration.py::test_the_file_of_compose_is_in_its_schema",
+    "make serve": "make itself: CI sets up by it",
+    "make setup": "make itself: CI sets up by it",
+    "make check": "the command that runs tests",
+    "make test": "the command that runs tests",
+    "make pytest": "the command that runs tests",
+    "make gpu-day": "tests/lab/gpu_day",
+    "docker build": "it needs an engine for containers; tests/docker checks what goes into the image",
+    "docker run": "it needs an engine for containers",
+    "kubectl create": "it needs a cluster",
+    "codex -c": "the agent is no dependency: `python -m tests.lab agents` installs and runs it",
+    "claude": "the agent is no dependency: `python -m tests.lab agents` installs and runs it",
+    "export ": "the variables of agents, which `python -m tests.lab agents` sets",
 }
+COMMANDS = [command for command in ALL if SERVED.match(command)]
 MODELS = ("~/models/Qwen2.5-0.5B-Instruct", "qwen2.5-coder-1.5b", "qwen2.5-coder", "qwen3-coder.gguf", "smollm2")
+# What docs/operations.md shows for kept requests; FILE is the file of the server.
+KEPT = (
+    """curl -X PUT http://127.0.0.1:8000/admin/kept_requests -H 'Content-Type: application/json' -d '{"of": ["key=website"]}'""",
+    "relaxserve replay FILE --url http://127.0.0.1:8001",
+)
 QUESTION = "What is the capital of France?"
 KEYS = {"api-keys": "sk-of-a-client", "admin-keys": "sk-of-an-admin", "keys.txt": "sk-of-a-client"}
 
@@ -49,19 +80,28 @@ def adapted(command: str) -> list[str]:
     return re.sub(r"-c \S+ relaxserve", f"-c {cores} relaxserve", command).split(" ")
 
 
-def test_the_documents_show_commands() -> None:
-    assert len([command for command in COMMANDS if not any(part in command for part in COVERED)]) >= 6
-    assert all(any(part in command for command in COMMANDS) for part in COVERED)
+def elsewhere(command: str) -> list[str]:
+    return [part for part in ELSEWHERE if part in command]
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("relaxserve run")])
+def test_every_shown_command_is_run_or_says_why_not() -> None:
+    here = {command for command in COMMANDS if not elsewhere(command)} | {command for command in ALL if command in KEPT}
+    assert len(here) >= 10 and set(KEPT) <= set(ALL)
+    assert [command for command in ALL if command not in here and not elsewhere(command)] == []
+    assert [part for part in ELSEWHERE if not any(part in command for command in ALL)] == []
+    for place in (place for place in ELSEWHERE.values() if place.startswith("tests/")):
+        file, _, name = place.partition("::")
+        assert (ROOT / file).exists() and (not name or f"def {name}(" in (ROOT / file).read_text()), place
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("relaxserve run") and not elsewhere(one)])
 def test_a_conversation_begins_with_one_command(command: str, environment: dict[str, str]) -> None:
     line = " ".join(adapted(command))
     done = subprocess.run(["bash", "-euc", line], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and len(done.stdout.split()) > 1, done.stderr
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if "relaxserve serve" in one and not any(part in one for part in COVERED)])
+@pytest.mark.parametrize("command", [one for one in COMMANDS if "relaxserve serve" in one and not elsewhere(one)])
 def test_a_shown_server_answers(command: str, environment: dict[str, str], tmp_path: Path) -> None:
     for name, key in KEYS.items():
         (tmp_path / name).write_text(f"{key}\n")
@@ -73,6 +113,28 @@ def test_a_shown_server_answers(command: str, environment: dict[str, str], tmp_p
             ask = ["relaxserve", "chat", QUESTION, "--temperature", "0", "--url", url]
             answer = subprocess.run(ask, env=environment, capture_output=True, text=True, timeout=300)
             assert "Paris" in answer.stdout, answer.stderr
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
+
+
+def test_kept_requests_are_repeated(environment: dict[str, str], tmp_path: Path) -> None:
+    def shell(command: str) -> str:
+        done = subprocess.run(["bash", "-euc", command], env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    file = tmp_path / "kept.jsonl"
+    words = ["relaxserve", "serve", "smollm2", "--port", "0", "--keep-requests", str(file)]
+    with subprocess.Popen(words, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url, _ = greeting(server)
+            shell(f"relaxserve chat '{QUESTION}' --url {url} --max-tokens 8")
+            restrict, replay = (command.replace("FILE", str(file)) for command in KEPT)
+            assert "key=website" in shell(restrict.replace("http://127.0.0.1:8000", url))
+            shell(f"relaxserve chat 'Name a colour.' --url {url} --max-tokens 8")
+            assert len(file.read_text().splitlines()) == 1
+            assert "equal" in shell(replay.replace("http://127.0.0.1:8001", url))
         finally:
             server.terminate()
             server.communicate(timeout=60)

@@ -19,7 +19,7 @@ from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.models.library import Library
-from server.models.model import Footprint, FormEstimate, Identify, MakeWorker
+from server.models.model import Footprint, FormEstimate, Identify, IsCached, MakeWorker, Preflight, Weigh
 from server.models.publications import Export, Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec
@@ -138,6 +138,9 @@ def _start(
     footprints: dict[str, Footprint] | None = None,
     make_worker: MakeWorker | None = None,
     identify: Identify = lambda _source: "",
+    is_cached: IsCached = lambda _spec: False,
+    preflight: Preflight | None = None,
+    weigh: Weigh = lambda _spec: 0,
     library: Library | None = None,
     forms: dict[str, list[FormEstimate]] | None = None,
     export: Export | None = None,
@@ -145,7 +148,8 @@ def _start(
 ) -> Running:
     """Start a server. A model's worker behaves as `scripts[name]` says, or else as `script` says. `footprints` are the memory estimates of
     each model's load; `forms` are the formats of each source, by the last part of its path; `identify` returns the identity of a source's
-    files, which changes when the files change; `options` are settings of the server."""
+    files, which changes when the files change; `preflight` plans loads in place of `footprints`; `weigh` estimates the bytes of weights;
+    `options` are settings of the server."""
     (folder / "models").mkdir(exist_ok=True)
     settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
     common, named = script or NullScript(), scripts or {}
@@ -156,7 +160,7 @@ def _start(
         workers[spec.name] = NullWorker(named.get(spec.name, common), progress)
         return workers[spec.name]
 
-    async def preflight(spec: ModelSpec) -> Footprint:
+    async def footprint(spec: ModelSpec) -> Footprint:
         return (footprints or {})[spec.name]
 
     async def compare_forms(source: str) -> list[FormEstimate]:
@@ -168,8 +172,10 @@ def _start(
             make_worker or make_null,
             lambda _source: tokenizer or ByteTokenizer(common.max_context),
             identify=identify,
-            preflight=None if footprints is None else preflight,
+            is_cached=is_cached,
+            preflight=footprint if preflight is None and footprints is not None else preflight,
             compare_forms=None if forms is None else compare_forms,
+            weigh=weigh,
             library=library,
             initial=initial,
             publications=Publications(settings.publish, export, folder / "web"),

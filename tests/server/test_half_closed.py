@@ -56,6 +56,26 @@ def test_half_a_request_is_not_awaited(server):
     assert b"200" not in ask_and_close_half(server, request("POST", "/v1/completions", {"prompt": "x"})[:-1])
 
 
+def test_a_silent_stream_notices_that_its_client_has_left(serve, answering):
+    """A client that leaves after it has read everything ends its half of the connection as one that only stops sending. Only writes show
+    the difference, so a stream that is half closed does not wait for its next heartbeat."""
+    server = serve(script=answering("x", prefill_s=600), heartbeat_s=600.0)
+    with server.connect() as sock:
+        sock.sendall(request("POST", "/v1/completions", {"prompt": "x", "stream": True}))
+        while b": still working" not in sock.recv(1 << 16):
+            pass  # interim answers, and the headers
+    end = time.monotonic() + 60
+    while not server.worker.aborted:
+        assert time.monotonic() < end, "the worker still writes for a client that is gone"
+        time.sleep(0.005)
+
+
+def test_a_silent_stream_that_is_half_closed_goes_on(serve, answering):
+    server = serve(script=answering("Hello", prefill_s=2.0), heartbeat_s=600.0)
+    answer = ask_and_close_half(server, request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 5, "stream": True}))
+    assert b"[DONE]" in answer and answer.count(b": still working") >= 2 and not server.worker.aborted
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_closed_everything_is_given_up(serve, answering, stream):
     server = serve(script=answering("x" * 4000, interval_s=0.05))

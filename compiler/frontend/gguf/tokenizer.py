@@ -14,16 +14,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers
 
 from compiler.frontend.errors import DamagedFile, ModelError
+from compiler.frontend.vocabulary.pieces import UNKNOWN, add_ends, merges_by_score, tokenizer_of_pieces, tokens_in_texts
+from compiler.frontend.vocabulary.words import (
+    LLAMA3_WORDS,
+    QWEN2_WORDS,
+    QWEN35_WORDS,
+    as_gpt2,
+    as_gpt2_with_single_digits,
+    by_expressions,
+)
 
-MAX_SPLIT_CHARS = 1 << 28  # maximum number of characters read to derive merges; Gemma's 262 144 pieces need 2e7
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # token types
-
-LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-QWEN35_WORDS = QWEN2_WORDS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 SEED_WORDS = QWEN2_WORDS.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 # Where upper and lower case are distinguished, a word ends where a lower-case letter precedes an upper-case letter.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -147,7 +150,7 @@ def _written(vocabulary: _Vocabulary) -> bytes:
         case "gpt2":
             tokenizer, merges = _byte_level(vocabulary), vocabulary.merges()
         case "llama":
-            tokenizer, merges = _sentencepiece(vocabulary), _merges_by_score(vocabulary)
+            tokenizer, merges = _sentencepiece(vocabulary), merges_by_score(vocabulary.ids, vocabulary.types, vocabulary.scores().tolist())
         case "gemma4":
             tokenizer, merges = _sentencepiece(vocabulary), vocabulary.merges()
         case other:
@@ -156,7 +159,7 @@ def _written(vocabulary: _Vocabulary) -> bytes:
             )
     _add_ends(tokenizer, vocabulary)
     fields = json.loads(tokenizer.to_str())
-    fields["added_tokens"] = _added_tokens(vocabulary)
+    fields["added_tokens"] = tokens_in_texts(vocabulary.ids, vocabulary.types)
     fields["model"] |= {"vocab": vocabulary.ids, "merges": merges}
     return msgspec.json.encode(fields)
 
@@ -238,14 +241,11 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     pre = vocabulary.pre
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in IGNORE_MERGES))
     if pre in PLAIN_WORDS:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = as_gpt2()
     elif pre in SINGLE_DIGITS:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        tokenizer.pre_tokenizer = as_gpt2_with_single_digits()
     elif pre in WORDS:
-        splits = [pre_tokenizers.Split(Regex(words), behavior="isolated") for words in WORDS[pre]]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        tokenizer.pre_tokenizer = by_expressions(*WORDS[pre])
     else:
         known = ", ".join(sorted((*PLAIN_WORDS, *SINGLE_DIGITS, *WORDS)))
         raise ModelError(f"tokenizer.ggml.pre is {pre!r}; known are {known}. Take the model's safetensors files instead")
@@ -264,42 +264,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
         fuse_unk=True,
         byte_fallback=True,
     )
-    tokenizer = tokenizers.Tokenizer(model)
-    has_prefix = vocabulary.flag("add_space_prefix", vocabulary.model == "llama")
-    spaces = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if has_prefix else [spaces])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
-    return tokenizer
-
-
-def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Derive merges from scores. Sentencepiece merges the two neighbours whose joined piece has the best score. So each way to split a
-    piece into two other pieces is a merge, ranked by the score of the joined piece."""
-    scores = vocabulary.scores()
-    if (work := sum(len(token) ** 2 for token in vocabulary.ids)) > MAX_SPLIT_CHARS:
-        raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
-    ids = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, id in ids.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                ranked.append((-float(scores[id]), ids[left], ids[right], left, right))
-    return [(left, right) for *_, left, right in sorted(ranked)]
-
-
-def _added_tokens(vocabulary: _Vocabulary) -> list[dict[str, Any]]:
-    """Return the tokens that are recognised in a text before it is split into words. Control tokens are special tokens."""
-    usual = {"single_word": False, "lstrip": False, "rstrip": False}
-    added: list[dict[str, Any]] = []
-    for token, id in vocabulary.ids.items():
-        special = vocabulary.types[id] in (CONTROL, UNKNOWN)
-        if token and (special or vocabulary.types[id] == USER_DEFINED):
-            # Spaces are replaced by the mark before a token that contains the mark is matched.
-            normalized = not special and "▁" in token
-            added.append({"id": id, "content": token, **usual, "normalized": normalized, "special": special})
-    return added
+    return tokenizer_of_pieces(model, has_prefix=vocabulary.flag("add_space_prefix", vocabulary.model == "llama"))
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
@@ -307,9 +272,5 @@ def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
     bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
     before = bos if vocabulary.flag("add_bos_token", by_default) else None
     after = eos if vocabulary.flag("add_eos_token", False) else None
-    ends = [(vocabulary.tokens[id], id) for id in dict.fromkeys((before, after)) if id is not None]
-    if not ends:
-        return
-    single = [vocabulary.tokens[id] for id in (before,) if id is not None] + ["$A"]
-    single += [vocabulary.tokens[id] for id in (after,) if id is not None]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)
+    begin, end = (None if id is None else (vocabulary.tokens[id], id) for id in (before, after))
+    add_ends(tokenizer, begin, end)

@@ -81,6 +81,7 @@ class Form(TypedDict):
 class Forms(TypedDict):
     object: Literal["list"]
     source: str
+    cached: bool  # a load has stored the source's program and weights
     data: Sequence[Form]
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from runtime.device.registry import NAME as DEVICE
@@ -26,7 +26,7 @@ from server.api.admin.answers import (
     OperationReports,
     Plan,
 )
-from server.api.answer.respond import json_answer
+from server.api.answer.respond import json_answer, while_connected
 from server.api.answer.sse import EventStream
 from server.api.context import Context
 from server.api.openai.models import describe, progress_of
@@ -117,12 +117,12 @@ def router(context: Context) -> APIRouter:
     registry, settings = context.registry, context.settings
 
     @routes.post("/models", responses={**gives(OperationReport, FinishedLoad, Plan), **gives(OperationReport, status=202)})
-    async def load(body: LoadBody) -> Response:
+    async def load(request: Request, body: LoadBody) -> Response:
         """Load a model. Answer 202 with an operation at once, or with `wait` answer 200 when the model is ready."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         spec = spec_of(body, registry)
         if body.dry_run:
-            return json_answer(await dry_run(spec, registry), headers=headers)
+            return json_answer(await while_connected(request, dry_run(spec, registry)), headers=headers)
         if body.swap and not body.aliases:
             raise invalid("aliases", "swap is true and aliases is empty; name the aliases that are to move to this model")
         operation = await registry.load(spec, swap=body.swap)
@@ -162,17 +162,19 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     @routes.get("/forms", responses=gives(Forms))
-    async def list_forms(source: Annotated[str, Query(min_length=1, max_length=1024)]) -> Response:
+    async def list_forms(request: Request, source: Annotated[str, Query(min_length=1, max_length=1024)]) -> Response:
         """Compare the formats in which a source can be served: bytes of the weights and rounding error. Nothing is compiled or loaded; a
-        source of the hub is downloaded first, if it is not on this machine."""
+        source of the hub is downloaded first, if it is not on this machine. `cached`: an earlier load has stored what it compiled."""
         if registry.compare_forms is None:
             raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a process that compares formats", param="source")
         try:
-            forms = await registry.compare_forms(resolve(source, settings, registry.downloads))
+            place = resolve(source, settings, registry.downloads)
+            forms = await while_connected(request, registry.compare_forms(place))
         except LoadError as error:
             raise registry.budget.as_api_error(error) from error
         data: list[Form] = [{"quantize": form.quantize, "weights_bytes": form.weights_bytes, "loss": form.loss} for form in forms]
-        listed: Forms = {"object": "list", "source": source, "data": data}
+        cached = await asyncio.to_thread(registry.is_cached, ModelSpec(source, place))
+        listed: Forms = {"object": "list", "source": source, "cached": cached, "data": data}
         return json_answer(listed)
 
     @routes.get("/models/{name:path}", responses=gives(ModelReport))

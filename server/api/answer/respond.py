@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -72,7 +72,7 @@ class Pieces(Response):
         await send({"type": "http.response.body", "body": b"" if pack is None else pack.flush(), "more_body": False})
 
 
-async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`. Cancel it if the client disconnects first."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))

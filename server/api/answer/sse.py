@@ -2,7 +2,8 @@
 
 APIs differ in how events are framed, how errors are encoded and how a stream ends: see `Framing`.
 
-A stream has one task that writes and one that watches for a disconnect. Whatever ends the stream also closes the generator of its payloads.
+A stream has one task that writes and one that watches for a disconnect. A client that stops sending may have left, which only writes to it
+can tell; from then on, heartbeats follow one another quickly. Whatever ends the stream also closes the generator of its payloads.
 A stream whose headers were sent always ends as its API requires, after an error event if there was an error.
 """
 
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import INTERNAL, SHUTTING_DOWN, ApiError
+from server.http.protocol import HALF_CLOSED, PROBE_S
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +74,17 @@ class EventStream(Response):
         self._request_id = scope["relaxserve.caller"].request_id
         writer = asyncio.ensure_future(self._write(send))
         gone = asyncio.ensure_future(_disconnect(receive))
+        half_closed = asyncio.ensure_future(_set(scope.get(HALF_CLOSED)))
+        waited, heartbeat_s = {writer, gone, half_closed}, self._heartbeat_s
         try:
             await asyncio.wait((writer, gone), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
             while not (writer.done() or gone.done()):
+                if half_closed.done():
+                    waited, heartbeat_s = {writer, gone}, min(PROBE_S, self._heartbeat_s)
                 silent_s = time.monotonic() - self._sent_s
-                if silent_s >= self._heartbeat_s or not self._started:
+                if silent_s >= heartbeat_s or not self._started:
                     await self._send(send, self._framing.heartbeat)
-                await asyncio.wait((writer, gone), timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 await writer
         except asyncio.CancelledError:
@@ -88,7 +94,7 @@ class EventStream(Response):
                 await self._send(send, self._error(ApiError(SHUTTING_DOWN, "the server stops")) + self._framing.end, more_body=False)
             raise
         finally:
-            await _end(writer, gone)
+            await _end(writer, gone, half_closed)
 
     async def _write(self, send: Send) -> None:
         payloads = self._payloads
@@ -131,3 +137,8 @@ async def _end(*tasks: asyncio.Future[None]) -> None:
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _set(event: asyncio.Event | None) -> None:
+    """Wait until an event is set. Without an event, as for requests that come from no connection, wait without end."""
+    await (event or asyncio.Event()).wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from server.api.answer.generate import Generation, Step
+from server.open_values import turn_to
 from server.text.dialects.format import AnswerRules
 from server.text.parts import Part
 
@@ -15,6 +16,7 @@ class StepParser:
     def parse(self, step: Step) -> tuple[list[Part], str | None]:
         """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`. If the
         parser needs no further tokens, abort the choice in the worker."""
+        turn_to(step.choice)
         parser, usage = self._parsers[step.choice], self._generation.usage
         reasons = parser.reasons
         parts = parser.push(step.text) if step.text else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, cast
 
@@ -12,6 +11,7 @@ from typing_extensions import TypedDict
 from server.api.answer.blocks import Block, BlockAnswer, Kind
 from server.api.answer.generate import Generation
 from server.api.request.prepare import ChatPlan
+from server.open_values import new_hex
 from server.text.parts import CallStart
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class MessageAnswer(BlockAnswer):
         self._head = b""  # JSON that precedes the text in every delta of the open block
 
     def new_id(self, kind: Kind) -> str:
-        return f"msg_{secrets.token_hex(12)}"
+        return f"msg_{new_hex('msg', 12)}"
 
     def begin(self) -> Sequence[bytes]:
         return (encode({"type": "message_start", "message": self._describe()}),)

@@ -11,10 +11,12 @@ import msgspec
 from typing_extensions import TypedDict
 
 from server.api.answer.blocks import Block, BlockAnswer, Kind
-from server.api.answer.generate import Generation
+from server.api.answer.generate import Generation, Step
+from server.api.answer.logprobs import LogprobWriter
+from server.api.answer.shapes import RankedChatToken
 from server.api.request.prepare import ChatPlan
-from server.interfaces import WorkerHandle
-from server.models.model import rfc3339
+from server.models.model import Loaded, rfc3339
+from server.open_values import created_s
 from server.text.parts import CallStart
 
 encode = msgspec.json.encode
@@ -54,6 +56,7 @@ class OllamaChat(OllamaCounts):
     model: str
     created_at: str
     message: OllamaSaid
+    logprobs: NotRequired[Sequence[RankedChatToken]]
     done: bool
 
 
@@ -62,6 +65,7 @@ class OllamaGenerated(OllamaCounts):
     created_at: str
     response: str
     thinking: NotRequired[str]
+    logprobs: NotRequired[Sequence[RankedChatToken]]
     done: bool
 
 
@@ -70,7 +74,7 @@ class OllamaAnswer(BlockAnswer):
         self,
         plan: ChatPlan,
         generation: Generation,
-        worker: WorkerHandle,
+        loaded: Loaded,
         model: str,
         *,
         is_chat: bool,
@@ -79,7 +83,9 @@ class OllamaAnswer(BlockAnswer):
         """`ended` is called once the answer is complete, has failed, or is no longer wanted."""
         super().__init__(plan, generation)
         self._ended = ended
-        self._worker = worker
+        self._worker = loaded.worker
+        self._writer = None if plan.job.submit.params.logprobs is None else LogprobWriter(loaded.tokenizer, as_ids=False)
+        self._logprobs: list[bytes] = []  # log-probabilities of tokens that no line has told yet
         self._is_chat = is_chat
         self._model = model
         self._began_s = time.monotonic()
@@ -104,6 +110,10 @@ class OllamaAnswer(BlockAnswer):
     def _end(self) -> None:
         if self._ended is not None:
             self._ended()
+
+    def note_logprobs(self, step: Step) -> None:
+        if self._writer is not None:
+            self._logprobs += self._writer.chat_entries(step.entries)
 
     def new_id(self, kind: Kind) -> str:
         return ""
@@ -132,7 +142,7 @@ class OllamaAnswer(BlockAnswer):
 
     def end(self) -> Sequence[bytes]:
         empty = b'"message":{"role":"assistant","content":""}' if self._is_chat else b'"response":""'
-        return (b'%b,%b,"done":true,%b' % (self._head, empty, encode(self._counts())[1:]),)
+        return (b'%b,%b%b,"done":true,%b' % (self._head, empty, self._told_logprobs(), encode(self._counts())[1:]),)
 
     def pieces(self) -> list[bytes]:
         texts = {kind: "".join(block.text for block in self.blocks if block.kind is kind) for kind in Kind}
@@ -143,10 +153,17 @@ class OllamaAnswer(BlockAnswer):
             said: dict[str, object] = {"message": {"role": "assistant", "content": texts[Kind.TEXT], **thinking, **further}}
         else:
             said = {"response": texts[Kind.TEXT], **thinking}
-        return [self._head + b"," + encode({**said, "done": True, **self._counts()})[1:]]
+        return [self._head, self._told_logprobs(), b",", encode({**said, "done": True, **self._counts()})[1:]]
 
     def _line(self, form: bytes, text: str) -> bytes:
-        return b'%b,%b,"done":false}' % (self._head, form % encode(text))
+        return b'%b,%b%b,"done":false}' % (self._head, form % encode(text), self._told_logprobs())
+
+    def _told_logprobs(self) -> bytes:
+        """Return the field of the log-probabilities since the last line, if the request asks for them."""
+        if not self._logprobs:
+            return b""
+        told, self._logprobs = b",".join(self._logprobs), []
+        return b',"logprobs":[%b]' % told
 
     def _calls(self, blocks: Sequence[Block]) -> list[OllamaToolCall]:
         made: list[OllamaToolCall] = []
@@ -177,4 +194,4 @@ def _nanoseconds(spent_s: float) -> int:
 
 
 def now() -> str:
-    return rfc3339(time.time())
+    return rfc3339(created_s())

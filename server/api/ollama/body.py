@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field
 
 from server.api.request.fields import Options
 from server.api.request.schema import (
+    Alternatives,
     CalledFunction,
     ChatBody,
     CompletionBody,
@@ -74,6 +75,8 @@ class OllamaBody(Options):
     options: OllamaOptions | None = None
     think: bool | Effort | None = None
     keep_alive: KeepAlive | None = None  # models stay loaded until they are unloaded; 0 puts the model to sleep
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None  # without `logprobs` it has no effect
 
     @property
     def lets_go(self) -> bool:
@@ -155,12 +158,21 @@ def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
         raise ApiError(UNSUPPORTED_FIELD, "no chat template is applied to this prompt; put the text of system into it", param="system")
     settings = body.settings
     settings["max_tokens"] = (most or -1) if settings["max_tokens"] is None else settings["max_tokens"]
-    return CompletionBody.model_construct(**settings, prompt=body.prompt or "", suffix=body.suffix)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return CompletionBody.model_construct(**settings, prompt=body.prompt or "", suffix=body.suffix, logprobs=logprobs)
 
 
 def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> ChatBody:
     thinks, effort = (body.think, None) if isinstance(body.think, bool | None) else (None, body.think)
-    return ChatBody.model_construct(**body.settings, messages=messages, tools=tools, enable_thinking=thinks, reasoning_effort=effort)
+    return ChatBody.model_construct(
+        **body.settings,
+        messages=messages,
+        tools=tools,
+        enable_thinking=thinks,
+        reasoning_effort=effort,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs if body.logprobs else None,
+    )
 
 
 def _message(message: OllamaMessage, where: str) -> Message:

@@ -107,7 +107,7 @@ def router(context: Context) -> APIRouter:
         headers |= {} if asked is None else await prefix_header(asked, plan, loaded)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request))
         is_chat = isinstance(body, OllamaChatBody)
-        made = OllamaAnswer(plan, generation, loaded.worker, body.model, is_chat=is_chat, ended=let_go)
+        made = OllamaAnswer(plan, generation, loaded, body.model, is_chat=is_chat, ended=let_go)
         return await respond(request, made, headers, stream=body.streams, settings=settings, framing=FRAMING)
 
     @routes.post("/api/chat", responses=_lines(OllamaChat))

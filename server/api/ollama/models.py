@@ -24,9 +24,10 @@ from server.api.routes import ADMINISTRATION, Responses, gives, new_router, sche
 from server.defaults import Defaults
 from server.errors import INVALID_SOURCE, INVALID_VALUE, MISSING_FIELD, MODEL_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.interfaces import LoadError
+from server.models.aliases import LATEST
 from server.models.operations import OperationState
 from server.models.probe import PLAIN
-from server.models.registry import LATEST, Registry
+from server.models.registry import Registry
 from server.models.sources import is_hub_id, resolve
 from server.models.state import NAME, ModelSpec
 from server.settings import ServerSettings

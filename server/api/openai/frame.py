@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -12,6 +11,7 @@ from server.api.answer.shapes import Envelope
 from server.api.context import answer_id
 from server.api.request.schema import ChatBody, CompletionBody
 from server.models.model import Loaded, Model
+from server.open_values import created_s
 
 encode = msgspec.json.encode
 
@@ -20,7 +20,7 @@ def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: 
     return {
         "id": answer_id(id_prefix, body.request_id),
         "object": kind,
-        "created": int(time.time()),
+        "created": int(created_s()),
         "model": body.model or model.spec.name,
         "system_fingerprint": loaded.fingerprint,
     }

@@ -21,6 +21,7 @@ from server.errors import INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiErr
 from server.interfaces import Tokenizer
 from server.messages import IDLE, Constraint, ConstraintKind, SamplingParams, Submit, Thinking
 from server.models.model import Loaded, Model
+from server.open_values import new_seed
 from server.settings import ServerSettings
 from server.text.detokenize import StopRules
 from server.text.dialects.format import AnswerRules
@@ -160,7 +161,7 @@ def sampling_params(
 
 
 def seed_of(body: GenerationBody) -> int:
-    return secrets.randbits(63) if body.seed is None else body.seed % 2**64
+    return new_seed() if body.seed is None else body.seed % 2**64
 
 
 def job_of(

@@ -10,6 +10,7 @@ from server.api.request.prepare import invalid
 from server.api.request.schema import AllowedTools, ChatBody, NamedFunction, NamedTool, Tool, functions_among
 from server.messages import Constraint, ConstraintKind
 from server.models.model import Loaded
+from server.text.dialects.calls.plain_calls import plain_grammar
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.tool import ToolSchema
 
@@ -82,14 +83,25 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
 
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
     """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. Return
-    None, which leaves the model unconstrained, if special tokens do not mark where calls and thoughts begin, or if the schemas are too
-    large. `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
+    None, which leaves the model unconstrained, if no tokens tell where calls and thoughts begin, or if the schemas are too large.
+    `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
     strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else None) for tool in use.tools]
     names = [tool.name for tool in strict]
     trigger = loaded.dialect.trigger(names, loaded.tokenizer, splits=splits, thinking=thinking)
     if not use.tools or trigger is None:
         return None
-    by_name = [ToolSchema(name) for name in names]
-    sources = dict.fromkeys(loaded.dialect.behind_trigger(tools, several=not use.single) for tools in (strict, by_name))
-    fitting = [source for source in sources if len(source.encode()) <= max_bytes]
-    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:])) if fitting else None
+    dialect, kinds = loaded.dialect, (strict, [ToolSchema(name) for name in names])
+    marked = [dialect.behind_trigger(tools, several=not use.single) for tools in kinds] if trigger.token_id is not None else []
+    plain = [plain_grammar(tools) for tools in kinds] if trigger.plain else []
+    source, fallback = _fitting(marked, max_bytes)
+    plain_source, plain_fallback = _fitting(plain, max_bytes)
+    if not (source or plain_source):
+        return None
+    return Constraint(ConstraintKind.GRAMMAR, source, trigger, fallback, plain=plain_source, plain_fallback=plain_fallback)
+
+
+def _fitting(sources: Sequence[str], max_bytes: int) -> tuple[str, str]:
+    """Return the first grammar that is not too large, and the next one if it differs; empty: there is none."""
+    fitting = [source for source in dict.fromkeys(sources) if len(source.encode()) <= max_bytes]
+    first, second, *_ = (*fitting, "", "")
+    return first, second

@@ -1,4 +1,5 @@
-/* What a load would take: the formats of its weights with bytes and quality, as soon as a source is named, and then the plan of its memory. */
+/* What a load would take: the formats of its weights with bytes and quality, as soon as a source is named, and then the plan of its memory.
+   A plan compiles the model, unless its program is in the cache; such a plan is made only if the user asks for it. */
 
 import {ask} from "../core/api.js";
 import {h} from "../core/dom.js";
@@ -8,12 +9,12 @@ const AFTER_MS = 500;  // milliseconds from the last change to the request
 
 export const FORMS = ["auto", "auto-fast", "bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "6bit", "5bit", "4bit", "int4-32", "int4-64", "int4-128"];
 
-/* Plans at most one load at a time, because a plan compiles the model, unless its program is in the cache. */
+/* Plans at most one load at a time. */
 export class Planner {
   #soon = null;
-  #isBusy = false;
-  #wanted = null;  // the body to plan next
+  #running = null;  // aborts the running plan, which then ends on the server, too
   #compared = "";  // the source of the formats in `formats`
+  #isCached = false;  // of that source
 
   /* `formats`: the select of formats. `verdict`: the element for the plan. */
   constructor(formats, verdict) {
@@ -24,16 +25,19 @@ export class Planner {
 
   /* Plan a load soon. Without a body show nothing. */
   later(body) {
-    clearTimeout(this.#soon);
-    this.#wanted = body;
+    this.stop();
     if (!body) this.show();
-    else this.#soon = setTimeout(() => this.#run(), AFTER_MS);
+    else this.#soon = setTimeout(() => this.#run(body, false), AFTER_MS);
+  }
+
+  stop() {
+    clearTimeout(this.#soon);
+    this.#running?.abort();
   }
 
   async now(body) {
-    this.later(null);
-    this.#wanted = body;
-    await this.#run();
+    this.stop();
+    await this.#run(body, true);
   }
 
   show(...children) {
@@ -44,31 +48,32 @@ export class Planner {
     this.show(h("div", {class: "fault-box", role: "alert"}, h("span", {}, error.message)));
   }
 
-  async #run() {
-    if (this.#isBusy) return;  // the running plan begins the next one when it ends
-    this.#isBusy = true;
-    while (this.#wanted) {
-      const body = this.#wanted;
-      this.#wanted = null;
-      this.show(h("p", {class: "faint small"}, "Planning …"));
-      try {
-        if (body.source !== this.#compared) await this.#compare(body.source);
-        const plan = await ask("/admin/models", {method: "POST", body: {...body, dry_run: true}});
-        if (!this.#wanted) this.show(verdictOf(plan));
-      } catch (error) {
-        if (!this.#wanted) this.refuse(error);
-      }
+  /* `mayCompile`: whether to plan a load whose program is not in the cache. */
+  async #run(body, mayCompile) {
+    const {signal} = this.#running = new AbortController();
+    this.show(h("p", {class: "faint small"}, "Planning …"));
+    try {
+      if (body.source !== this.#compared) await this.#compare(body.source, signal);
+      if (mayCompile || this.#isCached) this.show(verdictOf(await ask("/admin/models", {method: "POST", body: {...body, dry_run: true}, signal})));
+      else this.show(h("p", {class: "faint small"}, "Its code is not in the cache. “What would it take?” compiles it and plans the whole memory."));
+    } catch (error) {
+      if (error.name !== "AbortError") this.refuse(error);
     }
-    this.#isBusy = false;
   }
 
   /* Label the formats with the bytes and the quality that they have for this source. */
-  async #compare(source) {
-    this.#compared = source;
+  async #compare(source, signal) {
+    this.#compared = "";
+    this.#isCached = false;
+    this.#offer([]);
     try {
-      this.#offer((await ask(`/admin/forms?source=${encodeURIComponent(source)}`)).data);
-    } catch {
-      this.#offer([]);  // the plan then says what is wrong
+      const {cached, data} = await ask(`/admin/forms?source=${encodeURIComponent(source)}`, {signal});
+      this.#compared = source;
+      this.#isCached = cached;
+      this.#offer(data);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;  // otherwise the plan says what is wrong
+      this.#isCached = true;
     }
   }
 

@@ -43,6 +43,7 @@ export class ModelsView {
 
   leave() {
     clearTimeout(this.#timer);
+    this.form.planner.later(null);
   }
 
   async #refresh() {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from server.interfaces import Tokenizer
 from server.messages import Constraint, Trigger
+from server.text.dialects.calls.plain_calls import PlainCalls
 from server.text.dialects.detect import detected, reads_effort, shows_system, shows_tools
 from server.text.dialects.format import AnswerRules, Bounds, Format
 from server.text.dialects.registry import FORMATS
@@ -24,6 +25,7 @@ class Dialect:
     thinks: bool
     shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
     infill: Infill | None = None
+    plain_calls: PlainCalls | None = None  # None: no calls are written as plain JSON
     thought_bounds: Bounds | None = None  # the tokens around thoughts; None: no single token ends them, so they have no budget
     reads_effort: bool = False  # the chat template tells the model the effort of a request
     reads_tools: bool = True  # the chat template shows the model the tools of a request
@@ -78,24 +80,26 @@ class Dialect:
         return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call)
 
     def trigger(self, names: Sequence[str], tokenizer: Tokenizer, *, splits: bool, thinking: bool) -> Trigger | None:
-        """Return the token that opens a call, with the tokens that may follow it for each of the names. Return None if no special tokens
-        mark where calls begin, or where thoughts do if they are separated from the answer (`splits`)."""
-        calls, specials = self.format.call_syntax, self.specials
-        if calls is None or calls.bare or calls.opening not in specials or (splits and self.thought_ids is None):
+        """Return what opens a call of one of the names: the token that opens all calls, with the tokens that may follow it, and the
+        beginnings of calls in plain JSON. Return None if neither is known, or if thoughts are separated from the answer (`splits`) and no
+        special tokens mark them."""
+        calls, specials, thought_ids = self.format.call_syntax, self.specials, self.thought_ids if splits else None
+        if calls is None or (splits and thought_ids is None):
             return None
-        opening_id = specials[calls.opening]
-        texts = [calls.opening + text for name in names for text in calls.beginnings(name)]
+        opening_id = None if calls.bare else specials.get(calls.opening)
+        plain = () if self.plain_calls is None else self.plain_calls.beginnings(names)
+        if opening_id is None and not plain:
+            return None
         # The texts are encoded together with the opening token, because some tokenizers encode the beginning of a text differently.
+        texts = [] if opening_id is None else [calls.opening + text for name in names for text in calls.beginnings(name)]
         encoded = [tuple(tokenizer.encode(text, False)) for text in texts]
         offers = tuple(dict.fromkeys(ids[1:] for ids in encoded if ids[0] == opening_id))
-        if splits and self.thought_ids is not None:
-            return Trigger(opening_id, offers, *self.thought_ids, is_open=thinking)
-        return Trigger(opening_id, offers)
+        return Trigger(opening_id, offers, *(thought_ids or (None, None)), is_open=thought_ids is not None and thinking, plain=plain)
 
     def behind_trigger(self, tools: Sequence[ToolSchema], *, several: bool) -> str:
         """Return the grammar of calls of `tools` after the token that opens them."""
         assert self.format.call_syntax is not None, "a dialect without such calls has no trigger"
-        return self.format.call_syntax.behind_marker(tools, self.specials, several=several)
+        return "\n".join(["start: inside", *self.format.call_syntax.inside(tools, self.specials, several=several)])
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
@@ -119,6 +123,7 @@ class Dialect:
             bool(in_vocabulary) or thoughts is None if thinks is None else thinks,
             _single_tokens(tokenizer, markers),
             Infill.of(tokenizer),
+            PlainCalls(tokenizer),
             form.thought_bounds(thoughts, ids_of),
             reads_effort(tokenizer.chat_template),
             reads_tools,

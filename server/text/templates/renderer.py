@@ -11,6 +11,7 @@ import msgspec
 
 from server.isolated.calls import MOST_ASKED, Calls
 from server.isolated.job import CallError, Failure
+from server.open_values import created_s
 from server.text.templates.rendering import CHECK, Outcome, Rendering
 from server.text.templates.template import TemplateError, TemplateLimitError
 
@@ -72,7 +73,7 @@ class Renderer:
 
 def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:
     try:
-        return pickle.dumps((args, options))
+        return pickle.dumps((args, options, created_s()))
     except RecursionError as error:
         raise TemplateError("the messages nest too deeply") from error
 

@@ -9,6 +9,7 @@ from importlib import import_module
 
 import msgspec
 
+from server.open_values import OPEN, OpenValues
 from server.text.templates.template import LIMITS, ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
 
 SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
@@ -22,7 +23,7 @@ WARMING = ChatTemplate(
 )
 KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
 
-CHECK = pickle.dumps(((), {}))  # work without arguments asks only whether the template is broken
+CHECK = pickle.dumps(((), {}, 0.0))  # work without arguments asks only whether the template is broken
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -40,8 +41,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Rendering:
-    """Renders a template that is compiled in the process. Each call has the arguments of the template's `render` by pickle, because a
-    message may hold integers of any size."""
+    """Renders a template that is compiled in the process. Each call has the arguments of the template's `render` and the time that the
+    template may show. They are pickled, because a message may hold integers of any size."""
 
     prepare_s = 10.0  # the largest allowed template takes a fifth of it
     call_s = LIMITS.time_s + SLACK_S
@@ -65,7 +66,8 @@ class Rendering:
 
     def run(self, work: bytes) -> bytes:
         try:
-            args, options = pickle.loads(work)
+            args, options, now_s = pickle.loads(work)
+            OPEN.set(OpenValues(b"", now_s))
             if isinstance(self._render, TemplateError):
                 raise self._render
             outcome = Outcome(text=self._render(*args, **options) if args else "")

@@ -31,6 +31,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
+from server.open_values import created_s
 from server.text.templates.filters import metered_filters, metered_tests
 from server.text.templates.meter import (
     MAX_INT_BITS,
@@ -128,7 +129,7 @@ def _raise_exception(context: Context, message: object) -> NoReturn:
 def _strftime_now(_context: Context, format: str) -> str:
     if len(format) > 256 or re.search(rf"\d{{{len(str(MAX_PADDING)) + 1}}}", format):
         raise TemplateLimit(f"the format of strftime_now is longer than 256 characters or pads to more than {MAX_PADDING}")
-    return datetime.now().strftime(format)
+    return datetime.fromtimestamp(created_s()).strftime(format)
 
 
 # Each of these functions takes the context as its first argument.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
-import os
 import re
 import stat
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 from deploy.cli import line_editor
 from deploy.cli.conversation import COMMANDS, CommandError, Conversation
+from tests.terminal import PROMPT, terminal
 
 MODELS = [{"id": "demo", "aliases": ["tiny"], "generates": True}, {"id": "minilm", "aliases": [], "generates": False}]
 
@@ -108,42 +107,30 @@ def test_lines_become_a_message(lines: list[str], message: str, typed: Callable[
 
 
 def test_an_interrupt_gives_up_the_line_and_the_end_leaves(typed: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    typed(KeyboardInterrupt, EOFError)
-    assert line_editor.ask() == "" and line_editor.ask() is None
+    typed(KeyboardInterrupt, "hello", KeyboardInterrupt, EOFError)
+    assert line_editor.ask() == "hello" and line_editor.ask() is None
+    assert capsys.readouterr().err.count("Ctrl-C again or Ctrl-D leaves") == 2
 
 
-@pytest.fixture
-def terminal(demo_server: Any, tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Run `relaxserve chat` in a pseudo-terminal, with a state folder that no other test uses."""
-    ours, its = os.openpty()
-    environment = {**demo_server.environment, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
-    with subprocess.Popen(["relaxserve", "chat"], env=environment, stdin=its, stdout=its, stderr=its) as process:
-        os.close(its)
-        yield ours, process
-        process.kill()
-    os.close(ours)
-
-
-def until_prompt(terminal: int) -> str:
-    said = b""
-    while not said.endswith(b"> "):
-        said += os.read(terminal, 4096)
-    return said.decode()
+def test_a_second_interrupt_in_a_row_leaves(typed: Callable[..., None]) -> None:
+    typed(KeyboardInterrupt, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        line_editor.ask()
 
 
 @pytest.mark.xdist_group("demo server")
-def test_a_conversation_tells_its_speed_and_keeps_its_history(terminal: tuple[int, subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    ours, process = terminal
-    until_prompt(ours)
-    os.write(ours, b"What is the capital of France?\n")
-    said = until_prompt(ours)
-    assert "Paris" in said and re.search(r"\d+ tokens, \d+ tokens/s", said)
-    os.write(ours, b"/model\n")
-    assert "* demo" in until_prompt(ours)
-    os.write(ours, b"/nothing\n")
-    assert "error: /nothing is not a command" in until_prompt(ours)
-    os.write(ours, b"\x04")
-    assert process.wait(120) == 0
+def test_a_conversation_tells_its_speed_and_keeps_its_history(demo_server: Any, tmp_path: Path) -> None:
+    with terminal(["relaxserve", "chat"], {**demo_server.environment, "XDG_STATE_HOME": str(tmp_path)}) as chat:
+        chat.until(PROMPT)
+        chat.write("What is the capital of France?\n")
+        said = chat.until(PROMPT)
+        assert "Paris" in said and re.search(r"\d+ tokens, \d+ tokens/s", said)
+        chat.write("/model\n")
+        assert "* demo" in chat.until(PROMPT)
+        chat.write("/nothing\n")
+        assert "error: /nothing is not a command" in chat.until(PROMPT)
+        chat.write("\x04")
+        assert chat.ended() == 0
     history = tmp_path / "relaxserve" / "chat_history"
     assert history.read_text().splitlines()[:2] == ["What is the capital of France?", "/model"]
     assert stat.S_IMODE(history.stat().st_mode) == 0o600

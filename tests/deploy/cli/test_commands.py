@@ -28,6 +28,7 @@ from deploy.settings import DEFAULTS, MODEL_KEYS, SETTINGS, parse
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
 from tests.conftest import workers_of
+from tests.terminal import PROMPT, terminal
 
 pytestmark = pytest.mark.xdist_group("demo server")
 
@@ -114,24 +115,13 @@ def test_chat_streams_one_answer(demo_server: Any) -> None:
 
 def test_a_conversation_remembers(demo_server: Any) -> None:
     """In an interactive conversation, the model sees the earlier turns. The test uses a pseudo-terminal."""
-    ours, its = os.openpty()
-    with subprocess.Popen(["relaxserve", "chat"], env=demo_server.environment, stdin=its, stdout=its, stderr=its) as process:
-        os.close(its)
-        said = ""
+    with terminal(["relaxserve", "chat"], demo_server.environment) as chat:
         for line in ("My name is Tom.\n", "What is my name?\n", "\x04"):
-            said += _until_prompt(ours)
-            os.write(ours, line.encode())
-        assert process.wait(120) == 0
-    os.close(ours)
-    assert "Ctrl-D leaves" in said
-    assert "Tom" in said.partition("What is my name?")[2], said
-
-
-def _until_prompt(terminal: int) -> str:
-    said = b""
-    while not said.endswith(b"> "):
-        said += os.read(terminal, 4096)
-    return said.decode()
+            chat.until(PROMPT)
+            chat.write(line)
+        assert chat.ended() == 0
+    assert "Ctrl-D leaves" in chat.said
+    assert "Tom" in chat.said.partition("What is my name?")[2], chat.said
 
 
 def test_chat_asks_the_named_model(demo_server: Any) -> None:
@@ -139,13 +129,16 @@ def test_chat_asks_the_named_model(demo_server: Any) -> None:
     assert said.startswith("error: model 'nobody' is not loaded; loaded are: demo")
 
 
-def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
+def test_run_serves_a_model_for_one_conversation(demo_server: Any, tmp_path: Path) -> None:
     """`run` serves a model for one conversation and leaves no process behind. It ignores environment variables that name other servers."""
     elsewhere = {"RELAXSERVE_API_KEYS": "a-key-of-a-client", "RELAXSERVE_URL": "http://127.0.0.1:1"}
     said = demo_server.run("relaxserve", "run", "demo", QUESTION, "--temperature", "0", "--max-context", "512", **elsewhere)
     assert "Paris" in said
-    said = demo_server.run("relaxserve", "run", "/no/such/model", QUESTION, status=1)
-    assert "'/no/such/model' does not exist" in said and "the lines above give the reason" in said
+    said = demo_server.run("relaxserve", "run", "/no/such/model", QUESTION, status=2)
+    assert said.startswith("error: model '/no/such/model' does not exist; expected a folder, a .gguf file")
+    (tmp_path / "broken.gguf").write_bytes(b"<html>no such page</html>")
+    said = demo_server.run("relaxserve", "run", tmp_path / "broken.gguf", QUESTION, status=1)
+    assert "broken.gguf" in said and "the lines above give the reason" in said
 
 
 def test_generate_gives_the_answer_of_the_server(demo_server: Any) -> None:

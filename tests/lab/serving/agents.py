@@ -18,21 +18,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deploy.agents import AGENTS, Agent
 from deploy.bench.measure import Figure, report
-from tests.lab.serving.start import RELAXSERVE
+from tests.lab.serving.start import RELAXSERVE, serving
 
 FILE, WRONG = "area.py", "def area(width, height):\n    # The area of a rectangle.\n    return width + height\n"
 TASK = f"The function in {FILE} adds width and height. Change the file so that it multiplies them, then stop."
 CHECK = "import area; assert area.area(3, 4) == 12"
 PATIENCE_S = 600.0  # for one agent; without AVX-512, two cores compute a prompt of 19,000 tokens with 1.5B parameters in about 400 s
-ADDRESS = re.compile(r'"url": "(http://[^"]+)"')
 INFERENCE = re.compile(r"/v1/(chat/completions|responses|messages|completions)$")
 
 # Arguments with which each agent answers one prompt without a terminal and edits without asking.
@@ -86,21 +84,6 @@ def install(agent: Agent, folder: Path) -> None:
 def program(agent: Agent, folder: Path) -> Path:
     inside = "npm/node_modules/.bin" if agent.package.startswith("npm") else f"{agent.name}/bin"
     return folder / inside / agent.program
-
-
-@contextmanager
-def serving(model: str, log: Path) -> Generator[str]:
-    """Serve the model with default settings. Yield the server's URL; the access lines go to `log` as JSON."""
-    command = (*RELAXSERVE, "serve", model, "--port", "0", "--log-format", "json")
-    with log.open("w") as lines, subprocess.Popen(command, stderr=lines) as process:
-        try:
-            while (found := ADDRESS.search(log.read_text())) is None:
-                if process.poll() is not None:
-                    raise RuntimeError(f"the server ended before it printed its address: {log.read_text()}")
-                time.sleep(0.2)
-            yield found[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
 
 
 def access_lines(log: Path) -> list[Mapping[str, Any]]:

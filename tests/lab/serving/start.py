@@ -28,6 +28,7 @@ from server.messages import MAX_GAP_MS
 
 NAME = "started"
 RELAXSERVE = (sys.executable, "-c", "from deploy.cli import main; main()")  # the command of this checkout
+LOGGED_ADDRESS = re.compile(r'"url": "(http://[^"]+)"')
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 GOALS = {"empty cache": 5.0, "full cache": 1.5}  # goals in seconds, with the demo model
@@ -58,6 +59,21 @@ def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_M
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate()
+
+
+@contextmanager
+def serving(model: str, log: Path) -> Generator[str]:
+    """Serve the model with default settings. Yield the server's URL; the access lines go to `log` as JSON."""
+    command = (*RELAXSERVE, "serve", model, "--port", "0", "--log-format", "json")
+    with log.open("w") as lines, subprocess.Popen(command, stderr=lines) as process:
+        try:
+            while (found := LOGGED_ADDRESS.search(log.read_text())) is None:
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server ended before it printed its address: {log.read_text()}")
+                time.sleep(0.2)
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 async def first_token(address: tuple[str, int]) -> None:

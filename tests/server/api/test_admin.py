@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -652,11 +653,41 @@ def test_nothing_is_swapped_for_what_fails_or_is_pinned_or_has_other_names(serve
     assert error["param"] == "aliases"
 
 
+def test_weights_that_are_larger_than_the_files_are_told(serve, folder, caplog):
+    caplog.set_level("INFO")
+    http = serve(initial=(), weigh=lambda _spec: 1 << 19).http()
+    http.post("/admin/models", json={"source": "a", "quantize": "bf16", "wait": True})
+    assert "a: its weights take 1.0 MiB as bf16; auto keeps the numbers of its files, about 512.0 KiB" in caplog.text
+    http.post("/admin/models", json={"source": "b", "wait": True})
+    assert "b: its weights" not in caplog.text
+
+
+def test_a_plan_ends_with_its_client(serve, folder):
+    """A plan may compile a model. If nobody waits for it, it is cancelled."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def preflight(_spec):
+        begun.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    server = serve(initial=(), preflight=preflight)
+    body = json.dumps({"source": "a", "dry_run": True}).encode()
+    fields = ["POST /admin/models HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", f"content-length: {len(body)}"]
+    head = "\r\n".join([*fields, "", ""]).encode()
+    with server.connect() as sock:
+        sock.sendall(head + body)
+        assert begun.wait(60) and not ended.is_set()
+    assert ended.wait(60)
+
+
 def test_the_formats_of_a_source_are_compared(serve, folder):
     http = serve(initial=(), forms={"a": [FormEstimate("auto", 300, 0.0), FormEstimate("4bit", 100, 0.083)]}).http()
     compared = http.get("/admin/forms", params={"source": "a"}).json()
     rows = [{"quantize": "auto", "weights_bytes": 300, "loss": 0.0}, {"quantize": "4bit", "weights_bytes": 100, "loss": 0.083}]
-    assert compared == {"object": "list", "source": "a", "data": rows}
+    assert compared == {"object": "list", "source": "a", "cached": False, "data": rows}
     assert http.get("/admin/forms", params={"source": "../a"}).json()["error"]["code"] == "invalid_source"
     without = serve(initial=()).http().get("/admin/forms", params={"source": "a"})
     assert without.status_code == 501 and without.json()["error"]["code"] == "preflight_unavailable"

@@ -3,6 +3,9 @@ metrics."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import msgspec
 import pytest
 
@@ -50,7 +53,7 @@ def test_a_model_is_planned_loaded_and_unloaded(page, site):
 
 def test_what_a_load_takes_is_told_as_one_types(page, site, tmp_path):
     """Once the source is one that the server offers, the formats have their bytes and quality, and the plan follows without a click."""
-    page.open(f"{site('writer').url}/#/models")
+    page.open(f"{site('writer', is_cached=lambda _spec: True).url}/#/models")
     page.see(f"1 of 1 models below {(tmp_path / 'models').resolve()} can be loaded")
     assert page.js("document.querySelector('#models .load select').value") == "auto"
     page.fill("#models .load input", "other")
@@ -59,6 +62,29 @@ def test_what_a_load_takes_is_told_as_one_types(page, site, tmp_path):
     assert labels[0] == "auto: 3.0 MiB, exact" and "4bit: 1.0 MiB, error of weights 8.3 %" in labels and "bf16" in labels
     page.fill("#models .load input", "others")
     page.wait("!document.querySelector('.verdict')")
+
+
+def test_nothing_is_compiled_before_it_is_asked_for(page, site):
+    """What is not in the cache is compared as one types. Its plan, which compiles it, waits for a click, and ends when the page is left."""
+    planned, left = threading.Event(), threading.Event()
+
+    async def preflight(_spec):
+        planned.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            left.set()
+
+    page.open(f"{site('writer', preflight=preflight).url}/#/models")
+    page.see("1 of 1 models")
+    page.fill("#models .load input", "other")
+    page.see("Its code is not in the cache", "#models .load")
+    assert page.js("document.querySelector('#models .load select option').text") == "auto: 3.0 MiB, exact"
+    assert not planned.is_set()
+    page.click("#models button", "What would it take?")
+    assert planned.wait(60) and not left.is_set()
+    page.js("location.hash = '#/live'")
+    assert left.wait(60)
 
 
 def test_the_form_is_above_the_models_and_they_are_searched(page, site):

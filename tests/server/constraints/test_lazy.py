@@ -27,6 +27,7 @@ EOS, VOCAB = 0, 320
 TRIGGER, OPEN, CLOSE = 310, 311, 312  # token ids beyond the tokenizer's vocabulary, which have no text
 ARGUMENTS = json.dumps({"enum": ["green", "greek"]})
 CALL = Constraint(ConstraintKind.GRAMMAR, f'start: "name " colour ";"\ncolour: %json {ARGUMENTS}', Trigger(TRIGGER))
+UNMARKED = Constraint(ConstraintKind.GRAMMAR, "", Trigger())
 IMPOSSIBLE = msgspec.structs.replace(CALL, source="start: nothing")
 
 
@@ -104,6 +105,59 @@ def test_a_mask_is_computed_only_behind_the_trigger(constraints) -> None:
     assert np.count_nonzero(mask_of(matcher)) and forced_by(matcher)
     matcher.advance([300])  # a token that the constraint forbids, as if an earlier worker had sampled it without the constraint
     assert answered(matcher).mask() is None
+
+
+def with_plain(tokenizer: Tokenizer, constraint: Constraint) -> Constraint:
+    """Return the constraint with another one that the two tokens of `OP` begin."""
+    ids = tuple(tokenizer.encode("OP").ids)
+    trigger = msgspec.structs.replace(constraint.trigger or Trigger(), plain=((66, *ids), ids))
+    return msgspec.structs.replace(constraint, trigger=trigger, plain=f'start: "OP" colour ";"\ncolour: %json {ARGUMENTS}')
+
+
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_a_sequence_of_tokens_may_be_the_trigger(rig, tokenizer, constraints, engine) -> None:
+    first, second = tokenizer.encode("OP").ids
+
+    def favours(history):
+        logits = eager(history)
+        logits[[first, second]] += 8
+        return logits
+
+    submits = [submit_of(with_plain(tokenizer, constraint), seed) for seed, constraint in enumerate([UNMARKED, CALL] * 3)]
+    outcomes = rig(engine, constraints=constraints, logits_of=favours).run(submits)
+    num_whole = 0
+    for seed, outcome in enumerate(outcomes.values()):
+        drawn = outcome.token_ids
+        ends = [at for at in range(2, len(drawn) - 12) if drawn[at - 2 : at] == [first, second]]
+        num_whole += len(ends)
+        assert all(re.match('"gree[nk]";', tokenizer.decode(drawn[end:])) for end in ends)
+        if seed % 2:
+            assert all('name "gree'.startswith(call[:10]) for call in calls(tokenizer, outcome.token_ids))
+    assert num_whole > 6
+    alone = rig(engine, constraints=constraints, logits_of=favours).run(submits[:1])
+    assert alone.items() <= outcomes.items()
+
+
+def test_a_sequence_means_nothing_in_thoughts_and_only_as_a_whole(tokenizer, constraints) -> None:
+    first, second = tokenizer.encode("OP").ids
+    matcher = matcher_of(
+        constraints, with_plain(tokenizer, msgspec.structs.replace(UNMARKED, trigger=Trigger(None, (), OPEN, CLOSE, is_open=True)))
+    )
+    for drawn in ([first, second], [CLOSE, first], [7, second], [first]):
+        matcher.advance(drawn)
+        assert answered(matcher).mask() is None, drawn
+    matcher.advance([second])
+    assert forced_by(matcher)
+
+
+def test_a_plain_call_may_have_a_weaker_grammar_or_none(tokenizer, constraints) -> None:
+    impossible = msgspec.structs.replace(with_plain(tokenizer, CALL), plain=IMPOSSIBLE.source)
+    matcher = matcher_of(constraints, impossible)
+    matcher.advance(tokenizer.encode("OP").ids)
+    assert answered(matcher).mask() is None
+    matcher = matcher_of(constraints, msgspec.structs.replace(impossible, plain_fallback='start: "OP;"'))
+    matcher.advance(tokenizer.encode("OP").ids)
+    assert tokenizer.decode(forced_by(matcher)) == ";"
 
 
 @pytest.mark.parametrize("constraint", [IMPOSSIBLE, msgspec.structs.replace(IMPOSSIBLE, fallback=IMPOSSIBLE.source)])

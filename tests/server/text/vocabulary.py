@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.wire import Source
-from server.messages import Constraint
+from server.messages import Constraint, ConstraintKind
+from server.text.dialects.calls.syntax import CallSyntax
+from server.text.dialects.tool import ToolSchema
 
 THINK, UNTHINK, CALLS, EOS = 256, 257, 258, 259
 
@@ -29,6 +31,11 @@ class ByteVocabulary:
 @cache
 def vocabulary() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(ByteVocabulary()))
+
+
+def behind_marker(calls: CallSyntax, tools: Sequence[ToolSchema], ids: Mapping[str, int] | None = None) -> Constraint:
+    """Return the constraint on calls after their opening marker, in a vocabulary with the markers `ids`."""
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(["start: inside", *calls.inside(tools, ids or {}, several=True)]))
 
 
 def accepts_marked(constraint: Constraint, text: str, ids: Mapping[str, int]) -> bool:

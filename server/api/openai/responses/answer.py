@@ -28,6 +28,7 @@ from server.api.request.fields import Foreign
 from server.api.request.prepare import ChatPlan
 from server.errors import KEY_QUOTA, QUEUE_FULL, ApiError
 from server.models.model import Loaded, Model
+from server.open_values import created_s
 
 PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 DELTAS = {
@@ -48,7 +49,7 @@ class ResponseAnswer(BlockAnswer):
         self._body = body
         self._params = plan.job.submit.params
         self._model = body.model or model.spec.name
-        self._created_at = int(time.time())
+        self._created_at = int(created_s())
         self._completed_at: int | None = None
         self._status = "queued" if body.background else "in_progress"
         self._fault: ResponseFault | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -40,6 +39,7 @@ from server.api.request.schema import (
     ToolsAllowed,
 )
 from server.errors import UNSUPPORTED_CONTENT, ApiError
+from server.open_values import new_hex
 
 PREFIXES = {
     "message": "msg",
@@ -57,7 +57,7 @@ encode = msgspec.json.encode
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"
+    return f"{prefix}_{new_hex(prefix, 16)}"
 
 
 def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[InputItem]:

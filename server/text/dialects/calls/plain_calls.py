@@ -6,20 +6,35 @@
 
 Only an object with the name of an offered tool and with arguments is a call; all other text stays content. Qwen2.5-Coder doubles the outer
 braces of some calls, because its template shows them so.
+
+No token announces such a call. So a grammar holds it to the tool's schema from the key of its arguments on: the tokens up to that key are
+known for each tool and each usual layout (`PlainCalls`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
-from typing import cast
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
 
 from server.text.dialects.calls.json_parser import ARGUMENT_KEYS, NAME_KEYS, SEPARATORS, JsonCallScanner
 from server.text.dialects.calls.stream import Steps, Stream
 from server.text.dialects.calls.syntax import new_call_id
+from server.text.dialects.tool import ToolSchema, by_schema
+from server.text.grammar import alternatives, spaced
 from server.text.parts import CallArguments, CallStart, Content, Part
 
+if TYPE_CHECKING:
+    from server.interfaces import Tokenizer
+
+Tokens = tuple[int, ...]
+
+NUM_NAMES = 1024  # names of tools whose tokens are kept
 FENCE = "```"
 SPACE = " \t\r\n"
 LABEL = re.compile(r"[\w+-]{0,20}")
@@ -161,3 +176,100 @@ class PlainCallParser:
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def plain_grammar(tools: Sequence[ToolSchema]) -> str:
+    """Return the grammar of a plain call from one of the beginnings of `PlainCalls` on."""
+    names, keys = by_schema(tools), "|".join(ARGUMENT_KEYS)
+    rules = [f"start: {alternatives('call', len(names))}"]
+    for index, (schema, same) in enumerate(names.items()):
+        head = spaced('[{\\s"]*name"', ":", f'"({"|".join(same)})"', ",", f'"({keys})"', ":", "")
+        rules += [f"call_{index}: /{head}/ arguments_{index} /{spaced('', '}')}/", f"arguments_{index}: %json {schema}"]
+    return "\n".join(rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a call is written."""
+
+    first: str  # white space after the opening brace
+    colon: str  # after a colon
+    comma: str  # after a comma
+    key: str  # of the arguments
+
+    def head(self) -> str:
+        return f'{{{self.first}"name":{self.colon}"'
+
+    def tail(self) -> str:
+        return f'",{self.comma}"{self.key}'
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The tokens of a call's beginning, from the first that has a part of its first key."""
+
+    before: Tokens
+    name: Tokens  # those that have a part of the tool's name
+    after: Tokens
+    ends_name: bool  # a token ends where the name ends
+
+    @property
+    def whole(self) -> Tokens:
+        return (*self.before, *self.name, *self.after)
+
+
+class PlainCalls:
+    """The beginnings of plain calls in the tokens of one model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._beginnings_of = lru_cache(NUM_NAMES)(self._find)
+        self._usual_of = lru_cache(len(LAYOUTS))(lambda layout: self._read("lookup", layout))
+
+    def beginnings(self, names: Sequence[str]) -> tuple[Tokens, ...]:
+        """Return the token sequences with which a call of one of the names begins: from its first key to the key of its arguments."""
+        return tuple(dict.fromkeys(tokens for name in names for tokens in self._beginnings_of(name)))
+
+    def _find(self, name: str) -> list[Tokens]:
+        """Return the beginnings of the calls of one name, in all layouts. Usually the same tokens spell the name in all layouts with the
+        same text before it, so only one of them is encoded."""
+        found: list[Tokens] = []
+        for colon in dict.fromkeys(layout.colon for layout in LAYOUTS):
+            layouts = [layout for layout in LAYOUTS if layout.colon == colon]
+            one, usual = self._read(name, layouts[0]), [self._usual_of(layout) for layout in layouts]
+            if one is not None and one.ends_name and all(usual) and usual[0] is not None and _around(one) == _around(usual[0]):
+                found += [(*each.before, *one.name, *each.after) for each in usual if each is not None]
+            else:
+                found += [each.whole for layout in layouts if (each := self._read(name, layout)) is not None]
+        return found
+
+    def _read(self, name: str, layout: _Layout) -> _Beginning | None:
+        """Return the tokens of a call's beginning, or None if the tokens do not spell the call."""
+        head, tail = layout.head(), layout.tail()
+        text = f'{head}{name}{tail}":{layout.colon}{{"a":{layout.colon}1}}}}'.encode()
+        ids = self._tokenizer.encode(text.decode(), False)
+        pieces = [self._tokenizer.token_bytes(token_id) for token_id in ids]
+        begin = b"".join(pieces).find(text)  # some tokenizers put a space before a text
+        if begin < 0:
+            return None
+        ends = [end - begin for end in accumulate(map(len, pieces))]
+        name_at = len(head.encode())
+        name_end = name_at + len(name.encode())
+        first = bisect_right(ends, head.index("name"))
+        name_first, after, last = bisect_right(ends, name_at), bisect_left(ends, name_end) + 1, bisect_left(ends, name_end + len(tail)) + 1
+        return _Beginning(tuple(ids[first:name_first]), tuple(ids[name_first:after]), tuple(ids[after:last]), ends[after - 1] == name_end)
+
+
+def _around(beginning: _Beginning) -> tuple[Tokens, Tokens]:
+    return beginning.before, beginning.after
+
+
+LAYOUTS = tuple(
+    _Layout(first, colon, comma, key)
+    for first, colon, comma in (
+        ("", " ", " "),
+        ("", "", ""),
+        *((line, " ", line) for line in ("\n  ", "\n    ", "\n\t", "\n      ", "\n        ")),
+    )
+    for key in ARGUMENT_KEYS
+)

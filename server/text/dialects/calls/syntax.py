@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import secrets
-import string
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from server.messages import Constraint, ConstraintKind
+from server.open_values import new_letters
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials, fixed
 from server.text.parts import Part
 
-ID_ALPHABET = string.ascii_letters + string.digits
 MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse any other
 
 
@@ -89,11 +87,7 @@ class CallSyntax(ABC):
             rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # what begins like another call is one
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
-    def behind_marker(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> str:
-        """Return the grammar of calls of `tools` after the opening marker."""
-        return "\n".join(["start: inside", *self.inside(tools, specials, several=several)])
-
 
 def new_call_id(length: int = 24) -> str:
-    token = "".join(secrets.choice(ID_ALPHABET) for _ in range(length))
+    token = new_letters("call", length)
     return token if length == MISTRAL_ID_LENGTH else f"call_{token}"

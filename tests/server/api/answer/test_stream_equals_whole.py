@@ -294,7 +294,7 @@ def ollama(worker: NullWorker, body: OllamaChatBody | OllamaGenerateBody):
         else:
             chat = ollama_input.chat_of(body) if is_chat else ollama_input.chat_of_prompt(body)
             plan = await plan_chat(chat, model, made, Caller("id", ""), ServerSettings())
-        answer = OllamaAnswer(plan, Generation(made, plan.job, SERIES, Caller("id")), made.worker, "null", is_chat=is_chat)
+        answer = OllamaAnswer(plan, Generation(made, plan.job, SERIES, Caller("id")), made, "null", is_chat=is_chat)
         return await read(answer, OllamaChat if is_chat else OllamaGenerated, stream=body.streams)
 
     return asyncio.run(run())

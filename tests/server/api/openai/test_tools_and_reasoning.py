@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
 import pytest
 
 from server.messages import ConstraintKind, Trigger
@@ -116,14 +117,15 @@ def test_of_all_tools_only_those_allowed_are_offered(server, mode):
     submit = server.worker.submits[-1]
     assert b'"now"' in bytes(submit.prompt_ids) and b'"add"' not in bytes(submit.prompt_ids)
     if mode == "auto":
-        assert submit.params.constraint is None
+        constraint = submit.params.constraint
+        assert not constraint.source and '"(now)"' in constraint.plain and '"(add' not in constraint.plain
     else:
         assert '"(now)"' in submit.params.constraint.source and '"(add' not in submit.params.constraint.source
 
 
-def test_without_demand_nothing_is_enforced_and_none_hides_the_tools(server):
+def test_without_demand_no_call_is_enforced_and_none_hides_the_tools(server):
     server.chat(tools=TOOLS, tool_choice="auto")
-    assert server.worker.submits[-1].params.constraint is None and b"<tools>" in bytes(server.worker.submits[-1].prompt_ids)
+    assert server.worker.submits[-1].params.constraint.trigger is not None and b"<tools>" in bytes(server.worker.submits[-1].prompt_ids)
     server.chat(tools=TOOLS, tool_choice="none")
     assert b"<tools>" not in bytes(server.worker.submits[-1].prompt_ids)
 
@@ -140,10 +142,13 @@ def test_an_offered_call_is_held_to_the_offer_from_its_marker_on(serve):
     server = serve(tokenizer=ByteTokenizer(specials=MARKERS), initial=[ModelSpec("null", "null", tool_parser="hermes", reasoning=False)])
     server.chat(tools=OFFERED)
     constraint = server.worker.submits[-1].params.constraint
-    assert constraint.trigger == Trigger(OPENS)
+    assert msgspec.structs.replace(constraint.trigger, plain=()) == Trigger(OPENS)
     assert '"(add|now)"' in constraint.source and '"(sky)"' in constraint.source and '"(add|now|sky)"' in constraint.fallback
     assert '"city"' in constraint.source and '"city"' not in constraint.fallback, "only strict tools enforce their schema"
     assert '"a"' not in constraint.source
+    assert '"city"' in constraint.plain and '"city"' not in constraint.plain_fallback and '"a"' not in constraint.plain
+    begun = {bytes(beginning).decode() for beginning in constraint.trigger.plain}
+    assert {'name": "sky", "arguments', 'name":"now","parameters', 'name": "add",\n  "arguments'} <= begun
 
     shown = server.http().post("/v1/chat/completions/render", json={"messages": MESSAGES, "tools": OFFERED}).json()
     assert shown["parameters"]["constraint"]["trigger"]["token_id"] == OPENS
@@ -171,17 +176,18 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
     [
         ("hermes", [*MARKERS, "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
         ("hermes", MARKERS, None),  # no constraint: without tokens for markers, thoughts cannot be distinguished from the answer
-        ("hermes", ["<think>", "</think>"], None),
+        ("hermes", ["<think>", "</think>"], Trigger(None, (), OPENS, OPENS + 1)),  # only calls in plain JSON are known by their tokens
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
-        ("llama3", ["<|python_tag|>", "<think>", "</think>"], None),  # no constraint: calls in Llama 3's format may omit their marker
-        ("json", ["<think>", "</think>"], None),
+        ("llama3", ["<|python_tag|>", "<think>", "</think>"], Trigger(None, (), OPENS + 1, OPENS + 2)),  # calls may omit their marker
+        ("json", ["<think>", "</think>"], Trigger(None, (), OPENS, OPENS + 1)),
     ],
 )
 def test_calls_are_free_where_tokens_do_not_tell_them(serve, form, specials, trigger):
     server = serve(tokenizer=ByteTokenizer(specials=specials), initial=[ModelSpec("null", "null", tool_parser=form, reasoning=True)])
     server.chat(tools=TOOLS)
     constraint = server.worker.submits[-1].params.constraint
-    assert (None if constraint is None else constraint.trigger) == trigger
+    assert (None if constraint is None else msgspec.structs.replace(constraint.trigger, plain=())) == trigger
+    assert constraint is None or constraint.trigger.plain
 
 
 def test_text_that_looks_like_a_call_is_text_when_no_tools_are_offered(serve, answering):

@@ -52,7 +52,8 @@ SHARED: dict[str, Row] = {
     "options": honoured(*FEW, note="see below"),
     "keep_alive": no_effect("5m", 300, -1, note="models stay loaded; 0 puts the model to sleep"),
     "think": honoured(True, False, "low", note="if the chat template knows it"),
-    **dict.fromkeys(("logprobs", "top_logprobs"), refused(1, accepted=(0,), note="`/v1/chat/completions` has them")),
+    "logprobs": honoured(True),
+    "top_logprobs": honoured(2, beside={"logprobs": True}),
 }
 NO_IMAGE = "only text is understood"
 CHAT: dict[str, Row] = {

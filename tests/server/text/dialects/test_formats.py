@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from server.messages import Constraint, ConstraintKind
 from server.text.dialects.calls.tagged_calls import TaggedCalls
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.format import AnswerRules, Format
@@ -19,7 +18,7 @@ from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
 from tests.server.text.dialects.written import SCHEMAS, TOOLS, WRITERS, Call, conversation
-from tests.server.text.vocabulary import accepts, accepts_marked
+from tests.server.text.vocabulary import accepts, accepts_marked, behind_marker
 
 BARE = {name for name in WRITERS if (calls := FORMATS[name].call_syntax) is not None and calls.bare}
 
@@ -155,11 +154,11 @@ def test_markers_may_be_single_tokens(name):
     form = FORMATS[name]
     ids, calls = token_ids(form), form.call_syntax
     forced = form.forced_calls(TOOLS, ids, several=True)
-    behind = Constraint(ConstraintKind.GRAMMAR, "" if calls is None else calls.behind_marker(TOOLS, ids, several=True))
+    behind = None if calls is None else behind_marker(calls, TOOLS, ids)
     for seed in range(12):
         text = WRITERS[name](conversation(seed))
         assert accepts_marked(forced, text, ids), text
-        if calls is not None and calls.opening and calls.opening in ids and text.count(calls.opening) == 1:
+        if calls is not None and behind is not None and calls.opening in ids and text.count(calls.opening) == 1:
             assert accepts_marked(behind, text.removeprefix(calls.opening), ids), text
 
 

@@ -214,7 +214,7 @@ def test_the_end_of_the_work_may_come_after_the_work() -> None:
     with near:
         with far:
             assert renderer._calls._started().hand_over(far.fileno())
-        near.sendall(pickle.dumps(((MESSAGES, None, True, False), {"variables": {}})))
+        near.sendall(pickle.dumps(((MESSAGES, None, True, False), {"variables": {}}, 0.0)))
         time.sleep(0.3)
         near.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: near.recv(1 << 20), b""))

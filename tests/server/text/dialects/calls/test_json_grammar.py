@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.messages import Constraint, ConstraintKind
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallStart
 from tests.server.text.dialects.calls.test_json_calls import JSON_CALLS
-from tests.server.text.vocabulary import CALLS, accepts
+from tests.server.text.vocabulary import CALLS, accepts, behind_marker
 
 TOOLS = [
     ToolSchema("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}),
@@ -72,8 +71,7 @@ def test_markers_that_are_tokens():
     ],
 )
 def test_calls_behind_their_marker(form, written, allowed):
-    source = JSON_CALLS[form].behind_marker(TOOLS, {}, several=True)
-    assert accepts(Constraint(ConstraintKind.GRAMMAR, source), written) is allowed
+    assert accepts(behind_marker(JSON_CALLS[form], TOOLS), written) is allowed
     if allowed:
         parser = JSON_CALLS[form].parser(TOOLS, None)
         parts = [*parser.push(JSON_CALLS[form].opening + written), *parser.finish()]
@@ -81,13 +79,12 @@ def test_calls_behind_their_marker(form, written, allowed):
 
 
 def test_a_marker_of_arguments_may_be_a_token():
-    source = JSON_CALLS["mistral"].behind_marker(TOOLS, {"[ARGS]": CALLS}, several=True)
-    assert accepts(Constraint(ConstraintKind.GRAMMAR, source), "now", CALLS, "{}")
+    assert accepts(behind_marker(JSON_CALLS["mistral"], TOOLS, {"[ARGS]": CALLS}), "now", CALLS, "{}")
 
 
 def test_names_are_taken_by_the_letter_and_many_of_them_cost_little():
     tools = [ToolSchema("a.b", {}), *(ToolSchema(f"tool_of_some_server-{number}", {}) for number in range(1000))]
-    constraint = Constraint(ConstraintKind.GRAMMAR, JSON_CALLS["hermes"].behind_marker(tools, {}, several=True))
+    constraint = behind_marker(JSON_CALLS["hermes"], tools)
     for name, allowed in [("a.b", True), ("axb", False), ("tool_of_some_server-999", True), ("tool_of_some_server-1000", False)]:
         assert accepts(constraint, f'\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>') is allowed
 

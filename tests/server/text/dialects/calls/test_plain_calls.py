@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from server.text.dialects.calls.plain_calls import PlainCallParser
+from server.messages import Constraint, ConstraintKind
+from server.text.dialects.calls.plain_calls import LAYOUTS, PlainCallParser, PlainCalls, plain_grammar
+from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part
+from tests.doubles.worker import ByteTokenizer
+from tests.server.text.vocabulary import accepts
 
 NAMES = {"add", "now"}
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "}"}}'
@@ -82,3 +88,78 @@ def test_content_is_not_held_back_longer_than_its_first_key():
 
 def test_no_more_calls_than_allowed():
     assert parse([f"{CALL}\n{CALL}\nend"], max_calls=1) == ("", [FOUND])
+
+
+# --- what holds a plain call to its schema ---------------------------------------------------------------------------------
+
+TOOLS = [
+    ToolSchema("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+    ToolSchema("now", None),
+]
+PLAIN = Constraint(ConstraintKind.GRAMMAR, plain_grammar(TOOLS))
+
+
+def trained() -> tokenizers.Tokenizer:
+    """Return a tokenizer with merges that cross the boundaries of JSON's names and signs."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    made.train_from_iterator(['{"name": "add", "arguments": {"a": 1}}', '{"name":"now"', '"arguments":{"'] * 9, trainer)
+    return made
+
+
+class Pieces:
+    """The tokenizers library as the server's interface."""
+
+    def __init__(self, made: tokenizers.Tokenizer) -> None:
+        self.made = made
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.made.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.made.decode([token_id]).encode()
+
+
+@pytest.mark.parametrize("spaces", [(None, (", ", ": ")), (None, (",", ":")), (2, None), (4, None), ("\t", None)])
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Pieces(trained())], ids=["bytes", "merges"])
+def test_a_grammar_begins_with_the_key_of_the_arguments(tokenizer, key, spaces):
+    indent, separators = spaces
+    written = json.dumps({"name": "add", key: {"a": 1}}, indent=indent, separators=separators)
+    ids = tokenizer.encode(written, False)
+    ends = [
+        (at + len(beginning), beginning)
+        for beginning in PlainCalls(tokenizer).beginnings(["add", "now"])
+        for at in range(len(ids))
+        if tuple(ids[at : at + len(beginning)]) == beginning
+    ]
+    (end, beginning), *_ = sorted(ends)
+    begun = b"".join(map(tokenizer.token_bytes, beginning)).decode()
+    rest = b"".join(map(tokenizer.token_bytes, ids[end:])).decode()
+    assert written.endswith(begun + rest) and key in begun
+    assert accepts(PLAIN, begun + rest)
+    assert not accepts(PLAIN, begun + rest.replace("1", '"one"')) and not accepts(PLAIN, begun + rest.replace('"a"', '"b"'))
+
+
+@pytest.mark.parametrize("text", ['name": "other", "arguments": {}}', 'name": "add", "arguments": {}}', 'name": "now", "arguments": [1]}'])
+def test_other_calls_are_refused(text):
+    assert not accepts(PLAIN, text)
+    assert accepts(PLAIN, 'name": "now", "arguments": {"x": [1, "}"]}}')
+
+
+@pytest.mark.parametrize("name", ["add", "_add", "add_", "a-d", "arguments", "name", "d", "0", "_", "-"])
+def test_the_shared_tokens_of_names_are_those_of_each_layout(name):
+    made = PlainCalls(Pieces(trained()))
+    each = [made._read(name, layout) for layout in LAYOUTS]
+    assert set(made.beginnings([name])) == {one.whole for one in each if one is not None}
+    assert len(each) == 14
+
+
+def test_tokens_that_do_not_spell_a_call_begin_none():
+    class Lossy(ByteTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return super().encode(text.upper(), add_special_tokens)
+
+    assert PlainCalls(Lossy()).beginnings(["add"]) == ()

@@ -1,0 +1,81 @@
+"""The vocabulary in a model's folder that has no tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.frontend.errors import ModelError
+from compiler.frontend.vocabulary import byte_level, sentencepiece
+from compiler.frontend.vocabulary.byte_level import KINDS, MERGES, VOCABULARY
+from compiler.frontend.vocabulary.stated import ADDED, CONFIG, SPECIAL, Stated, stated
+
+PIECES = "tokenizer.model"
+OTHERS = ("spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tekken.json")  # not read
+NAMES = (PIECES, VOCABULARY, MERGES, *OTHERS, CONFIG, SPECIAL, ADDED, "config.json")
+# Classes of tokenizers whose ids are those of tokenizer.model.
+OF_PIECES = frozenset({"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "InternLM2Tokenizer", "InternLM3Tokenizer"})
+# By the beginning of `model_type`.
+BY_MODEL = {"qwen3_5": "Qwen3_5Tokenizer", "qwen": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm": "XLMRobertaTokenizer"}
+
+
+class Unreadable(ModelError):
+    """Raised if files hold a vocabulary that cannot be read exactly. The message says which files, and why."""
+
+
+def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the contents of tokenizer.json and of special_tokens_map.json, made from the other files of a folder, by their names. Return
+    nothing if no file holds a vocabulary. Raise Unreadable if it cannot be read exactly."""
+    found = (PIECES,) if PIECES in files else tuple(name for name in (VOCABULARY, MERGES) if name in files)
+    if not found:
+        others = [name for name in OTHERS if name in files]
+        if others:
+            raise Unreadable(f"{' and '.join(others)} cannot replace it")
+        return {}
+    try:
+        made, tokens = _of_pieces(files) if found == (PIECES,) else _of_merges(files)
+    except ModelError as error:
+        raise Unreadable(f"{' and '.join(found)} cannot replace it: {error}") from error
+    except Exception as error:  # the package raises bare Exception for invalid input
+        raise Unreadable(f"{' and '.join(found)} cannot replace it: they describe no valid tokenizer: {error}") from error
+    special = {role: token["content"] for role, token in tokens.roles.items()}
+    return {"tokenizer.json": made, SPECIAL: json.dumps(special).encode()}
+
+
+def _of_pieces(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
+    if (name := _class_of(files)) is not None and name not in OF_PIECES:
+        raise ModelError(f"tokenizer_class is {name!r}; expected one of {', '.join(sorted(OF_PIECES))}")
+    vocabulary = sentencepiece.read(files[PIECES])
+    tokens = stated(files, sentencepiece.special_tokens(vocabulary))
+    return sentencepiece.tokenizer_json(vocabulary, tokens), tokens
+
+
+def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
+    if missing := [name for name in (VOCABULARY, MERGES) if name not in files]:
+        raise ModelError(f"{missing[0]} is missing")
+    name = _class_of(files) or "GPT2Tokenizer"
+    if name not in KINDS:
+        raise ModelError(f"tokenizer_class is {name!r}; expected one of {', '.join(sorted(KINDS))}")
+    kind = KINDS[name]
+    tokens = stated(files, kind.special_tokens)
+    return byte_level.tokenizer_json(files[VOCABULARY], files[MERGES], kind, tokens), tokens
+
+
+def _class_of(files: Mapping[str, bytes]) -> str | None:
+    """Return the name of the tokenizer's class, or None if no file says it. The tokenizers of all models of Qwen name one class, but those
+    of Qwen 3.5 split texts in their own way."""
+    kind = _field(files, "config.json", "model_type")
+    usual = next((name for start, name in BY_MODEL.items() if isinstance(kind, str) and kind.startswith(start)), None)
+    name = _field(files, CONFIG, "tokenizer_class")
+    if not isinstance(name, str) or usual == "Qwen3_5Tokenizer":
+        return usual
+    return name.removesuffix("Fast")
+
+
+def _field(files: Mapping[str, bytes], file: str, name: str) -> Any:
+    try:
+        value = json.loads(files.get(file, b"{}"))
+    except (ValueError, RecursionError):
+        return None  # `stated` and the configuration's reader say what is wrong
+    return value.get(name) if isinstance(value, dict) else None

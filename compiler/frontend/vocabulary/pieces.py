@@ -1,0 +1,64 @@
+"""What sentencepiece's vocabularies mean: pieces with kinds and scores, as tokenizer.model and GGUF files store them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, processors
+
+from compiler.frontend.errors import DamagedFile
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # kinds of pieces; 1 is a normal one
+SPACE = "▁"  # stands for a space
+MAX_SPLIT_CHARS = 1 << 28  # maximum number of characters read to derive merges; Gemma's 262 144 pieces need 2e7
+PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False}
+
+
+def tokenizer_of_pieces(model: models.Model, *, has_prefix: bool) -> tokenizers.Tokenizer:
+    """Return a tokenizer that writes spaces as marks, and begins a text with a mark if it `has_prefix`."""
+    tokenizer = tokenizers.Tokenizer(model)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces] if has_prefix else [spaces])
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
+    return tokenizer
+
+
+def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Derive merges from scores. Sentencepiece merges the two neighbours whose joined piece has the best score. So each way to split a
+    piece into two other pieces is a merge, ranked by the score of the joined piece. Of several pairs that make one piece, sentencepiece
+    merges the leftmost; so the way with the longest left part comes first, which is the same for runs of one character."""
+    if (work := sum(len(piece) ** 2 for piece in ids)) > MAX_SPLIT_CHARS:
+        raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
+    ids = {piece: id for piece, id in ids.items() if kinds[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for piece, id in ids.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in ids and right in ids:
+                ranked.append((-float(scores[id]), id, -cut, left, right))
+    return [(left, right) for *_, left, right in sorted(ranked)]
+
+
+def tokens_in_texts(ids: Mapping[str, int], kinds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the tokens that are recognised in a text before it is split into words. Control tokens are special tokens."""
+    added: list[dict[str, Any]] = []
+    for piece, id in ids.items():
+        special = kinds[id] in (CONTROL, UNKNOWN)
+        if piece and (special or kinds[id] == USER_DEFINED):
+            # Spaces are replaced by the mark before a token that contains the mark is matched.
+            normalized = not special and SPACE in piece
+            added.append({"id": id, "content": piece, **PLAIN_TOKEN, "normalized": normalized, "special": special})
+    return added
+
+
+def add_ends(tokenizer: tokenizers.Tokenizer, before: tuple[str, int] | None, after: tuple[str, int] | None) -> None:
+    """Let a tokenizer put special tokens, each a text with its id, before and after a text."""
+    ends = [end for end in dict.fromkeys((before, after)) if end is not None]
+    if not ends:
+        return
+    single = [] if before is None else [before[0]]
+    single += ["$A"] if after is None else ["$A", after[0]]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)

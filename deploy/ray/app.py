@@ -1,0 +1,38 @@
+"""The application: `serve run deploy.ray.app:app`, or a configuration file such as `config.yaml`, whose `args` are a `Fleet`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+from deploy.ray.ingress import INGRESS
+from deploy.ray.options import Fleet, Pool
+from deploy.ray.replica import REPLICA
+
+
+def app(options: dict[str, Any]) -> Application:
+    """Return an ingress in front of the pools that the options name. Raise an error if an option is wrong."""
+    fleet = Fleet.model_validate(options)
+    pools = {name: _replicas(name, pool) for name, pool in fleet.pools.items()}
+    models = {model: name for name, pool in reversed(fleet.pools.items()) for model in pool.names}
+    return INGRESS.bind(pools, models, fleet.patience_s)
+
+
+def _replicas(name: str, pool: Pool) -> Application:
+    resources = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    if pool.min_replicas == pool.max_replicas:
+        made = REPLICA.options(name=name, ray_actor_options=resources, num_replicas=pool.max_replicas)
+    else:
+        scaling = AutoscalingConfig(
+            min_replicas=pool.min_replicas,
+            max_replicas=pool.max_replicas,
+            metrics_interval_s=2,
+            look_back_period_s=10,
+            upscale_delay_s=10,
+            downscale_delay_s=300,
+            policy=AutoscalingPolicy(policy_function="deploy.ray.scaling:by_queue_and_pages"),
+        )
+        made = REPLICA.options(name=name, ray_actor_options=resources, autoscaling_config=scaling)
+    return made.bind(pool.models, pool.settings)

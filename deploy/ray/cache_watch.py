@@ -1,0 +1,60 @@
+"""Follows the events of a server's prefix cache, and says from when on what was used is still there.
+
+A replica sends its routers one number instead of its pages: pages are evicted in the order of their last use, so the time at which the
+latest evicted page was stored separates what is gone from what is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+
+class CacheWatch:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.kept_since_s = 0.0
+        self._clock = clock
+        self._stored_s: dict[tuple[int, int], float] = {}  # by cache group and hash
+        self._numbers: dict[bytes, int] = {}  # of the last batch, by topic
+
+    def take(self, topic: bytes, number: int, batch: bytes) -> None:
+        """Read a batch of events in vLLM's wire format."""
+        if number != self._numbers.get(topic, number - 1) + 1:
+            self._clear()  # a batch was lost, maybe one with evictions
+        self._numbers[topic] = number
+        for event in msgspec.msgpack.decode(batch)[1]:
+            match event:
+                case ["BlockStored", hashes, _, _, _, _, _, *more]:
+                    group = more[2] if len(more) > 2 else 0
+                    self._stored_s.update(dict.fromkeys(((group, page) for page in hashes), self._clock()))
+                case ["BlockRemoved", hashes, _, *more]:
+                    group = more[0] if more else 0
+                    stored = [self._stored_s.pop((group, page), 0.0) for page in hashes]
+                    self.kept_since_s = max([self.kept_since_s, *stored])
+                case _:
+                    self._clear()
+
+    def _clear(self) -> None:
+        self._stored_s.clear()
+        self.kept_since_s = self._clock()
+
+
+def follow(watch: CacheWatch, address: str) -> threading.Thread:
+    """Let a thread read the events that are published at `address`, until the process ends."""
+    import zmq
+
+    heard = zmq.Context.instance().socket(zmq.SUB)
+    heard.setsockopt(zmq.SUBSCRIBE, b"kv@")
+    heard.connect(address)
+
+    def read() -> None:
+        while True:
+            topic, number, batch = heard.recv_multipart()
+            watch.take(topic, int.from_bytes(number, "big"), batch)
+
+    thread = threading.Thread(target=read, name="cache-watch", daemon=True)
+    thread.start()
+    return thread

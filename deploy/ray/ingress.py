@@ -1,0 +1,78 @@
+"""The ingress: takes requests of all APIs, and leases a replica for each through Ray, so that its router chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from urllib.parse import quote
+
+import aiohttp
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deploy.ray.lease import Lease
+from deploy.ray.passage import Passage, refusal
+from deploy.ray.session import new_session
+from deploy.ray.wish import BodyTooLarge, Wish, read, receive
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 10.0
+MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to come back
+PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+
+# Paths that mean one server, not the fleet.
+OF_ONE_SERVER = ("/admin", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1/messages/batches")
+
+
+class Ingress:
+    def __init__(self, pools: dict[str, DeploymentHandle], models: dict[str, str], patience_s: float) -> None:
+        """`models` says which pool serves which model. The first pool serves requests that name none of them."""
+        self._pools = {name: pool.options(method_name="lease") for name, pool in pools.items()}
+        self._models = models
+        self._patience_s = patience_s
+        self._client: aiohttp.ClientSession | None = None
+
+    async def __call__(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        if any(path == own or path.startswith(f"{own}/") for own in OF_ONE_SERVER):
+            text = f"{path} means one server, and this address is that of a fleet; use the address of the server"
+            return refusal(404, "not_found", text)
+        try:
+            body, is_quick = await receive(request.stream())
+        except BodyTooLarge as error:
+            return refusal(413, "body_too_large", str(error))
+        reading = read(request.method, path, request.headers, body, is_quick=is_quick)
+        pool = self._pools[self._models.get(reading.model, next(iter(self._pools)))]
+        target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
+
+        async def borrow(wish: Wish) -> Lease | None:
+            return await _leased(pool, wish)
+
+        return Passage(self._session(), borrow, request.method, target, request.headers, body, reading, self._patience_s)
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._client is None:  # it belongs to the event loop of the requests
+            self._client = new_session()
+        return self._client
+
+
+async def _leased(lease: DeploymentHandle, wish: Wish) -> Lease | None:
+    asked = lease.remote(wish)
+    try:
+        async with asyncio.timeout(LEASE_S):
+            return await asked
+    except TimeoutError:
+        asked.cancel()
+    except (RayError, RayServeException) as error:
+        log.warning("a lease failed: %s", type(error).__name__)
+    return None
+
+
+INGRESS = serve.deployment(
+    max_ongoing_requests=MOST_REQUESTS, ray_actor_options={"num_cpus": 0}, logging_config={"enable_access_log": False}
+)(Ingress)

@@ -1,0 +1,44 @@
+"""The options of a fleet: the `args` of its application in Ray's configuration file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from deploy.settings import model_entry
+
+PATIENCE_S = 60.0
+
+
+class Pool(BaseModel):
+    """Replicas that serve the same models. With two bounds that differ, their number follows the load."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    models: list[str | dict[str, Any]] = Field(default=["demo"], min_length=1)  # as in the configuration file of a server
+    settings: dict[str, Any] = {}  # of each server, as in its configuration file
+    min_replicas: int = Field(default=2, ge=0)
+    max_replicas: int = Field(default=2, ge=1)
+    num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica
+    num_gpus: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def check(self) -> Pool:
+        _ = self.names  # raises an error if an entry is wrong
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas is {self.min_replicas}; expected at most max_replicas, {self.max_replicas}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names by which requests ask for the models."""
+        specs = [model_entry(entry, f"model {number} of a pool") for number, entry in enumerate(self.models, 1)]
+        return [name for spec in specs for name in (spec.name, *spec.aliases)]
+
+
+class Fleet(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment
+    patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it

@@ -1,0 +1,205 @@
+"""One request on its way through the ingress: it is sent to one replica after another until it is served.
+
+The bytes come from the replica's server, without Ray between. The ingress gives each request a nonce from which the servers derive what the
+request leaves open (`server/open_values.py`). A request that is sent again therefore gets the same bytes, and the ingress leaves out those
+that the client has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from deploy.ray.lease import Lease
+from deploy.ray.loads import open_requests
+from deploy.ray.progress import Events, Progress, is_comment
+from deploy.ray.wish import Reading, Wish, place_of
+from server.open_values import HEADER
+
+log = logging.getLogger(__name__)
+
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts; doubled each time
+MOST_BUSY = 2  # replicas that may say that their queue is full before the client hears it
+MOST_LOST = 5  # replicas that a request may lose: it may itself be the reason
+QUEUE_FULL = b'"queue_full"'
+STREAMS = ("text/event-stream", "application/x-ndjson")
+HELD = ("application/json", "text/plain")  # sent on when they are complete, so that another replica can give them
+OWN_HEADERS = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "proxy-authorization",
+        "proxy-connection",
+        "host",
+        "expect",
+        HEADER,
+    }
+)
+
+LEFT_OUT = OWN_HEADERS | {"date", "server"}  # of an answer; the server in front of the ingress writes these
+
+# Leases a replica, or returns None if there was none in time. May be called again.
+Borrow = Callable[[Wish], Awaitable[Lease | None]]
+
+
+class GivenUp(Exception):
+    """No replica could serve a request."""
+
+
+@dataclass(slots=True, eq=False)
+class Passage(Response):
+    """An ASGI response: the answer of whichever replica gives it."""
+
+    client: aiohttp.ClientSession
+    borrow: Borrow
+    method: str
+    target: str
+    given: Headers  # of the request
+    content: bytes  # of the request
+    reading: Reading
+    patience_s: float
+    started: bool = False
+    nonce: bytes = b""
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = ""  # of the model whose stream the client has
+    progress: Progress = field(default_factory=Progress)
+    failed: set[str] = field(default_factory=set[str])
+    num_busy: int = 0
+    lost_s: float | None = None  # time of the first failure since the client got something new
+    num_lost: int = 0  # replicas that have broken off since then
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._run(send))
+        gone = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _run(self, send: Send) -> None:
+        num_pauses = 0
+        while True:
+            lease = await self.borrow(replace(self.reading.wish, avoided=frozenset(self.failed)))
+            if lease is not None and await self._attempt(lease, send):
+                return
+            now_s = time.monotonic()
+            if self.lost_s is None:
+                self.lost_s, num_pauses = now_s, 0
+            why = ""
+            if self.num_lost >= MOST_LOST:
+                why = f"{self.num_lost} replicas have ended while they had this request, so no other one gets it"
+            elif now_s - self.lost_s > self.patience_s:
+                why = f"no replica has answered within {self.patience_s:g} s; try again later"
+            if why and self.started:
+                raise GivenUp(f"{self.method} {self.target}: {why}")
+            if why:
+                await refusal(503, "unavailable", why)({"type": "http"}, _nothing, send)
+                return
+            await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**num_pauses))
+            num_pauses += 1
+
+    async def _attempt(self, lease: Lease, send: Send) -> bool:
+        """Send the request to a replica. Return whether that has served it. Raise Departure if it cannot continue the stream."""
+        open_requests[lease.replica] += 1
+        try:
+            self.nonce = self.nonce or place_of(lease.replica) + secrets.token_bytes(12)
+            headers = [(name, value) for name, value in self.given.items() if name not in OWN_HEADERS]
+            headers.append((HEADER, f"{lease.key} {self.nonce.hex()} {self.created_s}"))
+            if self.fingerprint:
+                headers = [(name, value) for name, value in headers if name != "if-match"] + [("if-match", self.fingerprint)]
+            async with self.client.request(
+                self.method,
+                URL(lease.url + self.target, encoded=True),
+                headers=headers,
+                data=self.content or None,
+                allow_redirects=False,
+                skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
+            ) as answer:
+                return await self._pass(answer, lease, send)
+        except aiohttp.ClientConnectorError:
+            self.failed.add(lease.replica)  # it has not got the request
+            return False
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            self.failed.add(lease.replica)
+            log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
+            self.num_lost += 1
+            if self.reading.repeatable:
+                return False
+            if self.started:
+                raise
+            why = "the replica ended, and this request cannot be sent twice; see what it has done"
+            await refusal(502, "replica_lost", why)({"type": "http"}, _nothing, send)
+            return True
+        finally:
+            open_requests[lease.replica] -= 1
+
+    async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
+        if self.started and answer.status != 200:
+            self.failed.add(lease.replica)
+            return False
+        is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
+        whole = await answer.read() if is_held else b""
+        is_away = answer.status == 503 and self.reading.repeatable
+        is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
+        if is_busy and (self.num_busy < MOST_BUSY or (is_away and self.method == "POST")):  # probes want to hear that a server is away
+            self.failed.add(lease.replica)
+            self.num_busy += 1
+            return False
+        if not self.started:
+            self.fingerprint = answer.headers.get(HEADER, "")
+            await send({"type": "http.response.start", "status": answer.status, "headers": _passed(answer.headers)})
+            self.started = True
+        if is_stream:
+            await self._stream(answer, send)
+        elif not is_held:
+            self.reading = replace(self.reading, repeatable=False)
+            async for data in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": whole, "more_body": False})
+        return True
+
+    async def _stream(self, answer: aiohttp.ClientResponse, send: Send) -> None:
+        events = Events(answer.content_type)
+        self.progress.again()
+        async for data in answer.content.iter_any():
+            new = [event for event in events.push(data) if is_comment(event) or self.progress.takes(event)]
+            if new:
+                self.lost_s, self.num_lost = None, 0
+                await send({"type": "http.response.body", "body": b"".join(new), "more_body": True})
+
+
+def _passed(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items() if name.lower() not in LEFT_OUT]
+
+
+def refusal(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": "server_error", "param": None, "code": code}}, status)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _disconnect(receive: Receive) -> None:
+    with suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass

@@ -1,0 +1,131 @@
+"""The server process of a replica: start it, wait until it is ready, ask it, stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.settings import PREFIX, gather
+from runtime.launch import command
+from server.settings import SettingsError
+
+FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the process id of its owner follows
+BOUND = Path(__file__).with_name("bound.py")
+READY_POLL_S = 0.1
+ASK_S = 5.0  # longest time for an answer to a question of the replica
+# Settings that the replica decides. Its own grace period is shorter than drain_s: what has not ended then goes on elsewhere.
+OWN = {"host": "127.0.0.1", "port": 0, "drain_s": 86400.0, "lame_duck_s": 0.0, "open_metrics": True, "batch_store_bytes": 0}
+DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*OWN, "kv_events", "kv_events_replay", "kv_events_name", "config", "state_file"))
+USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+class ServerEnded(Exception):
+    """The server process has ended."""
+
+
+class ServerProcess:
+    """One server on a port of its own. The kernel kills it when this process ends."""
+
+    def __init__(self, models: Sequence[str | dict[str, Any]], settings: Mapping[str, Any], *, address: str) -> None:
+        """`settings` are those of the configuration file. Raise SettingsError if one is wrong. The server listens on `address`, the one of
+        this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it."""
+        _remove_left_folders()
+        self.key = secrets.token_hex(16)
+        self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        self.events = f"ipc://{folder}/events"
+        environment = {name: value for name, value in os.environ.items() if name not in DROPPED}
+        config = folder / "relaxserve.yaml"
+        written = {"models": list(models), **settings, **OWN, "kv_events": self.events}
+        config.write_text(yaml.safe_dump(written))
+        try:
+            found, _ = gather({}, environment, config=config)  # says what is wrong before a process starts
+        except SettingsError:
+            self.clean()
+            raise
+        host = address if found.has_api_keys or found.insecure else "127.0.0.1"
+        port = _free_port(host)
+        config.write_text(yaml.safe_dump({**written, "host": host, "port": port}))
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        environment |= {f"{PREFIX}INGRESS_KEY": self.key}
+        # its log is that of this process, which Ray keeps
+        words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
+        self._process = subprocess.Popen(words, env=environment)
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self) -> None:
+        """Wait until the server has ended."""
+        self._process.wait()
+
+    def wait_until_ready(self) -> None:
+        """Raise ServerEnded if the server ends first."""
+        while True:
+            self.require()
+            try:
+                self.ask("/health/ready")
+                return
+            except OSError:
+                time.sleep(READY_POLL_S)
+
+    def require(self) -> None:
+        """Raise ServerEnded if the server has ended."""
+        if self.has_ended:
+            raise ServerEnded(f"the server ended with status {self._process.returncode}; its last lines in the log of this process say why")
+
+    def num_requests(self) -> int:
+        return int(json.loads(self.ask("/load"))["server_load"])
+
+    def pages_share(self) -> float:
+        """Return the share of pages that running requests hold, of the model that has most in use."""
+        return max((float(found) for found in USAGE.findall(self.ask("/metrics").decode())), default=0.0)
+
+    def ask(self, path: str) -> bytes:
+        """Raise OSError if the server answers with an error, late or not at all."""
+        with self._opener.open(self.url + path, timeout=ASK_S) as answer:
+            return answer.read()
+
+    def stop(self) -> None:
+        """Let running requests end, then stop the server. The caller is killed if that takes longer than its grace period, and the server
+        with it."""
+        self._process.terminate()
+        self._process.wait()
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the files of the server."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _remove_left_folders() -> None:
+    """Remove the folders of owners on this machine that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

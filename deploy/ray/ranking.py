@@ -1,0 +1,31 @@
+"""The order in which a request prefers the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from deploy.ray.owners import Owners
+from deploy.ray.wish import Wish, place_of
+
+SLACK = 4  # requests that a replica may have above the least loaded one, and still get a request for its prefix
+SLACK_SHARE = 0.5  # the same, as a share of the least load
+
+
+def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str, Any]], owners: Owners) -> Sequence[str]:
+    """Return the replicas, the best one first. `here`: their requests from this process; `stats`: what they report."""
+    load = {name: max(count, int(stats[name].get("num_requests", 0))) for name, count in here.items()}
+    since_s = {name: float(stats[name].get("kept_since_s", 0.0)) for name in here}
+    least = min((load[name] for name in here if name not in wish.avoided), default=0)
+    most = least + max(SLACK, int(least * SLACK_SHARE))
+    kept = owners.num_kept(wish.keys, since_s)
+    first = wish.keys[0] if wish.keys else b""
+
+    def rank(name: str) -> tuple[bool, bool, int, int, bytes]:
+        has_room = load[name] <= most
+        spread = blake2b(first + name.encode(), digest_size=8).digest()  # ingresses that know nothing agree on a replica
+        is_elsewhere = not wish.place or place_of(name) != wish.place
+        return name in wish.avoided, is_elsewhere, -kept[name] if has_room else 1, load[name], spread
+
+    return sorted(here, key=rank)

@@ -1,0 +1,80 @@
+"""A replica: an actor that owns one server process, watches it, and lends it to the ingress."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from deploy.ray.cache_watch import CacheWatch, follow
+from deploy.ray.lease import Lease
+from deploy.ray.process import ServerProcess
+from deploy.ray.scaling import PAGES, REQUESTS
+from deploy.ray.wish import Wish
+
+STATS_S = 2.0  # interval at which routers hear of load and cache
+ROUTER: dict[str, Any] = {"request_router_class": "deploy.ray.router.PrefixRouter", "request_routing_stats_period_s": STATS_S}
+MOST_LEASES = 100_000  # the server refuses what is too much, and says when to come back
+
+
+class Replica:
+    def __init__(self, models: list[str | dict[str, Any]], settings: dict[str, Any]) -> None:
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address())
+        self._cache = CacheWatch()
+        self._server.wait_until_ready()
+        follow(self._cache, self._server.events)
+        self._lease = Lease(self._name, self._server.url, self._server.key)
+        self._stops = False
+        threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
+
+    async def lease(self, wish: Wish) -> Lease:
+        """Return where the server is. The ingress sends it the request; the wish is for the router."""
+        del wish
+        return self._lease
+
+    async def check_health(self) -> None:
+        """Raise an error if the server does not answer; Ray then replaces this replica."""
+        self._server.require()
+        await asyncio.to_thread(self._server.ask, "/health/live")
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return {"num_requests": await self._num_requests(), "kept_since_s": self._cache.kept_since_s}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {REQUESTS: await self._num_requests(), PAGES: await asyncio.to_thread(self._server.pages_share)}
+
+    async def server_pid(self) -> int:
+        """Return the process id of the server, for tests that kill it."""
+        return self._server.pid
+
+    async def _num_requests(self) -> int:
+        return await asyncio.to_thread(self._server.num_requests)
+
+    def _watch(self) -> None:
+        """End this process as soon as the server has ended, so that Ray routes nothing here and starts another replica."""
+        self._server.wait()
+        if not self._stops:
+            self._server.clean()
+            os._exit(1)
+
+    def __del__(self) -> None:
+        """Ray calls this before it ends the replica, when routers do not choose it any more."""
+        if hasattr(self, "_stops"):
+            self._stops = True
+            self._server.stop()
+
+
+REPLICA = serve.deployment(
+    max_ongoing_requests=MOST_LEASES,
+    logging_config={"enable_access_log": False},  # the servers write a line for each request
+    health_check_period_s=2,
+    health_check_timeout_s=10,
+    graceful_shutdown_timeout_s=60,
+    request_router_config=RequestRouterConfig(**ROUTER),
+)(Replica)

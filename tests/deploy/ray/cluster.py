@@ -1,0 +1,136 @@
+"""A fleet on this machine: a local Ray, Serve, and an application of `deploy.ray`, started as users start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.conftest import ROOT
+
+MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one fleet
+SERVE = str(Path(sys.executable).with_name("serve"))
+START_S = 240.0
+
+
+@dataclass
+class Cluster:
+    url: str
+    mark: str
+    config: Path
+    log: Path
+    environment: Mapping[str, str]
+
+    def servers(self) -> dict[int, str]:
+        """Return the process ids of the replicas' servers that are ready, and their addresses."""
+        found = {pid: _address_of(pid) for pid in self._processes(b"relaxserve-replica-", b"deploy.cli")}
+        return {pid: url for pid, url in found.items() if url is not None and _answers(f"{url}/health/ready")}
+
+    def upgrade(self, **settings: Any) -> None:
+        """Deploy the same pools with other settings of their servers."""
+        document = yaml.safe_load(self.config.read_text())
+        for pool in document["applications"][0]["args"]["pools"].values():
+            pool["settings"] = settings
+        self.config.write_text(yaml.safe_dump(document))
+        dashboard = re.search(r"dashboard at \S*?(http://[\w.:]+)", self.log.read_text())
+        assert dashboard is not None, self.log.read_text()[:4000]
+        subprocess.run(
+            [SERVE, "deploy", "--address", dashboard[1], str(self.config)], env=dict(self.environment), check=True, capture_output=True
+        )
+
+    def actors(self) -> list[int]:
+        """Return the process ids of the replicas' actors."""
+        return self._processes(b"ray::ServeReplica", b":replicas")
+
+    def wait_for(self, num_servers: int) -> None:
+        """Wait until so many replicas answer."""
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s:
+            if len(self.servers()) >= num_servers and _answers(f"{self.url}/health/ready"):
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"the fleet did not start: {self.log.read_text()[-4000:]}")
+
+    def _processes(self, *words: bytes) -> list[int]:
+        return [pid for pid, line in marked(self.mark) if all(word in line for word in words)]
+
+
+def _address_of(pid: int) -> str | None:
+    """Read the address of a server in its configuration."""
+    with suppress(OSError, KeyError, ValueError):
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        config = yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())
+        return f"http://{config['host']}:{config['port']}"
+    return None
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=30).status_code == 200
+    return False
+
+
+def marked(mark: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the processes of a fleet, with their command lines."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name), (folder / "cmdline").read_bytes()
+
+
+@contextmanager
+def running_fleet(cache_folder: Path, pools: Mapping[str, Any], num_servers: int, **variables: str) -> Iterator[Cluster]:
+    folder, mark = Path(tempfile.mkdtemp(prefix="fleet-")), secrets.token_hex(8)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    application = {"name": "relaxserve", "route_prefix": "/", "import_path": "deploy.ray.app:app", "args": {"pools": dict(pools)}}
+    config = folder / "config.yaml"
+    http = {"host": "127.0.0.1", "port": port}
+    config.write_text(yaml.safe_dump({"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}))
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
+    environment = {
+        **own,
+        MARK: mark,
+        "RELAXSERVE_CACHE": str(cache_folder),
+        "PYTHONPATH": str(ROOT),
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_AUTH_MODE": "disabled",  # otherwise Ray writes a token into the home folder
+        **variables,
+    }
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [SERVE, "run", "--address", "local", str(config)], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment)
+    try:
+        cluster.wait_for(num_servers)
+        yield cluster
+    finally:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        for pid, _ in marked(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,355 @@
+"""Requests that lose their replicas: the replicas are HTTP servers with scripts, and there is no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp", reason="needs aiohttp (the extra ray)")
+
+from aiohttp import web  # noqa: E402
+from starlette.datastructures import Headers  # noqa: E402
+
+from deploy.ray.lease import Lease  # noqa: E402
+from deploy.ray.loads import open_requests  # noqa: E402
+from deploy.ray.passage import MOST_LOST, GivenUp, Passage  # noqa: E402
+from deploy.ray.progress import Departure  # noqa: E402
+from deploy.ray.session import new_session  # noqa: E402
+from deploy.ray.wish import Wish, place_of, read  # noqa: E402
+from server.open_values import HEADER  # noqa: E402
+
+CHAT = "/v1/chat/completions"
+SSE = {"content-type": "text/event-stream", HEADER: "fp_1"}
+Script = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def event(at: int) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{"content":"t%d"}}]}\n\n' % at
+
+
+WHOLE = b"".join(event(at) for at in range(8)) + b"data: [DONE]\n\n"
+
+
+@dataclass
+class Replicas:
+    """Scripted replicas, which are lent in turn. A script stands for one request."""
+
+    urls: list[str] = field(default_factory=list)
+    scripts: list[Script] = field(default_factory=list)
+    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append((request.raw_path, {name.lower(): value for name, value in request.headers.items()}, await request.read()))
+        return await self.scripts[min(len(self.seen), len(self.scripts)) - 1](request)
+
+    async def borrow(self, wish: Wish) -> Lease | None:
+        self.wishes.append(wish)
+        at = (len(self.wishes) - 1) % len(self.urls)
+        return Lease(f"r{at}", self.urls[at], f"key-of-r{at}")
+
+
+@asynccontextmanager
+async def replicas(*scripts: Script, num: int = 2) -> AsyncIterator[Replicas]:
+    made = Replicas(scripts=list(scripts))
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    for _ in range(num):
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        made.urls.append(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")
+    try:
+        yield made
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Client:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_whole: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.body += message["body"]
+            self.is_whole = not message.get("more_body", False)
+
+    async def receive(self) -> Any:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def ask(
+    made: Replicas,
+    *,
+    method: str = "POST",
+    path: str = CHAT,
+    body: bytes = b"{}",
+    patience_s: float = 30.0,
+    client: Client | None = None,
+    **headers: str,
+) -> Client:
+    client = client or Client()
+    async with new_session() as session:
+        given = Headers({name.replace("_", "-"): value for name, value in headers.items()})
+        reading = read(method, path.partition("?")[0], given, body)
+        await Passage(session, made.borrow, method, path, given, body, reading, patience_s)({"type": "http"}, client.receive, client.send)
+    return client
+
+
+def streams(data: bytes, *, dies: bool = False, headers: dict[str, str] = SSE, pieces: int = 40) -> Script:
+    async def script(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers=headers)
+        await answer.prepare(request)
+        for at in range(0, len(data), pieces):
+            await answer.write(data[at : at + pieces])
+        if dies:
+            request.transport.abort()
+        return answer
+
+    return script
+
+
+def answers(status: int, body: bytes, **headers: str) -> Script:
+    async def script(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, body=body, headers={"content-type": "application/json", **headers})
+
+    return script
+
+
+async def dies(request: web.Request) -> web.StreamResponse:
+    request.transport.abort()
+    return web.Response()
+
+
+def run(work: Awaitable[Any]) -> Any:
+    return asyncio.run(work)
+
+
+def test_a_request_and_its_answer_pass_unchanged() -> None:
+    async def go() -> None:
+        async with replicas(answers(201, b'{"a": 1}', **{"x-own": "v"})) as made:
+            body = b'{"model": "m",  "odd" : [1.0, null]}'
+            client = await ask(made, path="/v1/x%20y?q=a%2Fb&r", body=body, content_type="application/json", x_given="g")
+            assert (client.status, client.body, client.headers["x-own"]) == (201, b'{"a": 1}', "v")
+            ((target, headers, sent),) = made.seen
+            assert (target, sent) == ("/v1/x%20y?q=a%2Fb&r", body)
+            assert headers["x-given"] == "g"
+            assert {*headers} == {"host", "content-type", "x-given", "content-length", HEADER}
+            key, nonce, _ = headers[HEADER].split(" ")
+            assert key == "key-of-r0"
+            assert bytes.fromhex(nonce)[:4] == place_of("r0")
+            assert HEADER not in client.headers
+            assert not +open_requests
+
+    run(go())
+
+
+def test_a_client_cannot_give_open_values() -> None:
+    async def go() -> None:
+        async with replicas(answers(200, b"{}")) as made:
+            await ask(made, **{HEADER: "mine 00112233445566778899 1"})
+            assert made.seen[0][1][HEADER].startswith("key-of-r0 ")
+
+    run(go())
+
+
+@pytest.mark.parametrize("cut", [0, 1, 61, 150, len(WHOLE) - 20, len(WHOLE) - 1])
+def test_a_stream_goes_on_where_the_dead_replica_ended(cut: int) -> None:
+    async def go() -> None:
+        async with replicas(streams(WHOLE[:cut], dies=True), streams(WHOLE)) as made:
+            client = await ask(made)
+            assert (client.status, client.body, client.is_whole) == (200, WHOLE, True)
+            first, second = (headers for _, headers, _ in made.seen)
+            assert first[HEADER].split(" ")[1:] == second[HEADER].split(" ")[1:]  # the same open values
+            assert second[HEADER].startswith("key-of-r1 ")
+            assert "if-match" not in first
+            assert second.get("if-match") == "fp_1"
+            assert made.wishes[1].avoided == {"r0"}
+
+    run(go())
+
+
+def test_comments_are_passed_on_and_do_not_count() -> None:
+    async def go() -> None:
+        beat = b": still working\n\n"
+        async with replicas(streams(beat + event(0) + beat + event(1), dies=True), streams(event(0) + event(1) + beat + event(2))) as made:
+            assert (await ask(made)).body == beat + event(0) + beat + event(1) + beat + event(2)
+
+    run(go())
+
+
+def test_lines_of_json_go_on_too() -> None:
+    async def go() -> None:
+        headers = {"content-type": "application/x-ndjson"}
+        lines = b"".join(b'{"response":"t%d","done":false}\n' % at for at in range(6))
+        async with replicas(streams(lines[:80], dies=True, headers=headers), streams(lines, headers=headers)) as made:
+            assert (await ask(made, path="/api/generate")).body == lines
+
+    run(go())
+
+
+def test_an_answer_in_one_piece_is_asked_for_again() -> None:
+    async def go() -> None:
+        async def half(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse(headers={"content-type": "application/json", "content-length": "100"})
+            await answer.prepare(request)
+            await answer.write(b'{"id": 1')
+            request.transport.abort()
+            return answer
+
+        async with replicas(dies, half, answers(200, b'{"id": 2}')) as made:
+            client = await ask(made, path="/v1/embeddings")
+            assert (client.status, client.body) == (200, b'{"id": 2}')
+
+    run(go())
+
+
+def test_a_replica_that_is_not_there_is_passed_over() -> None:
+    async def go() -> None:
+        async with replicas(streams(WHOLE)) as made:
+            made.urls[0] = "http://127.0.0.1:9"
+            assert (await ask(made)).body == WHOLE
+            made.wishes.clear()
+            assert (await ask(made, path="/v1/files/x")).status == 200  # it got nothing, so any request may go elsewhere
+
+    run(go())
+
+
+def test_a_request_that_acts_is_not_sent_twice() -> None:
+    async def go() -> None:
+        async with replicas(dies) as made:
+            client = await ask(made, path="/v1/responses", body=b'{"background": true}')
+            assert client.status == 502
+            assert b"replica_lost" in client.body
+            assert len(made.seen) == 1
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    ("scripts", "status", "num"),
+    [
+        ((answers(429, b'{"error":{"code":"queue_full"}}'), streams(WHOLE)), 200, 2),
+        ((*[answers(503, b"{}")] * 4, streams(WHOLE)), 200, 5),  # a server that starts or stops
+        ((answers(429, b'{"error":{"code":"queue_full"}}'),), 429, 3),
+        ((answers(429, b'{"error":{"code":"rate_limit_exceeded"}}'),), 429, 1),
+        ((answers(400, b"{}"),), 400, 1),
+        ((answers(500, b"{}"),), 500, 1),
+    ],
+)
+def test_a_busy_replica_is_passed_over_and_other_errors_are_answers(scripts: Sequence[Script], status: int, num: int) -> None:
+    async def go() -> None:
+        async with replicas(*scripts) as made:
+            assert (await ask(made)).status == status
+            assert len(made.seen) == num
+
+    run(go())
+
+
+def test_a_probe_hears_that_no_server_is_ready() -> None:
+    async def go() -> None:
+        async with replicas(answers(503, b"{}")) as made:
+            assert (await ask(made, method="GET", path="/health/ready")).status == 503
+            assert len(made.seen) == 3
+
+    run(go())
+
+
+def test_a_replica_that_would_go_on_otherwise_ends_the_stream() -> None:
+    async def go() -> None:
+        async with replicas(streams(WHOLE[:150], dies=True), streams(event(9) + WHOLE)) as made:
+            with pytest.raises(Departure):
+                await ask(made)
+
+    run(go())
+
+
+def test_a_replica_with_another_model_is_passed_over() -> None:
+    async def go() -> None:
+        async with replicas(streams(WHOLE[:150], dies=True), answers(412, b"{}"), streams(WHOLE)) as made:
+            assert (await ask(made)).body == WHOLE
+
+    run(go())
+
+
+def test_a_request_that_ends_replicas_does_not_get_all_of_them() -> None:
+    async def go() -> None:
+        async with replicas(dies) as made:
+            client = await ask(made)
+            assert client.status == 503
+            assert len(made.seen) == MOST_LOST
+        async with replicas(streams(WHOLE[:150], dies=True), dies) as made:
+            client = Client()
+            with pytest.raises(GivenUp, match="replicas have ended"):
+                await ask(made, client=client)
+            assert not client.is_whole
+
+    run(go())
+
+
+def test_patience_ends() -> None:
+    async def go() -> None:
+        async def nothing(_wish: Wish) -> Lease | None:
+            return None
+
+        async with replicas(streams(WHOLE)) as made:
+            made.borrow = nothing  # type: ignore[method-assign]
+            client = await ask(made, patience_s=0.01)
+            assert client.status == 503
+            assert b"no replica has answered within 0.01 s" in client.body
+
+    run(go())
+
+
+def test_a_client_that_leaves_ends_the_request() -> None:
+    async def go() -> None:
+        left = asyncio.Event()
+
+        async def endless(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse(headers=SSE)
+            await answer.prepare(request)
+            try:
+                while True:
+                    await answer.write(event(0))
+                    await asyncio.sleep(0.001)
+            finally:
+                left.set()
+
+        async with replicas(endless) as made:
+            client = Client()
+            asking = asyncio.create_task(ask(made, client=client))
+            while not client.body:
+                await asyncio.sleep(0.001)
+            client.gone.set()
+            await asking
+            await left.wait()
+            assert not client.is_whole
+            assert not +open_requests
+
+    run(go())
+
+
+def test_other_content_is_passed_on_as_it_comes() -> None:
+    async def go() -> None:
+        headers = {"content-type": "application/wasm"}
+        async with replicas(streams(WHOLE, headers=headers)) as made:
+            assert (await ask(made, method="GET", path="/web/m/x.wasm")).body == WHOLE
+        async with replicas(streams(WHOLE, headers=headers, dies=True)) as made:
+            with pytest.raises(aiohttp.ClientError):
+                await ask(made, method="GET", path="/web/m/x.wasm")
+
+    run(go())

@@ -1,0 +1,97 @@
+"""The server process of a replica."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
+
+from deploy.ray.process import FOLDER, ServerEnded, ServerProcess
+from server.settings import SettingsError
+from tests.conftest import ROOT
+
+OWNER = """
+import time
+from deploy.ray.process import ServerProcess
+server = ServerProcess(["demo"], {}, address="127.0.0.1")
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_server_starts_answers_and_stops() -> None:
+    server = ServerProcess(["demo=d"], {"max_body_bytes": 5000}, address="10.0.0.1")  # without keys, other machines do not reach it
+    server.wait_until_ready()
+    assert server.url.startswith("http://127.0.0.1:")
+    assert b'"d"' in server.ask("/v1/models")
+    assert server.num_requests() == 0
+    assert server.pages_share() == 0.0
+    server.stop()
+    assert server.has_ended
+
+
+def test_a_server_ends_with_its_owner() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert is_alive(pid)
+        owner.kill()
+    end_s = time.monotonic() + 60
+    while is_alive(pid) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert not is_alive(pid)
+
+
+def test_an_owner_that_has_ended_starts_nothing() -> None:
+    bound = ROOT / "deploy" / "ray" / "bound.py"
+    found = subprocess.run([sys.executable, bound, "1", sys.executable, "-c", "print('started')"], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stdout == ""
+    assert "has ended" in found.stderr
+
+
+def test_wrong_settings_are_refused_before_a_process_starts() -> None:
+    with pytest.raises(SettingsError, match="unknown_setting"):
+        ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
+
+
+def test_a_server_that_ends_early_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    server = ServerProcess([f"{tmp_path}=empty"], {}, address="127.0.0.1")
+    with pytest.raises(ServerEnded, match="status 1; its last lines"):
+        server.wait_until_ready()
+    server.clean()
+    assert "config.json" in capfd.readouterr().err
+
+
+def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, kept = tmp_path / f"{FOLDER}999999999-x", tmp_path / f"{FOLDER}{os.getppid()}-x"
+    left.mkdir()
+    kept.mkdir()
+    with pytest.raises(SettingsError):
+        ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
+    assert [*tmp_path.iterdir()] == [kept]
+
+
+def test_a_killed_server_is_noticed() -> None:
+    server = ServerProcess(["demo"], {}, address="127.0.0.1")
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    with pytest.raises(ServerEnded, match="status -9"):
+        server.require()
+    server.clean()

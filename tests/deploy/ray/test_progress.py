@@ -1,0 +1,67 @@
+"""Streams that go on behind what the client has."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.ray.progress import Departure, Events, Progress, is_comment
+
+
+def chunk(index: int, text: str) -> bytes:
+    return b'data: {"id":"a","choices":[{"index":%d,"delta":{"content":"%s"}}]}\n\n' % (index, text.encode())
+
+
+def test_events_are_whole_however_the_bytes_arrive() -> None:
+    stream = b"".join(chunk(0, f"t{at}") for at in range(5)) + b": still working\n\n" + b"data: [DONE]\n\n"
+    for size in (1, 3, 50, len(stream)):
+        events = Events("text/event-stream")
+        found = [event for at in range(0, len(stream), size) for event in events.push(stream[at : at + size])]
+        assert b"".join(found) == stream
+        assert [is_comment(event) for event in found] == [False] * 5 + [True, False]
+
+
+def test_lines_of_json_are_events() -> None:
+    assert Events("application/x-ndjson").push(b'{"a":1}\n{"b"') == [b'{"a":1}\n']
+
+
+def test_a_second_stream_goes_on_behind_the_first() -> None:
+    events = [chunk(0, f"t{at}") for at in range(6)]
+    progress = Progress()
+    assert all(progress.takes(event) for event in events[:4])
+    progress.again()
+    assert [progress.takes(event) for event in events[:2]] == [False] * 2
+    progress.again()  # the second replica dies before it has caught up
+    assert [progress.takes(event) for event in events] == [False] * 4 + [True] * 2
+
+
+def test_choices_may_take_turns_in_another_order() -> None:
+    progress = Progress()
+    assert all(progress.takes(event) for event in (chunk(0, "a"), chunk(1, "x"), chunk(0, "b"), chunk(0, "c")))
+    progress.again()
+    order = (chunk(1, "x"), chunk(1, "y"), chunk(0, "a"), chunk(0, "b"), chunk(2, "new"), chunk(0, "c"), chunk(0, "d"))
+    assert [progress.takes(event) for event in order] == [False, True, False, False, True, False, True]
+
+
+def test_another_stream_is_not_a_continuation() -> None:
+    progress = Progress()
+    assert progress.takes(chunk(0, "a"))
+    assert progress.takes(chunk(0, "b"))
+    progress.again()
+    assert not progress.takes(chunk(0, "a"))
+    with pytest.raises(Departure, match="the first 2 events differ"):
+        progress.takes(chunk(0, "c"))
+
+
+def test_a_prefix_cache_makes_no_difference_and_text_about_it_does() -> None:
+    def start(counts: str) -> bytes:
+        return b'event: message_start\ndata: {"usage":{%s}}\n\n' % counts.encode()
+
+    progress = Progress()
+    assert progress.takes(start('"input_tokens":90,"cache_read_input_tokens":0,"output_tokens":1'))
+    progress.again()
+    assert not progress.takes(start('"input_tokens":10,"cache_read_input_tokens":80,"output_tokens":1'))
+    quoted = Progress()
+    assert quoted.takes(chunk(0, '\\"cached_tokens\\":1'))
+    quoted.again()
+    with pytest.raises(Departure):
+        quoted.takes(chunk(0, '\\"cached_tokens\\":2'))

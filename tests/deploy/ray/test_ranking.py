@@ -1,0 +1,76 @@
+"""Which replica a request prefers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.ray.owners import Owners
+from deploy.ray.ranking import SLACK, ranked
+from deploy.ray.wish import Wish, place_of
+
+KEYS = tuple(bytes([at]) * 8 for at in range(4))
+NO_STATS: dict[str, dict[str, Any]] = {"a": {}, "b": {}, "c": {}}
+
+
+def idle(**loads: int) -> dict[str, int]:
+    return {"a": 0, "b": 0, "c": 0} | loads
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_longest_prefix_wins() -> None:
+    owners = Owners()
+    owners.learn(KEYS[:2], "a")
+    owners.learn(KEYS[:3], "b")
+    assert ranked(Wish(KEYS), idle(), NO_STATS, owners)[:2] == ["b", "a"]
+    assert ranked(Wish(KEYS[:2]), idle(b=1), NO_STATS, owners)[0] == "a"  # both have it, so the load decides
+
+
+def test_a_busy_owner_gives_way() -> None:
+    owners = Owners()
+    owners.learn(KEYS, "a")
+    assert ranked(Wish(KEYS), idle(a=SLACK), NO_STATS, owners)[0] == "a"
+    assert ranked(Wish(KEYS), idle(a=SLACK + 1), NO_STATS, owners)[-1] == "a"
+
+
+def test_the_load_that_replicas_report_counts_too() -> None:
+    stats = NO_STATS | {"a": {"num_requests": 9}, "b": {"num_requests": 2}}
+    assert ranked(Wish(), idle(c=5), stats, Owners()) == ["b", "c", "a"]
+
+
+def test_evicted_prefixes_do_not_count() -> None:
+    clock = Clock()
+    owners = Owners(clock=clock)
+    owners.learn(KEYS, "a")
+    clock.now_s = 200.0
+    owners.learn(KEYS[:1], "b")
+    stats = NO_STATS | {"a": {"kept_since_s": 150.0}, "b": {"kept_since_s": 150.0}}
+    assert ranked(Wish(KEYS), idle(), stats, owners)[0] == "b"
+
+
+def test_ingresses_agree_on_unknown_prefixes_and_spread_them() -> None:
+    firsts = {ranked(Wish((bytes([at]) * 8,)), idle(), NO_STATS, Owners())[0] for at in range(30)}
+    assert firsts == {"a", "b", "c"}
+    assert ranked(Wish(KEYS), idle(), NO_STATS, Owners()) == ranked(Wish(KEYS), idle(), NO_STATS, Owners())
+
+
+def test_a_stored_response_binds_and_a_failed_replica_comes_last() -> None:
+    owners = Owners()
+    owners.learn(KEYS, "a")
+    assert ranked(Wish(KEYS, place_of("c")), idle(c=50), NO_STATS, owners)[0] == "c"
+    assert ranked(Wish(KEYS, avoided=frozenset("a")), idle(b=30, c=20), NO_STATS, owners) == ["c", "b", "a"]
+
+
+def test_old_keys_and_lost_replicas_are_forgotten() -> None:
+    owners = Owners(most_keys=3)
+    owners.learn(KEYS, "a")
+    assert owners.num_kept(KEYS[:1], {"a": 0.0}) == {"a": 0}
+    assert owners.num_kept(KEYS, {"a": 0.0}) == {"a": 4}
+    owners.learn(KEYS[1:2], "b")
+    owners.forget({"b"})
+    assert owners.num_kept(KEYS, {"a": 0.0, "b": 0.0}) == {"a": 0, "b": 2}

@@ -1,0 +1,23 @@
+"""How many replicas the load asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.ray.scaling import wanted
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "pages_shares", "num_replicas", "expected"),
+    [
+        (0, 0.0, 3, 1),
+        (16, 0.5, 1, 1),
+        (17, 0.5, 1, 2),  # the queue grows
+        (4, 1.9, 2, 3),  # few requests with long contexts fill the pages
+        (100, 0.1, 2, 7),
+        (0, 0.0, 0, 0),  # a fleet without replicas stays so until a request waits
+        (1, 0.0, 0, 1),
+    ],
+)
+def test_replicas_follow_the_queue_and_the_pages(num_requests: float, pages_shares: float, num_replicas: int, expected: int) -> None:
+    assert wanted(num_requests, pages_shares, num_replicas) == expected

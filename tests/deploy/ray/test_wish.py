@@ -1,0 +1,120 @@
+"""What the fleet reads from requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from deploy.ray import wish
+from deploy.ray.wish import BLOCK, MOST_KEYS, BodyTooLarge, chain, place_of, read, receive
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def keys_of(tenant: str = "", **fields: Any) -> tuple[bytes, ...]:
+    return chain(fields, tenant)
+
+
+def conversation(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
+
+
+def test_a_conversation_that_goes_on_keeps_its_first_keys() -> None:
+    first, later = conversation("a" * 900), conversation("a" * 900, "b" * 600, "c" * 300)
+    before, after = keys_of(messages=first), keys_of(messages=later)
+    assert len(after) > len(before) >= 3
+    assert after[: len(before)] == before
+
+
+def test_the_first_difference_changes_all_later_keys() -> None:
+    a, b = keys_of(prompt="x" * 2000), keys_of(prompt="x" * 1000 + "y" * 1000)
+    same = [one == other for one, other in zip(a, b, strict=True)]
+    assert same.index(False) == same.count(True) == 1000 // BLOCK + 1  # the fields before the prompt fill up the fourth block
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"system": "other"}, {"tools": [{"name": "other"}]}])
+def test_what_comes_before_the_turns_is_part_of_all_keys(change: dict[str, Any]) -> None:
+    plain = {"model": "demo", "messages": conversation("a" * 900)}
+    assert keys_of(**plain)[0] != keys_of(**(plain | change))[0]
+
+
+def test_tenants_share_no_keys() -> None:
+    assert not {*keys_of("one", prompt="x" * 2000)} & {*keys_of("two", prompt="x" * 2000)}
+
+
+def test_a_chain_is_bounded() -> None:
+    assert len(keys_of(prompt="x" * BLOCK * (MOST_KEYS + 50))) == MOST_KEYS
+
+
+def test_a_session_adds_a_key_of_its_own() -> None:
+    plain = read("POST", CHAT, {}, body(prompt="x" * 300)).wish.keys
+    for headers, fields in (({"x-session-id": "s"}, {}), ({}, {"prompt_cache_key": "s"}), ({}, {"user": "s"})):
+        found = read("POST", CHAT, headers, body(prompt="x" * 300, **fields)).wish.keys
+        assert found[:-1] == plain
+        assert found[-1] == read("POST", CHAT, {"x-session-id": "s"}, body()).wish.keys[-1]
+
+
+@pytest.mark.parametrize("wrong", [b"", b"{", b"[1]", b'"text"', b"\xff", b"null", b"[" * 100_000, b'{"messages":5,"tools":7,"model":[]}'])
+def test_a_body_without_meaning_is_still_passed_on(wrong: bytes) -> None:
+    found = read("POST", CHAT, {}, wrong)
+    assert found.wish.keys == ()
+    assert found.model == ""
+    assert found.repeatable
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "repeatable"),
+    [
+        ("POST", "/v1/messages", {}, True),
+        ("POST", "/api/chat", {}, True),
+        ("POST", "/v1/responses", {}, True),
+        ("POST", "/v1/responses", {"tools": [{"type": "mcp"}]}, False),
+        ("POST", "/v1/responses", {"background": True}, False),
+        ("POST", "/v1/responses/resp_1/cancel", {}, False),
+        ("DELETE", "/v1/responses/resp_1", {}, False),
+        ("POST", "/unknown", {}, False),
+        ("GET", "/v1/models", {}, True),
+    ],
+)
+def test_only_requests_that_compute_may_be_sent_twice(method: str, path: str, fields: dict[str, Any], repeatable: bool) -> None:
+    assert read(method, path, {}, body(**fields)).repeatable is repeatable
+
+
+def test_a_stored_response_is_sought_where_it_was_made() -> None:
+    place = place_of("replica#x")
+    stored = f"resp_{place.hex()}00112233"
+    assert read("GET", f"/v1/responses/{stored}", {}, b"").wish.place == place
+    assert read("DELETE", f"/v1/responses/{stored}", {}, b"").wish.place == place
+    assert read("POST", "/v1/responses", {}, body(previous_response_id=stored)).wish.place == place
+    assert read("POST", "/v1/responses", {}, body(previous_response_id="x")).wish.place == b""
+    assert read("POST", CHAT, {}, body(previous_response_id=stored)).wish.place == b""
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def test_a_body_that_takes_long_to_decode_is_not_read() -> None:
+    assert asyncio.run(receive(pieces(b'{"a', b'":1}'))) == (b'{"a":1}', True)
+    slow, is_quick = asyncio.run(receive(pieces(b'{"tools":[' + b"{}," * 30_000, b"{}]}")))
+    assert not is_quick
+    assert slow.endswith(b"{}]}")
+    assert not read("POST", "/v1/responses", {}, slow, is_quick=False).repeatable  # it may have side effects
+    found = read("POST", CHAT, {"x-session-id": "s"}, slow, is_quick=False)
+    assert found.repeatable
+    assert len(found.wish.keys) == 1
+
+
+def test_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wish, "MOST_BODY_BYTES", 10)
+    with pytest.raises(BodyTooLarge, match="the body is larger than 10 bytes"):
+        asyncio.run(receive(pieces(b"12345", b"67890", b"1")))
