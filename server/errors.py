@@ -113,7 +113,7 @@ INVALID_AUDIO = ErrorKind(
     400,
     INVALID,
     "The audio file is damaged, too long, or in a format that the server does not read.",
-    "Read the message; convert the file to WAV.",
+    "Read the message; install the extra `media`, or convert the file to WAV.",
 )
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,

@@ -97,6 +97,13 @@ class Stamps(msgspec.Struct, frozen=True):
     most_first: int  # the first stamp is at most this many stamps after 0.00
 
 
+class Audio(msgspec.Struct, frozen=True):
+    """A piece of a recording, as much as the model hears at once or less. It consists of whole hops: see `runtime/spectrogram.py`."""
+
+    samples: bytes  # little-endian f32, with those around the piece
+    loudest: float  # the largest energy of the whole recording
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
@@ -172,7 +179,7 @@ class Submit(Message, frozen=True, tag=True):
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
-    audio: bytes = b""  # samples of the window of audio that the prompt is about: little-endian f32, as many as the model hears or fewer
+    audio: Audio | None = None  # the audio that the prompt is about
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -185,6 +192,7 @@ class Embed(Message, frozen=True, tag=True):
     cache_salt: str = ""
     priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
+    audio: Audio | None = None  # for speech models, whose vector of a token is its attention to the frames of the audio, in several heads
 
 
 class Abort(Message, frozen=True, tag=True):
@@ -275,7 +283,8 @@ class Ready(Message, frozen=True, tag=True):
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
     generates: bool = True  # False for a model that generates only transcripts
-    num_samples: int = 0  # samples of a window of audio that the model hears, 16,000 a second; 0: none
+    num_hops: int = 0  # hops of audio that the model hears at once, 10 ms each; 0: it hears nothing
+    num_mels: int = 0  # energies of a hop that the model hears
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt

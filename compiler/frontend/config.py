@@ -134,11 +134,12 @@ class Hearing:
     num_layers: int
     num_heads: int
     intermediate_size: int
+    aligned: tuple[tuple[int, int], ...]  # layer and head of the decoder's attention to the audio that follows the speech
 
     @property
-    def num_samples(self) -> int:
-        """The samples of a window."""
-        return 320 * self.num_frames
+    def num_hops(self) -> int:
+        """The hops of a window. The second convolution makes one frame of two hops."""
+        return 2 * self.num_frames
 
 
 @dataclass(frozen=True, slots=True)

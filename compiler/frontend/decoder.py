@@ -4,6 +4,7 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
+                                                       for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
 A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group. Models with states
@@ -32,6 +33,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.embedding import EMBEDDING
+from compiler.ops.manipulate import CONCAT
 from runtime.cache_groups import HeardGroup, KVGroup, StateGroup
 
 ENTRY, HIDDEN, BOTH, OBSERVED = "step", "hidden", "both", "observed"
@@ -156,7 +158,8 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
         return step.net.builder.emit(MakeTuple((found, *step.net.squares.values())))
     if batch.hidden_rows is None:
         return found
-    return step.net.builder.emit(MakeTuple((found, _hidden(step, family, x, batch.hidden_rows))))
+    second = step.net.call(CONCAT, *step.attended, axis=1) if step.attended else _hidden(step, family, x, batch.hidden_rows)
+    return step.net.builder.emit(MakeTuple((found, second)))
 
 
 def _hidden(step: Step, family: DecoderFamily, x: Var, rows: Var) -> Var:

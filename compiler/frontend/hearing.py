@@ -1,10 +1,12 @@
 """The part of a speech model that listens: the program that turns a window of samples into the keys and values which the decoder reads.
 
-    hear(samples[n], slots[frames], cache) -> encoded[frames, size]
+    hear(samples[n], loudest[1, 1], sounding[hops, 1], slots[frames], cache) -> encoded[frames, size]
 
-A window has a fixed number of samples, as the model was trained; shorter audio ends in zeros. The program computes the log-mel spectrogram
-(a short-time Fourier transform as a product with a table), two convolutions, the layers of the encoder, and for each layer of the decoder
-the keys and values of all frames, which it appends to the pages of the sequence.
+A window has a fixed number of hops, as the model was trained, and its samples reach a little beyond it (`runtime/spectrogram.py`). The
+program computes the log-mel spectrogram (a short-time Fourier transform as a product with a table), two convolutions, the layers of the
+encoder, and for each layer of the decoder the keys and values of all frames, which it appends to the pages of the sequence. `loudest` is
+the largest energy of the whole recording: much lower energies are raised to a floor below it, so that quiet windows stay quiet. `sounding`
+is 1 for hops of the recording and 0 after its end, where the spectrogram is zero.
 """
 
 from __future__ import annotations
@@ -24,18 +26,14 @@ from compiler.ir.types import tensor
 from compiler.ops.attention.kv_cache import KV_APPEND
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
 from compiler.ops.elementwise import GELU, LOG, MAXIMUM, MULTIPLY, SUBTRACT
-from compiler.ops.manipulate import CONCAT, FLIP, PERMUTE_DIMS, SLICE
+from compiler.ops.manipulate import CONCAT, PERMUTE_DIMS, SLICE
 from compiler.ops.products.matmul import LINEAR
-from compiler.ops.reduce import MAX
 from runtime.cache_groups import HeardGroup
+from runtime.spectrogram import AROUND, BINS, HOP, LEAST, RANGE, ROWS, WINDOW, fourier_table, mel_filters
 
 ENTRY = "hear"
-SAMPLE_RATE = 16_000
-WINDOW, HOP = 400, 160  # samples of a Fourier transform, and from one to the next
-BINS = WINDOW // 2 + 1
-ROWS = -(-WINDOW // HOP)  # hops that a window touches
 FOURIER, FILTERS = "hearing.fourier", "hearing.filters"  # names of the tables, which no checkpoint has
-LEAST, RANGE, LOG_10 = 1e-10, 8.0, float(np.log(10.0))
+LOG_10 = float(np.log(10.0))
 ENCODER, DECODER = "model.encoder.", "model.decoder."
 
 
@@ -43,12 +41,14 @@ def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
     """Add the program to the module of the builder."""
     hearing = config.hearing
     assert hearing is not None
-    i32, parts = DType.I32, DimVar("heard_parts", 1)
-    samples = Var("samples", tensor((hearing.num_samples,), DType.F32))
+    i32, f32, parts = DType.I32, DType.F32, DimVar("heard_parts", 1)
+    samples = Var("samples", tensor((HOP * hearing.num_hops + AROUND,), f32))
+    loudest = Var("loudest", tensor((1, 1), f32))
+    sounding = Var("sounding", tensor((hearing.num_hops, 1), f32))
     slots = Var("slots", tensor((hearing.num_frames,), i32))
     cache = Var("cache", tensor(group.shape(parts), DType(group.dtype)))
-    with net.function(ENTRY, (samples, slots, cache), pure=False):
-        x = _encoded(net, config, hearing, _log_mel(net, hearing, samples))
+    with net.function(ENTRY, (samples, loudest, sounding, slots, cache), pure=False):
+        x = _encoded(net, config, hearing, _log_mel(net, hearing, samples, loudest, sounding))
         _remember(net, config, group, x, slots, cache)
         net.builder.returns(x)
 
@@ -56,52 +56,28 @@ def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
 # --- spectrogram -------------------------------------------------------------------------------------------------------
 
 
-def _log_mel(net: Net, hearing: Hearing, samples: Var) -> Var:
-    """Return the logarithms of the energies, [hops, mels], scaled as Whisper does. The samples are reflected at both ends."""
-    num_hops, half = 2 * hearing.num_frames, WINDOW // 2
-    before = net.call(FLIP, net.slice(samples, 0, 1, half + 1), axes=(0,))
-    after = net.call(FLIP, net.slice(samples, 0, hearing.num_samples - half - 1, hearing.num_samples - 1), axes=(0,))
-    padded = net.slice(net.call(CONCAT, before, samples, after, axis=0), 0, 0, (num_hops + ROWS - 1) * HOP)
-    hops = net.reshape(padded, num_hops + ROWS - 1, HOP)
+def _log_mel(net: Net, hearing: Hearing, samples: Var, loudest: Var, sounding: Var) -> Var:
+    """Return the logarithms of the energies, [hops, mels], scaled as Whisper does."""
+    num_hops = hearing.num_hops
+    hops = net.reshape(samples, num_hops + ROWS - 1, HOP)
     windows = net.call(CONCAT, *(net.slice(hops, 0, row, row + num_hops) for row in range(ROWS)), axis=1)
     parts = net.call(LINEAR, windows, net.weight(FOURIER, 2 * BINS, ROWS * HOP))
     real, imaginary = net.slice(parts, 1, 0, BINS), net.slice(parts, 1, BINS, 2 * BINS)
     power = net.add(net.call(MULTIPLY, real, real), net.call(MULTIPLY, imaginary, imaginary))
     energies = net.call(LINEAR, power, net.weight(FILTERS, hearing.num_mels, BINS))
-    logs = net.scale(net.call(LOG, net.call(MAXIMUM, energies, ScalarValue(LEAST, "f32"))), 1 / LOG_10)
-    floor = net.call(SUBTRACT, net.call(MAX, logs, axes=(0, 1), keepdims=True), ScalarValue(RANGE, "f32"))
-    return net.scale(net.add(net.call(MAXIMUM, logs, floor), ScalarValue(4.0, "f32")), 0.25)
+    floor = net.call(SUBTRACT, _log_10(net, loudest), ScalarValue(RANGE, "f32"))
+    scaled = net.scale(net.add(net.call(MAXIMUM, _log_10(net, energies), floor), ScalarValue(4.0, "f32")), 0.25)
+    return net.call(MULTIPLY, scaled, sounding)
+
+
+def _log_10(net: Net, energies: Var) -> Var:
+    return net.scale(net.call(LOG, net.call(MAXIMUM, energies, ScalarValue(LEAST, "f32"))), 1 / LOG_10)
 
 
 def tables(hearing: Hearing) -> Mapping[str, NDArray[np.float32]]:
-    """Return the tables of the spectrogram by name: the Fourier transform of a window weighted by Hann's function, and the mel filters."""
-    n, k = np.arange(WINDOW), np.arange(BINS)[:, None]
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * n / WINDOW)
-    turns = 2 * np.pi * (k * n % WINDOW) / WINDOW
-    fourier = np.zeros((2 * BINS, ROWS * HOP))
-    fourier[:BINS, :WINDOW], fourier[BINS:, :WINDOW] = hann * np.cos(turns), hann * np.sin(turns)
-    return {FOURIER: fourier.astype(np.float32), FILTERS: _mel_filters(hearing.num_mels).astype(np.float32)}
-
-
-def _mel_filters(num_mels: int) -> NDArray[np.float64]:
-    """Return triangular filters [mels, bins] of equal area on Slaney's mel scale: linear up to 1 kHz, then logarithmic."""
-    steps = _hertz(np.linspace(_mel(0.0), _mel(SAMPLE_RATE / 2), num_mels + 2))
-    bins = np.arange(BINS) * SAMPLE_RATE / WINDOW
-    rising = (bins - steps[:-2, None]) / np.diff(steps)[:-1, None]
-    falling = (steps[2:, None] - bins) / np.diff(steps)[1:, None]
-    return np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (steps[2:] - steps[:-2]))[:, None]
-
-
-MEL_HZ, BREAK_HZ, LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27
-
-
-def _mel(hertz: float) -> float:
-    return hertz / MEL_HZ if hertz < BREAK_HZ else BREAK_HZ / MEL_HZ + float(np.log(hertz / BREAK_HZ)) / LOG_STEP
-
-
-def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    first = BREAK_HZ / MEL_HZ
-    return np.where(mels < first, mels * MEL_HZ, BREAK_HZ * np.exp(LOG_STEP * (np.maximum(mels, first) - first)))
+    """Return the tables of the spectrogram by name. Rows of the Fourier transform end in zeros, because a window is read in whole hops."""
+    fourier = np.pad(fourier_table(), ((0, 0), (0, ROWS * HOP - WINDOW)))
+    return {FOURIER: fourier.astype(np.float32), FILTERS: mel_filters(hearing.num_mels).astype(np.float32)}
 
 
 class WithTables:

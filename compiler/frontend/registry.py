@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from compiler.frontend import families
+from compiler.frontend.alignment import read_heads
 from compiler.frontend.classes import read_classes
 from compiler.frontend.config import DECODERS_ONLY, ModelConfig, require_causal
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel, listed
@@ -101,6 +102,8 @@ def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model directory, whose config.json has these fields."""
     config = parse_config(values)
     config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
+    if (hearing := config.hearing) is not None:
+        config = replace(config, hearing=replace(hearing, aligned=read_heads(directory, config.num_layers, config.num_heads)))
     if not config.is_causal:
         return config
     if (judged := read_verdict(directory, values, config.family, config.vocab_size)) is not None:

@@ -63,7 +63,8 @@ def _ready(known: Timed) -> Ready:
         # An encoder's program pools the vectors of a text, so it has none per token.
         embeds_tokens=known.step_model is not None and embedding_size > 0,
         generates=mode.generates and config.hearing is None,
-        num_samples=0 if config.hearing is None else config.hearing.num_samples,
+        num_hops=0 if config.hearing is None else config.hearing.num_hops,
+        num_mels=0 if config.hearing is None else config.hearing.num_mels,
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,

@@ -8,7 +8,6 @@ from typing import ClassVar, Self
 
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
-from compiler.frontend.decoder import ENTRY as STEP
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
@@ -143,12 +142,12 @@ class Generator(_Decoder):
 class Transcriber(_Decoder):
     """A decoder that writes down what its encoder hears. The module also has the program that hears."""
 
-    entry: ClassVar[str] = STEP
+    entry: ClassVar[str] = BOTH
     unused: ClassVar[tuple[str, ...]] = (*DECODER_UNUSED, "proj_out.weight")
     generates: ClassVar[bool] = True
 
     def module(self) -> IRModule:
-        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(STEP))
+        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
     def pages(self) -> tuple[Pages, ...]:
         return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)

@@ -57,7 +57,7 @@ def choose_program(known: Formed) -> Servable:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{error}{_task(files)}") from error
     # A decoder that generates text also has hidden states, but they are no embeddings unless the model was trained for that. It serves
     # embeddings only if the load asks for them.
-    embeds = files.config.classes is None and (known.load.embeddings or not mode.generates)
+    embeds = files.config.classes is None and files.config.hearing is None and (known.load.embeddings or not mode.generates)
     return Servable(**carried(known, Formed), mode=mode, module=module, embeds=embeds)
 
 

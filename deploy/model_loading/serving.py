@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, HIDDEN
-from compiler.frontend.decoder import ENTRY as STEP
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
@@ -24,6 +23,7 @@ from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
+from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
 from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, StepBatch, StepLimits
 from server.interfaces import LoadError
@@ -87,7 +87,8 @@ def _is_finite(model: Model) -> bool:
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     rows = (zero, NO_ROWS) if model.limits.generates else (NO_ROWS, zero)
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
-    heard = (Heard(np.zeros(model.limits.num_samples, np.float32), 0),) if model.limits.num_samples else ()
+    silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
+    heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
     logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
@@ -100,7 +101,9 @@ def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]
     sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
     if (hearing := config.hearing) is not None:
         cost = -(-hearing.num_frames * hearing.num_layers // config.num_layers)
-        return StepLimits(*sizes, groups, num_samples=hearing.num_samples, hearing_cost=cost)
+        return StepLimits(
+            *sizes, groups, embedding_size=len(hearing.aligned) * hearing.num_frames, num_hops=hearing.num_hops, hearing_cost=cost
+        )
     return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates)
 
 
@@ -158,21 +161,25 @@ class CompiledModel(_Stepping):
         return Logits(logits)
 
 
-class HearingModel(_Stepping):
-    """A decoder that attends to audio. Before a step, it hears the audio that begins in that step."""
+class HearingModel(CompiledModel):
+    """A decoder that attends to audio. Before a step, it hears the audio that begins in that step. Its hidden states are the attention of
+    tokens to the frames of their audio, [aligned heads * frames]."""
 
     def run(self, batch: StepBatch) -> Logits:
         for heard in batch.heard:
             self._hear(heard)
-        return Logits(self._call(STEP, batch, batch.logit_rows))
+        return super().run(batch)
 
     def _hear(self, heard: Heard) -> None:
         group, tensors = self._pool.groups[-1], self._pool.tensors[-1]
         assert isinstance(group, HeardGroup), group
-        samples = np.zeros(self._limits.num_samples, np.float32)
-        samples[: len(heard.samples)] = heard.samples
+        num_hops, size = self._limits.num_hops, len(heard.samples)
+        samples = np.zeros(HOP * num_hops + AROUND, np.float32)
+        samples[:size] = heard.samples
+        sounding = (np.arange(num_hops) < (size - AROUND) // HOP).astype(np.float32)[:, None]
+        loudest = np.array([[heard.loudest]], np.float32)
         slots = np.arange(group.num_frames, dtype=np.int32) + heard.page * group.num_parts * PAGE_SIZE
-        self._session.call(HEAR, samples, slots, *tensors, views=True)
+        self._session.call(HEAR, samples, loudest, sounding, slots, *tensors, views=True)
 
 
 class EmbeddingModel(_Stepping):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from server.audio.decoding import Decoding, Outcome
+from server.audio.decoding import Decoding, File, Outcome
+from server.audio.recording import Recording
 from server.errors import AUDIO_NOT_DECODED, INVALID_AUDIO, ApiError
 from server.isolated.calls import Calls
 from server.isolated.job import CallError, Failure
@@ -19,15 +19,16 @@ class AudioDecoder:
         """A file may last `most_s` seconds."""
         self._calls = Calls(Decoding(most_s), PATIENCE_S)
 
-    async def decode(self, data: bytes) -> NDArray[np.float32]:
-        """Return the samples of a file, 16,000 a second. Raise ApiError if it cannot be decoded."""
+    async def decode(self, data: bytes, num_mels: int) -> Recording:
+        """Return the recording in a file, for models that hear `num_mels` energies of a hop. Raise ApiError if it cannot be decoded."""
+        work = msgspec.msgpack.encode(File(data, num_mels))
         try:
-            outcome = msgspec.msgpack.decode(await self._calls.call(data), type=Outcome)
+            outcome = msgspec.msgpack.decode(await self._calls.call(work), type=Outcome)
         except CallError as error:
             raise _described(error) from None
         if outcome.fault:
             raise ApiError(INVALID_AUDIO, f"file cannot be decoded: {outcome.fault}", param="file")
-        return np.frombuffer(outcome.samples, "<f4")
+        return Recording(np.frombuffer(outcome.samples, "<f4"), outcome.loudest)
 
 
 def _described(error: CallError) -> ApiError:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.spectrogram import RATE
+from server.audio.compressed import FORMATS, format_of, load_library, open_compressed
+from server.audio.loudest import loudest_energy
+from server.audio.recording import with_surroundings
 from server.audio.resample import resampled
-from server.audio.wav import AudioError, is_wav, read_wav, samples_of
+from server.audio.sound import AudioError, Sound
+from server.audio.wav import is_wav, open_wav
 
-RATE = 16_000  # samples per second that models hear
 MOST_CHANNELS, LEAST_RATE, MOST_RATE = 32, 1_000, 768_000
-BLOCK_FRAMES = 1 << 20  # frames decoded at a time
+
+
+class File(msgspec.Struct, frozen=True):
+    """The work of a call."""
+
+    data: bytes
+    num_mels: int  # energies of a hop that the model hears
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a call: the samples as little-endian f32, or why there are none."""
+    """The result of a call: a recording, or why there is none."""
 
-    samples: bytes = b""
+    samples: memoryview = memoryview(b"")  # little-endian f32
+    loudest: float = 0.0
     fault: str = ""
 
 
@@ -25,38 +38,56 @@ class Decoding:
     """Decodes files of at most `most_s` seconds."""
 
     prepare_s = 30.0
-    call_s = 60.0
+    call_s = 90.0
     call_bytes = 1 << 30
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
 
     def prepare(self) -> None:
+        load_library()
         self.warm()
 
     def warm(self) -> None:
-        resampled(np.zeros(64, np.float32), 8_000, RATE)
+        silence = np.concatenate([*resampled([np.zeros(64, np.float32)], 8_000, RATE)])
+        loudest_energy(with_surroundings(silence), 80)
 
     def run(self, work: bytes) -> bytes:
+        file = msgspec.msgpack.decode(work, type=File)
         try:
-            outcome = Outcome(samples=decoded(work, self._most_s).astype("<f4").tobytes())
+            samples = with_surroundings(decoded(file.data, self._most_s))
         except AudioError as error:
-            outcome = Outcome(fault=str(error))
+            return msgspec.msgpack.encode(Outcome(fault=str(error)))
+        outcome = Outcome(samples.astype("<f4", copy=False).data.cast("B"), loudest_energy(samples, file.num_mels))
         return msgspec.msgpack.encode(outcome)
 
 
 def decoded(data: bytes, most_s: float) -> NDArray[np.float32]:
-    """Return the samples of a file: the mean of its channels, 16,000 a second. Raise AudioError if it cannot be decoded."""
-    if not is_wav(data):
-        raise AudioError(f"it begins with {data[:4]!r}; expected a WAV file")
-    layout, frames = read_wav(data)
-    if layout.channels > MOST_CHANNELS:
-        raise AudioError(f"it has {layout.channels} channels; expected at most {MOST_CHANNELS}")
-    if not LEAST_RATE <= layout.rate <= MOST_RATE:
-        raise AudioError(f"it has {layout.rate} samples per second; expected {LEAST_RATE} to {MOST_RATE}")
-    seconds = len(frames) / layout.frame_bytes / layout.rate
-    if seconds > most_s:
-        raise AudioError(f"it lasts {seconds:.1f} s; expected at most {most_s:g} s (max_audio_s)")
-    step = BLOCK_FRAMES * layout.frame_bytes
-    mono = [samples_of(layout, frames[at : at + step]).mean(axis=1, dtype=np.float64) for at in range(0, len(frames), step)]
-    return resampled(np.concatenate([*mono, np.zeros(0)]).astype(np.float32), layout.rate, RATE)
+    """Return the samples of a file: the mean of its channels, RATE a second. Raise AudioError if it cannot be decoded."""
+    sound = _opened(data)
+    if not 1 <= sound.channels <= MOST_CHANNELS:
+        raise AudioError(f"it has {sound.channels} channels; expected 1 to {MOST_CHANNELS}")
+    if not LEAST_RATE <= sound.rate <= MOST_RATE:
+        raise AudioError(f"it has {sound.rate} samples per second; expected {LEAST_RATE} to {MOST_RATE}")
+    if sound.seconds is not None and sound.seconds > most_s:
+        raise AudioError(f"it lasts {sound.seconds:.1f} s; expected at most {most_s:g} s (max_audio_s)")
+    blocks = resampled(_limited(sound.blocks, sound.rate, most_s), sound.rate, RATE)
+    return np.concatenate([*blocks, np.zeros(0, np.float32)])
+
+
+def _opened(data: bytes) -> Sound:
+    if is_wav(data):
+        return open_wav(data)
+    if (format := format_of(data)) is not None:
+        return open_compressed(data, format)
+    raise AudioError(f"it begins with {data[:4]!r}; expected a file of WAV, {', '.join(FORMATS)}")
+
+
+def _limited(blocks: Iterable[NDArray[np.float32]], rate: int, most_s: float) -> Iterator[NDArray[np.float32]]:
+    """Yield the blocks. Raise AudioError as soon as they are longer than the file may be, whatever it declares."""
+    num_read = 0
+    for block in blocks:
+        num_read += len(block)
+        if num_read > most_s * rate:
+            raise AudioError(f"it lasts longer than it declares, and more than {most_s:g} s (max_audio_s)")
+        yield block

@@ -1,8 +1,10 @@
-"""Change the rate of samples with a fixed filter: a sinc under Kaiser's window, evaluated at each phase in double precision, so that the
-result depends on nothing but the samples and the two rates."""
+"""Change the rate of samples with a fixed filter: a sinc under Kaiser's window, evaluated at each phase. The result has the same bits on
+every machine: samples and weights are rounded so that all products and sums are exact in double precision, whatever their order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import ceil, gcd
 
 import numpy as np
@@ -12,30 +14,42 @@ ZEROS = 16  # zero crossings of the sinc on each side
 BETA = 8.0  # shape of the window: 80 dB of attenuation
 PASS = 0.95  # share of the smaller band that passes
 BLOCK = 1 << 15  # samples computed at a time
+SAMPLE_BITS, TAP_BITS = 24, 26  # bits after the point; the weights of a phase, without their signs, have a sum below 8
+
+Samples = NDArray[np.float32]
 
 
-def resampled(samples: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
-    """Return the samples [n] at the wanted rate."""
-    if rate == wanted or not len(samples):
-        return samples
+def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Samples]:
+    """Yield the samples of all blocks, which are from -1 to 1, at the wanted rate. How they are divided into blocks changes no sample."""
+    if rate == wanted:
+        yield from blocks
+        return
     divisor = gcd(rate, wanted)
     up, down = wanted // divisor, rate // divisor
     band = PASS * min(1.0, wanted / rate)
     reach = ceil(ZEROS / band)
     taps = _taps(up, band, reach)  # [phases, 2 * reach]
-    count = -(-len(samples) * up // down)
-    padded = np.concatenate([np.zeros(reach - 1, np.float32), samples, np.zeros(reach + 1, np.float32)])
-    out = np.empty(count, np.float32)
-    for begin in range(0, count, BLOCK):
-        at = np.arange(begin, min(begin + BLOCK, count), dtype=np.int64) * down
-        windows = padded[(at // up)[:, None] + np.arange(2 * reach)]
-        out[begin : begin + BLOCK] = np.einsum("ij,ij->i", windows, taps[at % up])
-    return out
+    num_read = count = 0  # samples read, samples yielded
+    first, held = 1 - reach, np.zeros(reach - 1)  # the number of the first sample that is still needed; the samples from there
+    for block, size in chain(((block, len(block)) for block in blocks), [(np.zeros(reach + 1, np.float32), 0)]):  # silence follows
+        num_read += size
+        held = np.concatenate([held, np.rint(block * np.float64(1 << SAMPLE_BITS))])
+        # Sample `i` of the result reads samples from `i * down // up + 1 - reach` to `i * down // up + reach`.
+        end = min(-(-num_read * up // down), max(count, -(-(first + len(held) - reach) * up // down)))
+        for begin in range(count, end, BLOCK):
+            at = np.arange(begin, min(begin + BLOCK, end), dtype=np.int64) * down
+            windows = held[(at // up + 1 - reach - first)[:, None] + np.arange(2 * reach)]
+            sums = np.einsum("ij,ij->i", windows, taps[at % up])
+            yield np.ldexp(sums, -SAMPLE_BITS - TAP_BITS).astype(np.float32)
+        count = end
+        kept = count * down // up + 1 - reach
+        first, held = kept, held[kept - first :]
 
 
 def _taps(up: int, band: float, reach: int) -> NDArray[np.float64]:
-    """Return the weights of the samples around each phase: entry `j` is for the sample `j - reach + 1` after the one before the phase."""
+    """Return the weights of the samples around each phase, times a power of two: entry `j` is for the sample `j - reach + 1` after the one
+    before the phase."""
     distance = np.arange(2 * reach) - (reach - 1) - np.arange(up)[:, None] / up
     window = np.i0(BETA * np.sqrt(np.maximum(0.0, 1 - (distance / reach) ** 2))) / np.i0(BETA)
     taps = band * np.sinc(band * distance) * window
-    return taps / taps.sum(axis=1, keepdims=True)
+    return np.rint(taps / taps.sum(axis=1, keepdims=True) * (1 << TAP_BITS))

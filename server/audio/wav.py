@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from server.audio.sound import AudioError, Sound, floats, mono
+
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 STREAMED = 0xFFFFFFFF  # the length of a chunk whose writer did not know it, such as ffmpeg writing to a pipe
 MAGIC = (b"RIFF", b"RF64")
-
-
-class AudioError(ValueError):
-    """Raised for audio that cannot be decoded. The message is for the client."""
+BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class _Layout:
     """How a file stores its samples."""
 
     kind: int  # PCM or FLOAT
@@ -34,8 +33,16 @@ def is_wav(data: bytes) -> bool:
     return data[:4] in MAGIC and data[8:12] == b"WAVE"
 
 
-def read_wav(data: bytes) -> tuple[Layout, memoryview]:
-    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file is damaged."""
+def open_wav(data: bytes) -> Sound:
+    """Read the layout. Raise AudioError if the file is damaged."""
+    layout, frames = _read(data)
+    step = BLOCK_FRAMES * layout.frame_bytes
+    blocks = (mono(_samples(layout, frames[at : at + step]), 1) for at in range(0, len(frames), step))
+    return Sound(layout.rate, layout.channels, len(frames) / layout.frame_bytes / layout.rate if layout.rate else None, blocks)
+
+
+def _read(data: bytes) -> tuple[_Layout, memoryview]:
+    """Return the layout and the bytes of all whole frames, without decoding them."""
     layout, at = None, 12
     while at + 8 <= len(data):
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
@@ -51,12 +58,11 @@ def read_wav(data: bytes) -> tuple[Layout, memoryview]:
     raise AudioError("it has no chunk `data`; expected samples")
 
 
-def samples_of(layout: Layout, frames: memoryview) -> NDArray[np.float32]:
+def _samples(layout: _Layout, frames: memoryview) -> NDArray[np.float32]:
     """Return the samples as floats from -1 to 1, [frames, channels]."""
     raw = np.frombuffer(frames, np.uint8)
     if layout.kind == FLOAT:
-        given = raw.view(f"<f{layout.sample_bytes}")
-        values = np.clip(np.nan_to_num(given, nan=0.0), -1.0, 1.0).astype(np.float32)
+        values = floats(raw.view(f"<f{layout.sample_bytes}"))
     elif layout.sample_bytes == 1:
         values = ((raw.astype(np.float32) - 128) / 128).astype(np.float32)
     elif layout.sample_bytes == 3:
@@ -68,7 +74,7 @@ def samples_of(layout: Layout, frames: memoryview) -> NDArray[np.float32]:
     return values.reshape(-1, layout.channels)
 
 
-def _layout(chunk: bytes) -> Layout:
+def _layout(chunk: bytes) -> _Layout:
     if len(chunk) < 16:
         raise AudioError(f"its chunk `fmt ` has {len(chunk)} bytes; expected 16 or more")
     kind, channels, rate, bits = (int.from_bytes(chunk[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8), (14, 16)))
@@ -81,4 +87,4 @@ def _layout(chunk: bytes) -> Layout:
         raise AudioError(f"it has samples of {bits} bits; expected {', '.join(map(str, known[kind]))}")
     if channels == 0:
         raise AudioError("it has 0 channels; expected 1 or more")
-    return Layout(kind, channels, rate, bits // 8)
+    return _Layout(kind, channels, rate, bits // 8)

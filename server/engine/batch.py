@@ -36,7 +36,7 @@ class _Prepared:
 
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
-        self._hears = limits.num_samples > 0
+        self._hears = limits.num_hops > 0
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -138,7 +138,7 @@ def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
     """Return the audio of the sequences that begin in this step, and the pages to which what is heard goes."""
     pages = places[-1].page_tables[:, 0]
     return tuple(
-        Heard(np.frombuffer(item.seq.request.submit.audio, "<f4"), int(page))
+        Heard(np.frombuffer(audio.samples, "<f4"), audio.loudest, int(page))
         for item, page in zip(items, pages, strict=True)
-        if item.start == 0
+        if item.start == 0 and (audio := item.seq.request.submit.audio) is not None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 
+from runtime.spectrogram import AROUND, HOP
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
@@ -21,7 +22,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
-    _check_audio(submit, limits.num_samples)
+    _check_audio(submit, limits.num_hops)
     num_prompt = len(submit.prompt_ids)
     if num_prompt >= limits.max_context:
         raise RequestError(
@@ -76,8 +77,10 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
         fairness_key=embed.fairness_key,
         cache_salt=embed.cache_salt,
         deadline=embed.deadline,
+        audio=embed.audio,
     )
     _check_ids(submit, limits.vocab_size)
+    _check_audio(submit, limits.num_hops)
     num_tokens = len(embed.prompt_ids)
     if num_tokens > limits.capacity:
         raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {limits.capacity}")
@@ -112,14 +115,17 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
                 raise RequestError(ErrorCode.INVALID_VALUE, f"{name} has token {token_id}; expected 0 to {vocab_size - 1}")
 
 
-def _check_audio(submit: Submit, num_samples: int) -> None:
-    """Raise RequestError unless there is audio exactly if the model hears, of a number of samples that it hears."""
-    if not num_samples and submit.audio:
+def _check_audio(submit: Submit, num_hops: int) -> None:
+    """Raise RequestError unless there is audio exactly if the model hears, of a number of hops that it hears."""
+    if submit.audio is None:
+        if num_hops:
+            raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
+        return
+    if not num_hops:
         raise RequestError(ErrorCode.INVALID_VALUE, "the request has audio, and this model hears none")
-    if num_samples and not submit.audio:
-        raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
-    if len(submit.audio) % SAMPLE_BYTES or len(submit.audio) > SAMPLE_BYTES * num_samples:
-        text = f"the audio has {len(submit.audio)} bytes; expected f32 samples, at most {num_samples}"
+    hops, rest = divmod(len(submit.audio.samples) - AROUND * SAMPLE_BYTES, HOP * SAMPLE_BYTES)
+    if rest or not 1 <= hops <= num_hops:
+        text = f"the audio has {len(submit.audio.samples)} bytes; expected f32 samples of 1 to {num_hops} hops of {HOP}, and {AROUND} more"
         raise RequestError(ErrorCode.INVALID_VALUE, text)
 
 

@@ -35,7 +35,8 @@ class Places:
 class Heard:
     """Audio that a model hears before the first step of a sequence."""
 
-    samples: NDArray[np.float32]  # at most num_samples; silence follows
+    samples: NDArray[np.float32]  # of at most num_hops hops, and those around them; nothing follows
+    loudest: float  # the largest energy of the whole recording
     page: int  # page of the sequence in the last cache group
 
 
@@ -79,7 +80,7 @@ class StepLimits:
     groups: tuple[GroupLimits, ...]
     embedding_size: int = 0  # elements of a hidden state; 0: the model gives none
     generates: bool = True  # False: the model gives no logits
-    num_samples: int = 0  # samples of the audio that a sequence is about; 0: the model hears nothing
+    num_hops: int = 0  # hops of the audio that a sequence is about, 10 ms each; 0: the model hears nothing
     hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
 
     @property

@@ -20,7 +20,7 @@ class Form:
     """The fields of a form. The one file goes to `sink` as it arrives."""
 
     def __init__(self, content_type: str, sink: Sink) -> None:
-        self.fields: dict[str, str] = {}
+        self.values: dict[str, list[str]] = {}  # of each field, which may be repeated
         self.filename: str | None = None
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink
@@ -28,6 +28,11 @@ class Form:
         self._part: _Part | None = None  # None: outside of parts
         self._num_parts = 0
         self._is_complete = False
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return the last value of each field."""
+        return {name: values[-1] for name, values in self.values.items()}
 
     async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
         """Read a whole body, whose file has the name `file_name`."""
@@ -94,7 +99,7 @@ class Form:
     def _finish_part(self) -> None:
         part, self._part = self._part, None
         if part is not None and part.sink is None:
-            self.fields[part.name] = part.value.decode(errors="replace")
+            self.values.setdefault(part.name, []).append(part.value.decode(errors="replace"))
 
 
 class _Part:

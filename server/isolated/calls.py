@@ -23,6 +23,7 @@ MAX_AT_ONCE = 8  # largest number of calls at a time
 MOST_ASKED = 30  # largest number of tries until a process accepts a call
 CHUNK_BYTES = 1 << 20
 TAKEN = bytes([Said.TAKEN])
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a call can start no threads
 
 
 class Calls:
@@ -35,23 +36,23 @@ class Calls:
         self._process: _Process | None = None
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def call(self, work: bytes) -> bytes:
+    async def call(self, work: bytes) -> bytearray:
         """Return the job's answer. Raise CallError if there is none."""
         async with self._slots:
             return await self._called(work)
 
-    def call_blocking(self, work: bytes) -> bytes:
+    def call_blocking(self, work: bytes) -> bytearray:
         """Do as `call` does, on a thread without an event loop of the server."""
         with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
             return thread.submit(asyncio.run, self._called(work)).result()
 
-    async def _called(self, work: bytes) -> bytes:
+    async def _called(self, work: bytes) -> bytearray:
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
             answer = await self._ask(work)
             if answer is not None and len(answer) > len(TAKEN):
                 return _result(answer)
-            num_killed += answer == TAKEN
+            num_killed += answer is not None and bytes(answer) == TAKEN
             num_late += answer is None
             if num_killed + num_late == 2:
                 break
@@ -60,7 +61,7 @@ class Calls:
             raise CallError(Failure.LATE)
         raise CallError(Failure.KILLED if num_killed == 2 else Failure.NOT_TAKEN)
 
-    async def _ask(self, work: bytes) -> bytes | None:
+    async def _ask(self, work: bytes) -> bytearray | None:
         """Send the work to a fork. Return TAKEN and the fork's answer, TAKEN alone if the fork ended without an answer, b"" if no fork took
         the work, or None if there was no answer in time."""
         near, far = socket.socketpair()
@@ -70,7 +71,7 @@ class Calls:
                 if not process.hand_over(far.fileno()):  # the process has ended, though the kernel may not report it yet
                     process.end()
                     near.close()
-                    return b""
+                    return bytearray()
             reader, writer = await asyncio.open_unix_connection(sock=near, limit=CHUNK_BYTES)
         except BaseException:
             near.close()
@@ -79,9 +80,12 @@ class Calls:
             async with asyncio.timeout(self.patience_s):
                 writer.write(work)
                 writer.write_eof()
-                return await reader.read()
+                answer = bytearray()
+                while chunk := await reader.read(CHUNK_BYTES):  # joining all chunks at once would delay other requests
+                    answer += chunk
+                return answer
         except ConnectionError:
-            return b""
+            return bytearray()
         except TimeoutError:
             process.end()
             return None
@@ -94,11 +98,12 @@ class Calls:
         return self._process
 
 
-def _result(answer: bytes) -> bytes:
-    said, rest = Said(answer[len(TAKEN)]), answer[len(TAKEN) + 1 :]
+def _result(answer: bytearray) -> bytearray:
+    said = Said(answer[len(TAKEN)])
+    del answer[: len(TAKEN) + 1]
     if said is Said.DONE:
-        return rest
-    raise CallError(Failure.TOO_LARGE if said is Said.TOO_LARGE else Failure.NO_FORK, rest.decode(errors="replace"))
+        return answer
+    raise CallError(Failure.TOO_LARGE if said is Said.TOO_LARGE else Failure.NO_FORK, answer.decode(errors="replace"))
 
 
 class _Process:
@@ -108,7 +113,7 @@ class _Process:
         try:
             with far, os.fdopen(recipe, "wb") as file:
                 # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front.
-                process = subprocess.Popen(COMMAND, stdin=far.fileno(), process_group=0)
+                process = subprocess.Popen(COMMAND, stdin=far.fileno(), process_group=0, env=os.environ | ONE_THREAD)
                 pickle.dump(job, file)
                 file.flush()
                 file.seek(0)

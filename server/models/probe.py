@@ -9,9 +9,10 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from runtime.spectrogram import AROUND, HOP
 from server.errors import PROBE_FAILED, ApiError
 from server.interfaces import RequestError
-from server.messages import Embed, SamplingParams, Submit
+from server.messages import Audio, Embed, SamplingParams, Submit
 from server.models.model import Loaded
 
 
@@ -29,7 +30,7 @@ PLAIN = Probe()
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
     """Raise PROBE_FAILED unless the model answers as expected."""
     try:
-        if loaded.ready.generates or loaded.ready.num_samples:
+        if loaded.ready.generates or loaded.ready.num_hops:
             await _require_text(name, loaded, probe)
         else:
             await _require_vector(name, loaded, probe)
@@ -40,7 +41,8 @@ async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
 async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
     params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
-    deadline, silence = time.monotonic() + probe.timeout_s, bytes(4 * min(1, loaded.ready.num_samples))
+    deadline = time.monotonic() + probe.timeout_s
+    silence = Audio(bytes(4 * (HOP + AROUND)), 0.0) if loaded.ready.num_hops else None
     submit = Submit(f"probe-{secrets.token_hex(8)}", prompt_ids, params, deadline=deadline, audio=silence)
     answer: list[int] = []
     ended = False

@@ -60,7 +60,7 @@ class Starter:
             max_constraints=self.settings.max_key_constraints,
         )
         defaults = spec.defaults.over(tokenizer.defaults)
-        speech = SpeechTokens.of(tokenizer) if ready.num_samples else None
+        speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
         return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:

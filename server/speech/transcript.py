@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.speech.words import Word
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -18,6 +20,7 @@ class Segment:
     mean_logprob: float
     compression: float  # how many times zlib shrinks the text of its window: high for repetitions
     silence: float  # probability that its window has no speech
+    words: tuple[Word, ...] = ()  # if their times are asked
 
 
 def compression_of(text: str) -> float:

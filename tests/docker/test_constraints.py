@@ -36,6 +36,9 @@ def test_each_pin_has_hashes() -> None:
     assert {"pip", "setuptools", "uv", "pip-audit", "numpy"} <= set(names)
 
 
+EXTRAS = ["hub", "otel", "fleet", "ray", "media", "test", "clients", "reach", "cuda"]
+
+
 def requirements(extras: list[str]) -> list[str]:
     return runpy.run_path(str(ROOT / "docker" / "requirements.py"))["requirements"](extras)
 
@@ -44,7 +47,7 @@ def requirements(extras: list[str]) -> list[str]:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_all_dependencies_are_pinned(python: str, machine: str) -> None:
     pins = {canonicalize_name(entry[1]): entry[2] for entry in ENTRY.finditer(CONSTRAINTS)}
-    asked = [(Requirement(text), "") for text in requirements(["hub", "otel", "fleet", "ray", "test", "clients", "reach", "cuda"])]
+    asked = [(Requirement(text), "") for text in requirements(EXTRAS)]
     seen: set[tuple[str, frozenset[str]]] = set()
     while asked:
         requirement, extra = asked.pop()
@@ -68,7 +71,7 @@ def test_an_unknown_extra_is_refused() -> None:
 
 
 def test_a_requirement_is_one_word_for_the_shell() -> None:
-    assert [text for text in requirements(["hub", "otel", "fleet", "ray", "test", "clients", "reach", "cuda"]) if text.split() != [text]] == []
+    assert [text for text in requirements(EXTRAS) if text.split() != [text]] == []
 
 
 def calls(path: Path) -> list[str]:

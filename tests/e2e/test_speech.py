@@ -19,6 +19,8 @@ import openai
 import pytest
 
 from tests.conftest import DemoServer, serving_demo
+from tests.server.audio.files import KINDS, LOSSLESS, encoded
+from tests.server.audio.files import wav as encoded_wav
 
 MODEL = Path(__file__).parents[1] / "golden" / "whisper"
 pytestmark = pytest.mark.xdist_group("speech server")
@@ -62,6 +64,26 @@ def test_every_format_has_the_same_text(client: openai.OpenAI) -> None:
     for format, beginning in (("srt", "1\n00:00:0"), ("vtt", "WEBVTT\n\n00:00:0")):
         found = transcribed(client, data, response_format=format)
         assert found.startswith(beginning) and found.count(" --> ") == len(verbose.segments)
+
+
+def test_words_have_times(client: openai.OpenAI) -> None:
+    data = wav(0.2)
+    plain, words, both = (
+        transcribed(client, data, response_format="verbose_json", timestamp_granularities=times)
+        for times in (["segment"], ["word"], ["word", "segment"])
+    )
+    assert plain.words is None and words.segments is None
+    assert both.segments == plain.segments and both.words == words.words
+    assert "".join(word.word for word in words.words) == plain.text.replace(" ", "")
+    assert all(0 <= word.start <= word.end <= 0.7 for word in words.words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compressed_files(client: openai.OpenAI, kind: str) -> None:
+    samples = np.random.default_rng(1).uniform(-0.5, 0.5, 3200).astype(np.float32)
+    compressed = encoded(samples, 16_000 if kind in LOSSLESS else 48_000, kind)
+    text = transcribed(client, compressed).text
+    assert text == transcribed(client, encoded_wav(samples, 16_000)).text if kind in LOSSLESS else text
 
 
 def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
@@ -111,7 +133,8 @@ def test_silence_and_no_samples_at_all(client: openai.OpenAI) -> None:
         ({"stream": "perhaps"}, b"", "invalid_value", "stream"),
         ({"seed": "-1"}, b"", "invalid_value", "seed"),
         ({"include[]": "logprobs"}, b"", "unsupported_field", "include[]"),
-        ({"timestamp_granularities[]": "word"}, b"", "unsupported_field", "timestamp_granularities[]"),
+        ({"timestamp_granularities[]": "word"}, b"", "invalid_value", "timestamp_granularities[]"),
+        ({"timestamp_granularities[]": "letter"}, b"", "invalid_value", "timestamp_granularities[]"),
         ({"language": "klingon"}, b"long enough", "invalid_value", "language"),
         ({"model": "other"}, b"", "model_not_found", "model"),
     ],

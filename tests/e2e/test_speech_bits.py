@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from deploy.model_loading.load import load_model
+from runtime.spectrogram import AROUND, HOP
 from server.engine.worker import LoadedModel
-from server.messages import ErrorCode, Failed, Load, SamplingParams, Stamps, Submit
+from server.messages import Audio, ErrorCode, Failed, Load, SamplingParams, Stamps, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, outcomes_alone, same, shuffled
 from tests.e2e.test_group_bits import going_on, is_over
 
@@ -38,7 +39,8 @@ def submits() -> list[Submit]:
     rng, noise = random.Random(1), np.random.default_rng(2)
     found: list[Submit] = []
     for i in range(24):
-        samples = (0.3 * noise.standard_normal(rng.choice((1, 300, 5000, 7680)))).astype("<f4")
+        samples = (0.3 * noise.standard_normal(HOP * rng.choice((1, 2, 31, 48)) + AROUND)).astype("<f4")
+        audio = Audio(samples.tobytes(), rng.choice((0.0, 1.0, 100.0)))
         params = SamplingParams(
             max_tokens=rng.randrange(4, 27),
             temperature=rng.choice((0.0, 1.0)),
@@ -48,7 +50,7 @@ def submits() -> list[Submit]:
             stamps=rng.choice((None, Stamps(FIRST_STAMP, END, 1))),
             banned_token_ids=rng.choice(((), (51, 52, 57))),
         )
-        found.append(Submit(f"r{i}", rng.choice(((51, 52, 53, 57), (51, 52, 53))), params, audio=samples.tobytes()))
+        found.append(Submit(f"r{i}", rng.choice(((51, 52, 53, 57), (51, 52, 53))), params, audio=audio))
     return found
 
 
@@ -95,11 +97,21 @@ def test_a_step_hears_at_most_one_window(rig, submits, monkeypatch) -> None:
     assert sum(counts) == 8
 
 
-@pytest.mark.parametrize(("audio", "text"), [(b"", "has no audio"), (b"abc", "expected f32 samples"), (bytes(4 * 7681), "at most 7680")])
-def test_audio_that_the_model_cannot_hear_is_refused(rig, audio: bytes, text: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "has no audio"),
+        (0, "has 0 bytes; expected f32 samples of 1 to 48 hops of 160, and 320 more"),
+        (4 * AROUND, "1 to 48"),
+        (4 * AROUND + 3, "f32"),
+        (4 * AROUND + 4 * 161, "f32"),
+        (4 * AROUND + 4 * 160 * 49, "1 to 48"),
+    ],
+)
+def test_audio_that_the_model_cannot_hear_is_refused(rig, size: int | None, text: str) -> None:
     worker, failed = rig(), []
     worker.engine._outbox._publish = failed.append
-    worker.engine.submit(Submit("r", (51,), SamplingParams(max_tokens=3), audio=audio))
+    worker.engine.submit(Submit("r", (51,), SamplingParams(max_tokens=3), audio=None if size is None else Audio(bytes(size), 0.0)))
     while worker.engine.has_work:
         worker.engine.step()
     (failure,) = (message for message in failed if isinstance(message, Failed))

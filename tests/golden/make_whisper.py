@@ -18,6 +18,7 @@ LETTERS = "Ġabcdefghijklmnopqrstuvwxyz0123456789.,!?-':;()[]<"  # byte-level BP
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|translate|>", "<|startofprev|>", "<|nospeech|>"]
 TOKENS = [*LETTERS, *SPECIAL, "<|notimestamps|>", "<|0.00|>", "<|0.02|>"]
 PROMPT = [51, 52, 53, 57]
+TEXT = [3, 27, 42, 8, 15, 33, 5, 20, 11, 46]  # whose tokens are aligned with the audio
 TYPES = {"float32": 0, "int8": 1, "int16": 2, "int32": 3, "float16": 4}
 
 
@@ -113,6 +114,7 @@ def main() -> None:
     result = model.generate(features, [PROMPT], **options)[0]
     logits = np.stack([np.array(row, np.float32) for row in result.logits[0]])
     encoded = np.array(model.encode(features))[0]
+    aligned = model.align(features, PROMPT[:-1], [TEXT], 2 * FRAMES, median_filter_width=7)[0].alignments
     arrays = {
         "samples": samples,
         "mel": mel.T,
@@ -120,6 +122,8 @@ def main() -> None:
         "prompt": PROMPT,
         "continuation": result.sequences_ids[0],
         "logits": logits,
+        "text": TEXT,
+        "first_frames": [min(frame for row, frame in aligned if row == number) for number in range(len(TEXT) + 1)],
     }
     np.savez_compressed(FOLDER / "golden.npz", **arrays)
     print({name: np.shape(value) for name, value in arrays.items()}, result.sequences_ids[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compiler.frontend.alignment import default_heads
 from compiler.frontend.config import Hearing, ModelConfig, Norm, read_activation
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -67,6 +68,7 @@ def read(fields: Fields) -> ModelConfig:
             num_layers=fields.integer("encoder_layers", maximum=1000),
             num_heads=encoder_heads,
             intermediate_size=fields.integer("encoder_ffn_dim"),
+            aligned=default_heads(num_layers, heads),
         ),
         embedding=EmbeddingConfig(Pooling.LAST, True),
     )

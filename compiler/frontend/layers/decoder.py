@@ -16,11 +16,15 @@ from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
-from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND
+from compiler.ir.types import TensorType
+from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND, PAGE
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, SUBTRACT, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
+from compiler.ops.index import TAKE
 from compiler.ops.manipulate import EXPAND_DIMS
+from compiler.ops.normalize import SOFTMAX
+from compiler.ops.reduce import SUM
 from runtime.cache_groups import HeardGroup, KVGroup, StateGroup
 
 ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
@@ -108,6 +112,7 @@ class Step:
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
     places: dict[Cache, Places] = field(default_factory=dict["Cache", Places])  # of the caches of layers with chunks
     heard: Places | None = None  # where attention finds the audio: see `heard_places`
+    attended: list[Var] = field(default_factory=list[Var])  # [hidden rows, frames], one per aligned head: see `attention_to_audio`
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
         """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
@@ -346,6 +351,28 @@ def mix(layer: Layer, q: Var) -> Var:
     )
 
 
+def attention_to_audio(step: Step, cache: HeardCache, rows: Var, q: Var, number: int, head: int) -> Var:
+    """Return how much the tokens `rows` attend to each frame in one head, [rows, frames]."""
+    net, group, count = step.net, cache.group, cache.group.num_parts
+    (held,) = cache.held
+    parts, heads, h, i32 = _extent(held, 2), group.num_kv_heads, _extent(rows, 0), "i32"
+    pages = net.call(TAKE, cache.pages, net.call(TAKE, step.batch.seq_ids, rows, axis=0), axis=0)
+    firsts = net.call(MULTIPLY, net.call(EXPAND_DIMS, pages, axes=1), ScalarValue(Dim.of(count), i32))
+    places = net.add(firsts, Constant(np.arange(count, dtype=np.int32)[None]))  # [rows, parts]
+    first = ScalarValue(parts * (2 * group.layers.index(number)), i32)
+    places = net.add(net.call(MULTIPLY, net.add(places, first), ScalarValue(Dim.of(heads), i32)), ScalarValue(Dim.of(head), i32))
+    flat = net.reshape(held, parts * (2 * len(group.layers) * heads), PAGE * group.head_dim)
+    keys = net.reshape(net.as_f32(net.call(TAKE, flat, places, axis=0)), h, count, group.head_dim, PAGE)
+    queries = net.reshape(net.slice(net.call(TAKE, q, rows, axis=0), 1, head, head + 1), h, 1, group.head_dim, 1)
+    scores = net.reshape(net.call(SUM, net.call(MULTIPLY, keys, queries), axes=[2]), h, count * PAGE)
+    return net.call(SOFTMAX, net.scale(net.slice(scores, 1, 0, group.num_frames), step.config.attention_scale))
+
+
+def _extent(x: Var, axis: int) -> Dim:
+    assert isinstance(x.type, TensorType) and x.type.shape is not None, x
+    return x.type.shape[axis]
+
+
 def hear(layer: Layer, q: Var, out: str) -> Var:
     """Attend to the audio of each sequence, and project."""
     step, c, net = layer.step, layer.step.config, layer.step.net
@@ -354,6 +381,9 @@ def hear(layer: Layer, q: Var, out: str) -> Var:
     index = ScalarValue(Dim.of(cache.group.layers.index(layer.number)))
     at = places.page_tables, places.seq_ids, places.positions, index
     mixed = net.call(PAGED_ATTENTION, q, *cache.held, *at, scale=c.attention_scale, exact=not net.rounds)
+    if c.hearing is not None and step.batch.hidden_rows is not None:
+        heads = (head for number, head in c.hearing.aligned if number == layer.number)
+        step.attended += [attention_to_audio(step, cache, step.batch.hidden_rows, q, layer.number, head) for head in heads]
     size = c.num_heads * c.head_dim
     return net.linear(net.reshape(mixed, step.t, size), layer.name(out), size, c.hidden_size, bias=c.output_bias)
 

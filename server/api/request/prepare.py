@@ -53,7 +53,7 @@ def context_of(loaded: Loaded) -> int:
 
 
 def require_generator(model: Model, loaded: Loaded) -> None:
-    if loaded.ready.num_samples:
+    if loaded.ready.num_hops:
         raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} only transcribes speech; ask /v1/audio/transcriptions", param="model")
     if not loaded.ready.generates:
         raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} computes embeddings and generates no text", param="model")

@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter, Request, Response
-from numpy.typing import NDArray
 
 from server.api.answer.generate import Generation, Job
 from server.api.answer.respond import json_answer, response_headers, while_connected
@@ -22,7 +20,7 @@ from server.api.speech import transcribe
 from server.api.speech.form import FILE, SpeechForm, read_form
 from server.api.speech.shapes import Transcript, TranscriptDelta, TranscriptDone, VerboseTranscript, delta, done, short, verbose
 from server.audio.decoder import AudioDecoder
-from server.audio.decoding import RATE
+from server.audio.recording import Recording
 from server.errors import NOT_A_SPEECH_MODEL, ApiError
 from server.http.multipart import Form
 from server.messages import IDLE, SamplingParams, Submit
@@ -37,30 +35,25 @@ AS_TEXT = {
     "srt": ("application/x-subrip", srt),
     "vtt": ("text/vtt", vtt),
 }
-Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class _Speech:
-    """The samples of a request, and what decides how they are transcribed."""
+    """The recording of a request, and what decides how it is transcribed."""
 
     request: transcribe.Request
-    samples: Samples
+    recording: Recording
     run: transcribe.Run
 
-    @property
-    def duration_s(self) -> float:
-        return len(self.samples) / RATE
-
     async def segments(self) -> list[Segment]:
-        return [segment async for segment in transcribe.segments_of(self.request, self.samples, self.run)]
+        return [segment async for segment in transcribe.segments_of(self.request, self.recording, self.run)]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         found: list[Segment] = []
-        async for segment in transcribe.segments_of(self.request, self.samples, self.run):
+        async for segment in transcribe.segments_of(self.request, self.recording, self.run):
             found.append(segment)
             yield msgspec.json.encode(delta(segment.text if len(found) > 1 else segment.text.lstrip()))
-        yield msgspec.json.encode(done(found, self.duration_s))
+        yield msgspec.json.encode(done(found, self.recording.duration_s))
 
 
 def router(context: Context) -> APIRouter:
@@ -75,7 +68,7 @@ def router(context: Context) -> APIRouter:
         model, loaded = context.serve(request, asked.model)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
-        samples = await while_connected(request, decoder.decode(bytes(data)))
+        recording = await while_connected(request, decoder.decode(bytes(data), loaded.ready.num_mels))
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def run(job: Job) -> Generation:
@@ -83,8 +76,8 @@ def router(context: Context) -> APIRouter:
 
         wanted = _request(asked, task, loaded, loaded.speech, who)
         if wanted.language is None and wanted.tokens.languages:
-            wanted = await while_connected(request, transcribe.with_language(wanted, samples, run))
-        speech, headers = _Speech(wanted, samples, run), response_headers(loaded, list(asked.ignored))
+            wanted = await while_connected(request, transcribe.with_language(wanted, recording, run))
+        speech, headers = _Speech(wanted, recording, run), response_headers(loaded, list(asked.ignored))
         if asked.stream:
             return EventStream(speech.events(), headers, heartbeat_s=settings.heartbeat_s, framing=EVENTS)
         return _written(asked, speech, await while_connected(request, speech.segments()), headers)
@@ -120,11 +113,12 @@ def _request(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens,
         tokens=tokens,
         submit=common,
         decode=loaded.tokenizer.decode,
-        num_samples=loaded.ready.num_samples,
+        num_hops=loaded.ready.num_hops,
         most_context=context_of(loaded),
         language=language,
         task=task,
         prompt_ids=tuple(prompt_ids),
+        align=loaded.worker.embed if "word" in asked.times else None,
         temperatures=transcribe.TEMPERATURES if asked.temperature == 0 else (asked.temperature,),
     )
 
@@ -134,6 +128,6 @@ def _written(asked: SpeechForm, speech: _Speech, segments: Sequence[Segment], he
         media_type, write = AS_TEXT[asked.format]
         return Response(write(segments), 200, headers, f"{media_type}; charset=utf-8")
     if asked.format == "json":
-        return json_answer(short(segments, speech.duration_s), headers=headers)
+        return json_answer(short(segments, speech.recording.duration_s), headers=headers)
     wanted = speech.request
-    return json_answer(verbose(segments, speech.duration_s, wanted.task, wanted.language or "en"), headers=headers)
+    return json_answer(verbose(segments, speech.recording.duration_s, wanted.task, wanted.language or "en", asked.times), headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,7 @@ class SpeechForm:
     temperature: float
     stream: bool
     seed: int
+    times: frozenset[str]  # of which parts times are asked: "segment", "word"
     ignored: tuple[str, ...]  # names of unknown fields
 
 
@@ -42,8 +44,6 @@ def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
     for name, reason in UNSUPPORTED.items():
         if fields.get(name):
             raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
-    if fields.get(GRANULARITIES, "segment") != "segment":
-        raise ApiError(UNSUPPORTED_FIELD, f"{GRANULARITIES} is {fields[GRANULARITIES]!r:.40}; expected segment", param=GRANULARITIES)
     if translates and fields.get("language"):
         raise ApiError(UNSUPPORTED_FIELD, "language is not a field of translations, which are into English; leave it out", param="language")
     ignored = tuple(name for name in fields if name not in (*KNOWN, *UNSUPPORTED))
@@ -57,6 +57,7 @@ def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
         temperature=_temperature(fields.get("temperature") or "0"),
         stream=_flag("stream", fields.get("stream", "")),
         seed=_seed(fields.get("seed") or "0"),
+        times=_times(form.values.get(GRANULARITIES, []), fields.get("response_format", "")),
         ignored=ignored,
     )
 
@@ -65,6 +66,15 @@ def _format(text: str) -> Format:
     if text not in FORMATS:
         raise invalid("response_format", f"response_format is {text!r:.40}; expected one of {', '.join(FORMATS)}")
     return text
+
+
+def _times(asked: Sequence[str], format: str) -> frozenset[str]:
+    times = frozenset(asked) or frozenset({"segment"})
+    if unknown := times - {"segment", "word"}:
+        raise invalid(GRANULARITIES, f"{GRANULARITIES} is {min(unknown)!r:.40}; expected segment or word")
+    if "word" in times and format != "verbose_json":
+        raise invalid(GRANULARITIES, f"{GRANULARITIES} is 'word', which needs verbose_json; response_format is {format or 'json'!r:.40}")
+    return times
 
 
 def _temperature(text: str) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Collection, Sequence
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from server.speech.languages import name_of
 from server.speech.transcript import Segment, text_of
+from server.speech.words import Word
 
 
 class AudioUsage(TypedDict):
@@ -35,12 +36,19 @@ class TranscriptSegment(TypedDict):
     no_speech_prob: float
 
 
+class TranscriptWord(TypedDict):
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscript(TypedDict):
     task: str
     language: str
     duration: float
     text: str
-    segments: Sequence[TranscriptSegment]
+    segments: NotRequired[Sequence[TranscriptSegment]]
+    words: NotRequired[Sequence[TranscriptWord]]
     usage: AudioUsage
 
 
@@ -59,15 +67,19 @@ def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
     return {"text": text_of(segments), "usage": _usage(duration_s)}
 
 
-def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str) -> VerboseTranscript:
-    return {
+def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str, times: Collection[str]) -> VerboseTranscript:
+    answer: VerboseTranscript = {
         "task": task,
         "language": name_of(language),
         "duration": round(duration_s, 2),
         "text": text_of(segments),
-        "segments": [_segment(number, segment) for number, segment in enumerate(segments)],
         "usage": _usage(duration_s),
     }
+    if "segment" in times:
+        answer["segments"] = [_segment(number, segment) for number, segment in enumerate(segments)]
+    if "word" in times:
+        answer["words"] = [_word(word) for segment in segments for word in segment.words]
+    return answer
 
 
 def delta(text: str) -> TranscriptDelta:
@@ -91,6 +103,10 @@ def _segment(number: int, segment: Segment) -> TranscriptSegment:
         "compression_ratio": segment.compression,
         "no_speech_prob": segment.silence,
     }
+
+
+def _word(word: Word) -> TranscriptWord:
+    return {"word": word.text.strip(), "start": round(word.start_s, 2), "end": round(word.end_s, 2)}
 
 
 def _usage(duration_s: float) -> AudioUsage:

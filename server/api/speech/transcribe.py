@@ -1,26 +1,29 @@
-"""Transcribe samples of any length window by window, as Whisper's authors do. A window is one request of the engine. It begins where the
-last complete segment ended. If a transcript repeats itself or is improbable, the window is transcribed again at a higher temperature."""
+"""Transcribe a recording of any length window by window, as Whisper's authors do. A window is one request of the engine, and begins where
+the last complete segment ended. If a transcript repeats itself or is improbable, the window is transcribed again, at a higher temperature.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from runtime.spectrogram import HOP, RATE
 from server.api.answer.generate import Generation, Job
-from server.audio.decoding import RATE
-from server.messages import SamplingParams, Stamps, Submit, TokenLogprob
+from server.audio.recording import Recording
+from server.messages import Audio, Embed, Embedding, SamplingParams, Stamps, Submit, TokenLogprob
 from server.speech.tokens import STAMP_S, SpeechTokens
 from server.speech.transcript import Segment, compression_of
+from server.speech.words import Word, placed, timed_words
 from server.text.detokenize import StopRules
 
-HOP = 160  # samples in a hundredth of a second
 STAMP_HOPS = 2
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_COMPRESSION, LEAST_LOGPROB, MOST_SILENCE = 2.4, -1.0, 0.6
@@ -37,11 +40,12 @@ class Request:
     tokens: SpeechTokens
     submit: Submit  # what all windows have in common
     decode: Callable[[Sequence[int]], str]
-    num_samples: int  # samples of a window
+    num_hops: int  # hops of a window
     most_context: int
     language: str | None
     task: str
     prompt_ids: tuple[int, ...]
+    align: Callable[[Embed], Awaitable[Embedding]] | None = None  # asks for the attention to audio, if times of words are wanted
     temperatures: tuple[float, ...] = TEMPERATURES
 
 
@@ -66,34 +70,37 @@ class _Attempt:
         return self.is_silent or (self.compression <= MOST_COMPRESSION and self.mean_logprob >= LEAST_LOGPROB)
 
 
-async def segments_of(request: Request, samples: NDArray[np.float32], run: Run) -> AsyncGenerator[Segment, None]:
+async def segments_of(request: Request, recording: Recording, run: Run) -> AsyncGenerator[Segment, None]:
     """Yield the segments in order."""
-    seek, count = 0, len(samples) // HOP
-    earlier, window = list(request.prompt_ids), request.num_samples // HOP
-    while seek < count:
-        size = min(window, count - seek)
-        best = await _transcribed(request, samples[seek * HOP : seek * HOP + request.num_samples], earlier, run)
+    seek, earlier = 0, list(request.prompt_ids)
+    while seek < recording.num_hops:
+        size = min(request.num_hops, recording.num_hops - seek)
+        audio = recording.piece(seek, size)
+        best = await _transcribed(request, audio, earlier, run)
         if best.is_silent:
             seek += size
             continue
         found, advance = _cut(request.tokens.first_stamp, best.token_ids, size)
+        words = deque(await _words(request, audio, size, best.token_ids))
         for start, end, token_ids in found:
+            own = _taken(words, sum(token < request.tokens.end for token in token_ids))
             text = request.decode([token for token in token_ids if token < request.tokens.end])
             if text.strip() and end > start:
+                earlier += token_ids  # with its stamps, as Whisper's authors do
                 start_s, end_s = (seek * HOP / RATE + stamp * STAMP_S for stamp in (start, end))
                 facts = best.temperature, best.mean_logprob, best.compression, best.silence
-                yield Segment(seek, start_s, end_s, text, tuple(token_ids), *facts)
-        earlier += [token for _, _, token_ids in found for token in token_ids if token < request.tokens.end]
+                yield Segment(seek, start_s, end_s, text, tuple(token_ids), *facts, placed(own, seek * HOP / RATE, start_s, end_s))
         if best.temperature > FORGETFUL:
             earlier = []
         seek += advance
 
 
-async def with_language(request: Request, samples: NDArray[np.float32], run: Run) -> Request:
-    """Return the request with the language that is most probable at the beginning of the samples."""
+async def with_language(request: Request, recording: Recording, run: Run) -> Request:
+    """Return the request with the language that is most probable at the beginning of the recording."""
     codes = {token_id: code for code, token_id in request.tokens.languages.items()}
     params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes))
-    job = _job(request, [request.tokens.start], params, samples[: request.num_samples])
+    audio = recording.piece(0, min(request.num_hops, recording.num_hops))
+    job = _job(request, [request.tokens.start], params, audio)
     drawn, _, _ = await _drawn(run(job))
     return replace(request, language=codes[drawn[0]])
 
@@ -114,7 +121,7 @@ def _cut(first: int, token_ids: Sequence[int], size: int) -> tuple[list[tuple[in
     return found, size if ends_alone else found[-1][1] * STAMP_HOPS or size
 
 
-async def _transcribed(request: Request, samples: NDArray[np.float32], earlier: list[int], run: Run) -> _Attempt:
+async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: Run) -> _Attempt:
     tokens = request.tokens
     prompt = tokens.prompt(request.language, request.task, earlier)
     stamps = Stamps(tokens.first_stamp, tokens.end, round(MOST_FIRST_S / STAMP_S))
@@ -130,7 +137,7 @@ async def _transcribed(request: Request, samples: NDArray[np.float32], earlier: 
             logprobs=TOP if not tokens.languages else 0,
             prompt_logprobs=TOP if tokens.languages else None,
         )
-        token_ids, logprobs, asked = await _drawn(run(_job(request, prompt, params, samples)))
+        token_ids, logprobs, asked = await _drawn(run(_job(request, prompt, params, audio)))
         row = asked[prompt.index(tokens.start) + 1] if asked else logprobs[0] if logprobs else None
         mean = sum(entry.logprob for entry in logprobs) / (len(logprobs) or 1)
         text = request.decode([token for token in token_ids if token < tokens.end])
@@ -141,6 +148,39 @@ async def _transcribed(request: Request, samples: NDArray[np.float32], earlier: 
     return max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
 
 
+async def _words(request: Request, audio: Audio, size: int, token_ids: Sequence[int]) -> list[Word]:
+    """Return the words of a window of `size` hops, with times from its beginning, if they are wanted."""
+    tokens, common = request.tokens, request.submit
+    start = tokens.prompt(request.language, request.task, [])
+    texts = [token for token in token_ids if token < tokens.end][: request.most_context - len(start) - 2]
+    if request.align is None or not texts:
+        return []
+    prompt = (*start, tokens.no_stamps, *texts, tokens.end)
+    embed = Embed(
+        secrets.token_hex(12),
+        prompt,
+        normalize=False,
+        fairness_key=common.fairness_key,
+        per_token=True,
+        cache_salt=common.cache_salt,
+        priority=common.priority,
+        audio=audio,
+    )
+    embedding = await request.align(embed)
+    attention = np.frombuffer(embedding.vector, "<f4").reshape(len(prompt), -1, request.num_hops // STAMP_HOPS)
+    frames = attention[:, :, : max(size // STAMP_HOPS, 1)]
+    return await asyncio.to_thread(timed_words, frames, texts, request.decode, request.language or "en")
+
+
+def _taken(words: deque[Word], num_tokens: int) -> list[Word]:
+    """Take the words of the next tokens."""
+    found: list[Word] = []
+    while words and num_tokens > 0:
+        found.append(words.popleft())
+        num_tokens -= found[-1].num_tokens
+    return found
+
+
 def _share(row: TokenLogprob | None, token_id: int) -> float:
     """Return the probability of a token if it is among the alternatives of a row, else 0."""
     if row is None:
@@ -149,8 +189,8 @@ def _share(row: TokenLogprob | None, token_id: int) -> float:
     return math.exp(found[token_id]) if token_id in found else 0.0
 
 
-def _job(request: Request, prompt: Sequence[int], params: SamplingParams, samples: NDArray[np.float32]) -> Job:
-    own = {"request_id": secrets.token_hex(12), "prompt_ids": tuple(prompt), "params": params, "audio": samples.astype("<f4").tobytes()}
+def _job(request: Request, prompt: Sequence[int], params: SamplingParams, audio: Audio) -> Job:
+    own = {"request_id": secrets.token_hex(12), "prompt_ids": tuple(prompt), "params": params, "audio": audio}
     return Job(msgspec.structs.replace(request.submit, **own), StopRules())
 
 

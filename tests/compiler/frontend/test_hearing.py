@@ -15,9 +15,10 @@ from safetensors.numpy import save_file
 
 from compiler.bind import bind_weights
 from compiler.driver import compile_module
+from compiler.frontend.alignment import read_heads
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.ct2 import Ct2Whisper
-from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.errors import ConfigError, DamagedFile, ModelError
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.hearing import FILTERS, tables
@@ -29,7 +30,10 @@ from compiler.ir.graph.function import Body, Function
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from runtime.cache_groups import HeardGroup
 from runtime.session import Session
+from runtime.spectrogram import AROUND, BEFORE
 from runtime.step_arguments import step_arguments
+from server.audio.loudest import loudest_energy
+from server.speech.words import _starts
 from tests.golden.make_whisper import ALIASES, variables, written
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "whisper"
@@ -37,6 +41,7 @@ BOUNDS = StepBounds(max_tokens=64, max_seqs=64, max_context=32)
 NUM_PAGES = 9
 F32 = WeightFormat(32)
 ARRAYS = dict(np.load(GOLDEN / "golden.npz"))
+END = 50
 PROMPT, CONTINUATION = (ARRAYS[name].tolist() for name in ("prompt", "continuation"))
 Call = Callable[..., Any]
 
@@ -49,18 +54,22 @@ class Listener:
     call: Call
     caches: list[NDArray[Any]] = field(init=False)
     lengths: dict[int, int] = field(default_factory=dict[int, int])
+    attention: dict[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])  # [tokens, heads * frames], last step
 
     def __post_init__(self) -> None:
         self.groups = groups_of(self.files.config, DType.F32, BOUNDS.max_context)
         self.caches = [np.full(shape, np.nan, np.float32) for group in self.groups for shape, _ in group.arrays(3 * NUM_PAGES)]
 
-    def hear(self, name: int, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    def hear(self, name: int, samples: NDArray[np.float32], *, loudest: float | None = None, num_hops: int = 48) -> NDArray[np.float32]:
+        """Hear samples, which silence follows within the window, and its reflection after the window, as in the golden."""
         group = self.groups[-1]
         assert isinstance(group, HeardGroup)
         slots = np.arange(group.num_frames, dtype=np.int32) + (1 + name) * group.num_parts * 16
-        padded = np.zeros(320 * group.num_frames, np.float32)
-        padded[: len(samples)] = samples
-        return self.call(HEAR, padded, slots, self.caches[-1])
+        window = np.pad(samples, (0, 320 * group.num_frames - len(samples)))
+        around = np.pad(window, (BEFORE, AROUND - BEFORE), "reflect")
+        energy = np.float32(loudest_energy(around, 80) if loudest is None else loudest)
+        sounding = np.arange(2 * group.num_frames) < num_hops
+        return self.call(HEAR, around, energy.reshape(1, 1), sounding.astype(np.float32)[:, None], slots, self.caches[-1])
 
     def feed(self, pieces: dict[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Append tokens to sequences in one step, and return their logits."""
@@ -75,12 +84,14 @@ class Listener:
         slots = [own[seq_ids, positions // 16] * 16 + positions % 16, np.zeros_like(positions)]
         query_starts = np.cumsum([0, *counts]).astype(np.int32)
         step = step_arguments(self.groups, tokens, positions, query_starts, seq_ids, slots, places)
-        rows = self.call(ENTRY, *step, np.arange(len(tokens), dtype=np.int32), *self.caches)
-        return dict(zip(names, np.split(rows, query_starts[1:-1]), strict=True))
+        every = np.arange(len(tokens), dtype=np.int32)
+        logits, attention = self.call(BOTH, *step, every, every, *self.caches)
+        self.attention = dict(zip(names, np.split(attention, query_starts[1:-1]), strict=True))
+        return dict(zip(names, np.split(logits, query_starts[1:-1]), strict=True))
 
 
 def built(files: ModelFiles) -> Any:
-    return build_step(files.config, dtypes_of(files.weights), BOUNDS, DType.F32, F32)
+    return build_step(files.config, dtypes_of(files.weights), BOUNDS, DType.F32, F32, entry=BOTH)
 
 
 def interpreted(files: ModelFiles) -> Listener:
@@ -94,7 +105,7 @@ def interpreted(files: ModelFiles) -> Listener:
     def call(entry: str, *args: Any) -> Any:
         weights = [files.weights.read(param.name) for param in module.graph(entry).weights]
         if entry == HEAR:
-            np.copyto(args[2], Interpreter(module).call("kept", *args, *weights))
+            np.copyto(args[-1], Interpreter(module).call("kept", *args, *weights))
         return Interpreter(module).call(entry, *args, *weights)
 
     return Listener(files, call)
@@ -109,7 +120,7 @@ def files() -> ModelFiles:
 def session(files: ModelFiles) -> Session:
     executable = compile_module(built(files))
     session = Session(executable, device_threads=2)
-    for entry in (ENTRY, HEAR):
+    for entry in (BOTH, HEAR):
         bind_weights(session, executable, entry, files.weights)
     return session
 
@@ -120,6 +131,33 @@ def require_golden(listener: Listener) -> None:
     rows = listener.feed({0: [*PROMPT, *CONTINUATION[:-1]]})[0][len(PROMPT) - 1 :]
     assert np.abs(rows - ARRAYS["logits"]).max() < 2e-4
     assert rows.argmax(axis=1).tolist() == CONTINUATION
+
+
+def require_aligned(listener: Listener) -> None:
+    """The tokens of a text begin at the frames that CTranslate2 finds."""
+    listener.hear(0, ARRAYS["samples"])
+    text = ARRAYS["text"].tolist()
+    listener.feed({0: [*PROMPT, *text, END]})
+    attention = listener.attention[0].reshape(len(PROMPT) + len(text) + 1, -1, 24)
+    np.testing.assert_allclose(attention.sum(axis=2), 1, rtol=1e-5)
+    assert _starts(attention, len(text) + 1).tolist() == ARRAYS["first_frames"].tolist()
+
+
+def test_the_interpreter_aligns_text_as_ctranslate2_does(files: ModelFiles) -> None:
+    require_aligned(interpreted(files))
+
+
+def test_compiled_code_aligns_text_as_ctranslate2_does(files: ModelFiles, session: Session) -> None:
+    require_aligned(Listener(files, session.call))
+
+
+def test_files_name_the_heads_that_follow_the_speech(tmp_path: Path) -> None:
+    assert read_heads(GOLDEN, 2, 2) == ((0, 0),)
+    assert read_heads(tmp_path, 4, 2) == ((2, 0), (2, 1), (3, 0), (3, 1))
+    for heads in ([], [[0]], [[0, 2]], [[4, 0]], [[0, -1]], [[0, True]], [[0, 0], [0, 0]], "all", [3]):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": heads}))
+        with pytest.raises(ConfigError, match=r"alignment_heads is .*; expected pairs of a layer below 4 and a head below 2"):
+            read_heads(tmp_path, 4, 2)
 
 
 def test_the_interpreter_computes_what_ctranslate2_computes(files: ModelFiles) -> None:
@@ -134,13 +172,17 @@ def test_a_sequence_has_the_same_bits_beside_other_audio_and_in_chunks(files: Mo
     alone, together = Listener(files, session.call), Listener(files, session.call)
     tokens = [*PROMPT, *CONTINUATION]
     alone.hear(0, ARRAYS["samples"])
-    expected = alone.feed({0: tokens})[0]
+    expected, attention = alone.feed({0: tokens})[0], alone.attention[0]
     others = [np.random.default_rng(seed).standard_normal(5000).astype(np.float32) * 0.1 for seed in range(2)]
     for name, samples in enumerate((ARRAYS["samples"], *others)):
         together.hear(name, samples)
     first = together.feed({1: PROMPT, 0: tokens[:3], 2: PROMPT[:2]})[0]
-    rest = [together.feed({2: [token], 0: [token], 1: [5]})[0] for token in tokens[3:]]
+    seen, rest = [together.attention[0]], []
+    for token in tokens[3:]:
+        rest.append(together.feed({2: [token], 0: [token], 1: [5]})[0])
+        seen.append(together.attention[0])
     np.testing.assert_array_equal(np.concatenate([first, *rest]), expected)
+    np.testing.assert_array_equal(np.concatenate(seen), attention)
 
 
 def test_other_audio_gives_other_logits(files: ModelFiles, session: Session) -> None:
@@ -151,10 +193,31 @@ def test_other_audio_gives_other_logits(files: ModelFiles, session: Session) -> 
     assert np.abs(rows[0] - rows[1]).max() > 0.01
 
 
+def test_a_quiet_window_is_heard_against_the_loudest_energy_of_the_recording(files: ModelFiles, session: Session) -> None:
+    """In a recording with much louder parts, all of a quiet window lies below the floor, so it sounds like silence."""
+    listener, quiet = Listener(files, session.call), np.float32(1e-5) * ARRAYS["samples"]
+    loud = loudest_energy(np.pad(ARRAYS["samples"], (BEFORE, AROUND - BEFORE)), 80)
+    heard, silence = (listener.hear(0, samples, loudest=loud) for samples in (quiet, 0 * quiet))
+    alone = listener.hear(0, quiet)
+    np.testing.assert_array_equal(heard, silence)
+    assert np.abs(heard - alone).max() > 0.01
+
+
+def test_nothing_is_heard_after_the_end_of_the_recording(files: ModelFiles, session: Session) -> None:
+    """Hops after the end are zeros of the spectrogram, whatever the samples are. Silence within the recording is not."""
+    listener, samples = Listener(files, session.call), ARRAYS["samples"][:4000]
+    noise = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
+    cut, noisy = (listener.hear(0, one, loudest=1.0, num_hops=23) for one in (samples, np.append(samples, noise)))
+    silent = listener.hear(0, samples, loudest=1.0)
+    np.testing.assert_array_equal(cut, noisy)
+    assert np.abs(cut - silent).max() > 0.01
+
+
 def test_files_of_transformers_are_the_same_model(files: ModelFiles, tmp_path: Path) -> None:
     model = Ct2Whisper(GOLDEN / "model.bin")
     save_file({name: np.ascontiguousarray(model.read(name)) for name in model.tensors}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(model.fields()))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": [[0, 0]]}))
     other = open_files(tmp_path)
     assert other.config == files.config
     assert other.weights.tensors.keys() == files.weights.tensors.keys()

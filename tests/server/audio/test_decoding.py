@@ -1,46 +1,27 @@
-"""WAV files of every kind are decoded to the same sound, and everything else is refused."""
+"""Files of every format are decoded to the same sound, and everything else is refused."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import struct
-import wave
+import sys
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from runtime.spectrogram import AROUND, BEFORE, RATE
+from server.audio import compressed
 from server.audio.decoder import AudioDecoder
-from server.audio.decoding import Decoding, Outcome, decoded
+from server.audio.decoding import Decoding, File, Outcome, decoded
+from server.audio.loudest import loudest_energy
+from server.audio.recording import with_surroundings
 from server.audio.resample import resampled
-from server.audio.wav import AudioError
+from server.audio.sound import AudioError
 from server.errors import ApiError
-
-RATE = 16_000
-
-
-def tone(rate: int, hertz: float = 440.0, seconds: float = 0.25) -> NDArray[np.float32]:
-    return (0.5 * np.sin(2 * np.pi * hertz * np.arange(round(rate * seconds)) / rate)).astype(np.float32)
-
-
-def wav(samples: NDArray[np.float32], rate: int, *, sample_bytes: int = 2, channels: int = 1) -> bytes:
-    values = np.repeat(samples, channels).astype(np.float64)
-    if sample_bytes == 1:
-        data = (np.rint(values * 127) + 128).astype(np.uint8).tobytes()
-    else:
-        wide = np.rint(values * ((1 << 8 * sample_bytes - 1) - 1)).astype("<i4")
-        data = wide.view(np.uint8).reshape(-1, 4)[:, :sample_bytes].tobytes()
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(sample_bytes)
-        file.setframerate(rate)
-        file.writeframes(data)
-    return out.getvalue()
+from tests.server.audio.files import KINDS, LOSSLESS, encoded, tone, wav
 
 
 def raw(kind: int, bits: int, data: bytes, *, rate: int = RATE, channels: int = 1, size: int | None = None) -> bytes:
@@ -71,7 +52,7 @@ def test_other_rates_give_the_same_tone(rate: int) -> None:
 
 
 def test_what_16_khz_cannot_hold_is_filtered_out() -> None:
-    assert np.abs(resampled(tone(48_000, hertz=11_000), 48_000, RATE))[200:-200].max() < 1e-3
+    assert np.abs(np.concatenate([*resampled([tone(48_000, hertz=11_000)], 48_000, RATE)]))[200:-200].max() < 1e-3
 
 
 def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:
@@ -82,12 +63,12 @@ def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "expected a WAV file"),
-        (b"<html>", "expected a WAV file"),
+        (b"", "expected a file of WAV, MP3, FLAC, Ogg, M4A, WebM"),
+        (b"<html>", "expected a file of WAV, MP3, FLAC, Ogg, M4A, WebM"),
         (b"RIFF\0\0\0\0WAVE", "has no chunk `data`"),
         (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "comes before `fmt `"),
         (raw(1, 16, b"", channels=0), "0 channels"),
-        (raw(1, 16, b"", channels=33), "33 channels; expected at most 32"),
+        (raw(1, 16, b"", channels=33), "33 channels; expected 1 to 32"),
         (raw(1, 12, b""), "samples of 12 bits"),
         (raw(85, 16, b""), "encoding 85"),
         (raw(1, 16, bytes(4), rate=999), "999 samples per second"),
@@ -103,15 +84,84 @@ def test_other_files_are_refused(data: bytes, text: str) -> None:
 def test_damaged_files_raise_nothing_else(noise: bytes, at: int) -> None:
     data = bytearray(wav(tone(RATE, seconds=0.01), RATE))
     data[at % 60 : at % 60 + len(noise)] = noise
-    outcome = msgspec.msgpack.decode(Decoding(10).run(bytes(data)), type=Outcome)
+    outcome = msgspec.msgpack.decode(Decoding(10).run(msgspec.msgpack.encode(File(bytes(data), 80))), type=Outcome)
     assert outcome.fault or len(outcome.samples) % 4 == 0
+
+
+@given(st.integers(0, 3), st.lists(st.integers(0, 900), max_size=6))
+def test_blocks_change_no_sample(number: int, cuts: list[int]) -> None:
+    rate, samples = (8_000, 44_100, 48_000, 1_001)[number], tone(22_050, seconds=0.04)
+    whole = np.concatenate([*resampled([samples], rate, RATE)])
+    parts = np.concatenate([*resampled(np.split(samples, sorted(cuts)), rate, RATE)])
+    np.testing.assert_array_equal(parts, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["mono", "stereo"])
+def test_compressed_files(kind: str, layout: str) -> None:
+    found = decoded(encoded(tone(48_000, seconds=1), 48_000, kind, layout=layout), 10)
+    expected = decoded(wav(tone(48_000, seconds=1), 48_000), 10)
+    if kind in LOSSLESS:
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+        return
+    assert abs(len(found) - RATE) < 0.1 * RATE  # a codec works with frames
+    middle = found[RATE // 4 : RATE // 4 + RATE // 2]
+    assert np.abs(np.fft.rfft(middle)).argmax() == 220  # 440 Hz in half a second
+    assert np.std(middle) == pytest.approx(np.std(expected), rel=0.1)
+
+
+def test_a_file_lasts_as_long_as_it_declares_or_less() -> None:
+    long = encoded(tone(RATE, seconds=11), RATE, "FLAC")
+    with pytest.raises(AudioError, match=r"it lasts 11\.0 s; expected at most 10 s"):
+        decoded(long, 10)
+    declared = bytearray(long)
+    declared[21:26] = bytes([declared[21] & 0xF0, 0, 0, 0x3E, 0x80])  # 16,000 samples
+    with pytest.raises(AudioError, match="it lasts longer than it declares, and more than 10 s"):
+        decoded(bytes(declared), 10)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence takes a fiftieth of its samples in FLAC."""
+    silence = encoded(np.zeros(RATE * 600, np.float32), RATE, "FLAC")
+    assert len(silence) < 2 * RATE * 600 / 50
+    monkeypatch.setattr(compressed, "_mono", lambda frame: pytest.fail("a frame was decoded"))
+    with pytest.raises(AudioError, match=r"lasts 600\.0 s; expected at most 60 s"):
+        decoded(silence, 60)
+
+
+def test_other_codecs_are_refused() -> None:
+    with pytest.raises(AudioError, match="its codec is 'ac3'; expected one of mp3float, "):
+        decoded(encoded(tone(RATE, seconds=0.2), 48_000, "M4A", codec="ac3"), 10)
+
+
+def test_a_cut_file_is_decoded_to_its_end() -> None:
+    data = encoded(tone(RATE, seconds=2), RATE, "Ogg Opus")
+    assert 0.2 * RATE < len(decoded(data[: len(data) // 2], 10)) < 1.8 * RATE
+
+
+@pytest.mark.parametrize("data", [b"ID3", b"fLaC", b"OggS", b"\0\0\0\x20ftypM4A ", b"\x1a\x45\xdf\xa3", b"\xff\xfb"])
+def test_beginnings_alone_are_refused(data: bytes) -> None:
+    with pytest.raises(AudioError, match=r"it looks like |without audio"):
+        decoded(data + bytes(100), 10)
+
+
+def test_without_the_extra_only_wav_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(tone(RATE), RATE, "FLAC")
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(AudioError, match=r"it is FLAC, .* pip install 'relaxserve\[media\]', or send WAV"):
+        decoded(data, 10)
+    assert len(decoded(wav(tone(RATE), RATE), 10))
 
 
 def test_files_are_decoded_in_another_process() -> None:
     async def check() -> None:
         decoder = AudioDecoder(10)
-        np.testing.assert_array_equal(await decoder.decode(wav(tone(RATE), RATE)), decoded(wav(tone(RATE), RATE), 10))
-        with pytest.raises(ApiError, match="file cannot be decoded: it begins with b'OggS'"):
-            await decoder.decode(b"OggS")
+        for data in (wav(tone(RATE), RATE), *(encoded(tone(RATE), RATE if "Opus" not in kind else 48_000, kind) for kind in KINDS)):
+            recording = await decoder.decode(data, 80)
+            samples = decoded(data, 10)
+            np.testing.assert_array_equal(recording.samples[BEFORE:-AROUND], samples)
+            assert recording.loudest == loudest_energy(with_surroundings(samples), 80)
+        with pytest.raises(ApiError, match="file cannot be decoded: it looks like Ogg, and cannot be read as such"):
+            await decoder.decode(b"OggS", 80)
 
     asyncio.run(check())

@@ -92,7 +92,7 @@ def test_limits_end_a_call_and_no_other(calls: Calls, work: bytes, failure: Fail
 
 def test_a_process_that_cannot_fork_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of a process that cannot fork is an error with the reason."""
-    answer = b"\1\4Resource temporarily unavailable"
+    answer = bytearray(b"\1\4Resource temporarily unavailable")
     monkeypatch.setattr(Calls, "_ask", lambda *_: asyncio.sleep(0, answer))
     error = failure_of(calls, b"abc")
     assert (error.failure, error.detail) == (Failure.NO_FORK, "Resource temporarily unavailable")

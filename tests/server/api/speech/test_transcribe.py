@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.spectrogram import AROUND
 from server.api.answer.generate import Job, Step, TokenEntry
 from server.api.speech.transcribe import TEMPERATURES, Request, _cut, segments_of
+from server.audio.recording import Recording, with_surroundings
 from server.messages import SamplingParams, Submit, TokenLogprob
 from server.speech.languages import NAMES, code_of, name_of
 from server.speech.tokens import SpeechTokens
@@ -91,10 +93,11 @@ def test_a_bad_transcript_is_drawn_again_at_higher_temperatures(logprobs: list[f
 
     async def segments() -> list[Segment]:
         common = Submit("", (), SamplingParams(max_tokens=1, seed=5))
-        request = Request(TOKENS, common, lambda ids: f" {ids}", 480_000, 448, "en", "transcribe", ())
-        return [segment async for segment in segments_of(request, np.zeros(16_000, np.float32), run)]
+        request = Request(TOKENS, common, lambda ids: f" {ids}", 3000, 448, "en", "transcribe", ())
+        recording = Recording(with_surroundings(np.zeros(16_000, np.float32)), 0.5)
+        return [segment async for segment in segments_of(request, recording, run)]
 
     (found,) = asyncio.run(segments())
     assert (found.temperature, len(jobs), found.text) == (chosen, tried, f" [{round(10 * chosen)}]")
     assert {job.submit.params.seed for job in jobs} == {5}
-    assert {len(job.submit.audio) for job in jobs} == {64_000}
+    assert {(len(job.submit.audio.samples), job.submit.audio.loudest) for job in jobs} == {(64_000 + 4 * AROUND, 0.5)}

@@ -1,0 +1,38 @@
+"""The heads of a speech model whose attention follows the speech. Publishers name them in a file beside the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.fields import read_json
+
+FILES = ("generation_config.json", "config.json")  # of transformers, of CTranslate2
+FIELD = "alignment_heads"
+
+Heads = tuple[tuple[int, int], ...]  # layer and head
+
+
+def default_heads(num_layers: int, num_heads: int) -> Heads:
+    """Return all heads of the later half of the layers, as Whisper's authors do."""
+    return tuple((layer, head) for layer in range(num_layers // 2, num_layers) for head in range(num_heads))
+
+
+def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
+    """Return the heads that a file of the folder names, or else the usual ones."""
+    for name in FILES:
+        found = read_json(folder / name).get(FIELD) if (folder / name).is_file() else None
+        if found is None:
+            continue
+        heads = {pair for pair in map(_pair, found) if pair is not None} if isinstance(found, list) else set[tuple[int, int]]()
+        if len(heads) < 1 or len(heads) != len(found) or any(layer >= num_layers or head >= num_heads for layer, head in heads):
+            text = f"{folder / name}: {FIELD} is {found!r:.80}; expected pairs of a layer below {num_layers} and a head below {num_heads}"
+            raise ConfigError(text)
+        return tuple(sorted(heads))
+    return default_heads(num_layers, num_heads)
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    if not isinstance(value, list) or len(value) != 2 or not all(type(one) is int and one >= 0 for one in value):
+        return None
+    return value[0], value[1]

@@ -1,0 +1,121 @@
+"""Read compressed audio with FFmpeg's libraries, from the extra `media`. Only the formats and codecs listed here are opened. Every codec
+runs on this thread, because the process may start none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.audio.sound import AudioError, Sound, floats, mono
+
+# How FFmpeg calls a format, by what clients call it.
+FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "matroska"}
+CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac")
+BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
+
+
+def format_of(data: bytes) -> str | None:
+    """Return the compressed format of a file by its first bytes, or None."""
+    if data[:4] in (b"fLaC", b"OggS"):
+        return "FLAC" if data[0] == ord("f") else "Ogg"
+    if data[4:8] == b"ftyp":
+        return "M4A"
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return "WebM"
+    is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06
+    return "MP3" if is_frame or data[:3] == b"ID3" else None
+
+
+def load_library() -> None:
+    """Import FFmpeg's libraries, with all modules that a call could need, if the extra is installed."""
+    try:
+        package = import_module("av")
+    except ImportError:
+        return
+    for module in walk_packages(package.__path__, "av."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+
+
+def open_compressed(data: bytes, format: str) -> Sound:
+    """Read what the file declares. Raise AudioError if it cannot be read."""
+    try:
+        import av
+        from av.error import FFmpegError
+    except ImportError:
+        text = f"it is {format}, which needs a package that is not installed; pip install 'relaxserve[media]', or send WAV"
+        raise AudioError(text) from None
+    options = {"codec_whitelist": ",".join(CODECS), "format_whitelist": FORMATS[format]}
+    try:
+        container = av.open(io.BytesIO(data), "r", format=FORMATS[format], options=options, metadata_errors="replace")
+    except MemoryError:
+        raise
+    except (FFmpegError, ValueError) as error:
+        raise _damaged(format, error) from None
+    stream = next(iter(container.streams.audio), None)
+    if stream is None:
+        raise AudioError(f"it is {format} without audio; expected a track of audio")
+    codec = stream.codec_context
+    name = getattr(codec, "name", "unknown")  # there is no codec if FFmpeg does not know it
+    if name not in CODECS:
+        raise AudioError(f"its codec is {name!r}; expected one of {', '.join(CODECS)}")
+    codec.thread_count = 1
+    seconds = None
+    if stream.duration is not None and stream.time_base is not None:
+        seconds = float(stream.duration * stream.time_base)
+    elif container.duration is not None:
+        seconds = container.duration / av.time_base
+    return Sound(codec.sample_rate, codec.channels, seconds, _blocks(container, stream, format, codec.sample_rate))
+
+
+def _blocks(container: Any, stream: Any, format: str, rate: int) -> Iterator[NDArray[np.float32]]:
+    """Decode the stream. A damaged packet is left out, as players do."""
+    from av.error import FFmpegError, InvalidDataError
+
+    held, num_held, found = [], 0, False
+    try:
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except InvalidDataError:
+                continue
+            for frame in frames:
+                if frame.sample_rate != rate:
+                    raise AudioError(f"its rate changes from {rate} to {frame.sample_rate} samples per second; expected one rate")
+                held.append(_mono(frame))
+                num_held += len(held[-1])
+            if num_held >= BLOCK_SAMPLES:
+                yield np.concatenate(held)
+                held, num_held, found = [], 0, True
+    except MemoryError:
+        raise
+    except (FFmpegError, ValueError) as error:
+        if isinstance(error, AudioError):
+            raise
+        if not found and not held:
+            raise _damaged(format, error) from None
+    if held:
+        yield np.concatenate(held)
+    elif not found:
+        raise AudioError(f"it is {format} without samples; expected audio that can be decoded")
+
+
+def _mono(frame: Any) -> NDArray[np.float32]:
+    values = frame.to_ndarray()  # [channels, samples] if planar, else [1, samples * channels]
+    if values.dtype.kind == "f":
+        values = floats(values)
+    else:
+        bits = 8 * values.dtype.itemsize
+        values = (values.astype(np.float64) - (128 if values.dtype.kind == "u" else 0)) / (1 << bits - 1)
+    return mono(values, 0) if frame.format.is_planar else mono(values.reshape(-1, frame.layout.nb_channels), 1)
+
+
+def _damaged(format: str, error: Exception) -> AudioError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return AudioError(f"it looks like {format}, and cannot be read as such: {reason:.200}")

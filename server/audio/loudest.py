@@ -1,0 +1,39 @@
+"""The largest energy of a recording's spectrogram, with the same bits on every machine.
+
+The table, and the samples of a recording, are rounded to integers so that all products and sums of a Fourier transform are exact in double
+precision, whatever their order. Energies are then summed bin by bin.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.spectrogram import BINS, HOP, WINDOW, fourier_table, mel_filters
+
+TABLE_BITS, SAMPLE_BITS = 20, 23  # a sum has at most WINDOW / 2 * 2 ** 43, which is less than 2 ** 53
+BLOCK = 3000  # hops computed at a time
+
+
+def loudest_energy(samples: NDArray[np.float32], num_mels: int) -> float:
+    """Return the largest mel energy of all hops of the samples, which have those around the recording."""
+    top = float(np.abs(samples).max())
+    if top == 0:
+        return 0.0
+    shift = SAMPLE_BITS - math.frexp(top)[1]
+    table = np.rint(fourier_table() * 2**TABLE_BITS)
+    filters = mel_filters(num_mels).astype(np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(samples, WINDOW)[::HOP]
+    found = 0.0
+    for begin in range(0, len(windows), BLOCK):
+        rounded = np.rint(np.ldexp(windows[begin : begin + BLOCK].T.astype(np.float64), shift))
+        parts = table @ rounded  # [2 * BINS, hops]
+        power = parts[:BINS] * parts[:BINS] + parts[BINS:] * parts[BINS:]
+        for weights in filters:
+            energies = np.zeros(power.shape[1])
+            for index in np.flatnonzero(weights):
+                energies += weights[index].astype(np.float64) * power[index]
+            found = max(found, float(energies.max()))
+    return math.ldexp(found, -2 * (TABLE_BITS + shift))

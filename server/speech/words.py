@@ -1,0 +1,147 @@
+"""The times of words, from the attention of a transcript's tokens to the frames of its audio: dynamic time warping finds the path through
+the frames on which the tokens attend most. The steps are those of Whisper's authors."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.speech.tokens import STAMP_S
+
+MEDIAN = 7  # frames of the median filter
+WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that put no spaces between words
+BEFORE_WORDS, AFTER_WORDS = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next word, or to the word before it
+SENTENCE_ENDS = ".。!！?？"
+MOST_MEDIAN_S = 0.7  # a median duration above it is not credible
+BEYOND_S = 0.5  # how far a word may reach beyond its segment
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are only a part of a character
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    text: str
+    num_tokens: int
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode: Decode, language: str) -> list[Word]:
+    """Return the words of the text tokens `token_ids`. `attention` has the shape [tokens, heads, frames]: the frames are those of the
+    recording, and the tokens end with one before the text, the text, and the token that ends it."""
+    starts = _starts(attention, len(token_ids) + 1) * STAMP_S
+    words, at = list[Word](), 0
+    for text, count in split(token_ids, decode, language):
+        words.append(Word(text, count, float(starts[at]), float(starts[at + count])))
+        at += count
+    return _joined(_shortened(words))
+
+
+def _starts(attention: NDArray[np.float32], num_rows: int) -> NDArray[np.int64]:
+    """Return the first frame of each of the rows that end with the last but one token."""
+    weights = attention.astype(np.float64)
+    weights /= weights.sum(axis=2, keepdims=True)
+    spread = weights.std(axis=0)
+    weights = (weights - weights.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    rows = weights[-1 - num_rows : -1]
+    edge = MEDIAN // 2
+    if rows.shape[2] > edge:
+        padded = np.pad(rows, ((0, 0), (0, 0), (edge, edge)), "reflect")
+        rows = np.median(np.lib.stride_tricks.sliding_window_view(padded, MEDIAN, axis=2), axis=3)
+    return _warped(-rows.mean(axis=1))
+
+
+def _warped(costs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the first column of each row on the cheapest path from the first to the last element, which never goes back."""
+    num_rows, num_columns = costs.shape
+    totals = np.full((num_rows + 1, num_columns + 1), np.inf)
+    moves = np.full((num_rows + 1, num_columns + 1), 2, np.int8)  # 0: both indices grow, 1: the row's, 2: the column's
+    totals[0, 0] = 0
+    for diagonal in range(2, num_rows + num_columns + 1):
+        i = np.arange(max(1, diagonal - num_columns), min(num_rows, diagonal - 1) + 1)
+        j = diagonal - i
+        both, row, column = totals[i - 1, j - 1], totals[i - 1, j], totals[i, j - 1]
+        move = np.where((both < row) & (both < column), 0, np.where((row < both) & (row < column), 1, 2))
+        moves[i, j] = move
+        totals[i, j] = costs[i - 1, j - 1] + np.choose(move, (both, row, column))
+    found, i, j = np.zeros(num_rows, np.int64), num_rows, num_columns
+    while i > 0:
+        found[i - 1] = j - 1
+        move = moves[i, j] if j > 1 else 1
+        i, j = i - (move < 2), j - (move != 1)
+    return found
+
+
+def split(token_ids: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
+    """Return the words with their numbers of tokens."""
+    found: list[tuple[str, int]] = []
+    held: list[int] = []
+    for place, token_id in enumerate(token_ids):
+        held.append(token_id)
+        text = decode(held)
+        if INCOMPLETE in text and place < len(token_ids) - 1:
+            continue
+        joins = bool(found) and language not in WITHOUT_SPACES and not text.startswith(" ") and not _is_mark(text)
+        if joins:
+            before, count = found.pop()
+            found.append((before + text, count + len(held)))
+        else:
+            found.append((text, len(held)))
+        held = []
+    return found
+
+
+def _is_mark(text: str) -> bool:
+    return text.strip() in set(string.punctuation)
+
+
+def _shortened(words: Sequence[Word]) -> list[Word]:
+    """Shorten words at the ends of sentences that are longer than twice the median: they include the pause."""
+    durations = [word.duration_s for word in words if word.duration_s > 0]
+    most_s = 2 * min(MOST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
+    found = list(words)
+    for place in range(1, len(words)):
+        word = words[place]
+        if word.duration_s <= most_s:
+            continue
+        if word.text.strip() in SENTENCE_ENDS:
+            found[place] = replace(word, end_s=word.start_s + most_s)
+        elif words[place - 1].text.strip() in SENTENCE_ENDS:
+            found[place] = replace(word, start_s=word.end_s - most_s)
+    return found
+
+
+def _joined(words: Sequence[Word]) -> list[Word]:
+    """Join punctuation to the words to which it belongs, whose times it does not change."""
+    found: list[Word] = []
+    before, num_before = "", 0
+    for place, word in enumerate(words):
+        mark = word.text.strip()
+        if found and not before and mark in set(AFTER_WORDS) and not word.text.startswith(" "):
+            found[-1] = replace(found[-1], text=found[-1].text + word.text, num_tokens=found[-1].num_tokens + word.num_tokens)
+        elif mark in set(BEFORE_WORDS) and word.text.startswith(" ") and place < len(words) - 1:
+            before, num_before = before + word.text, num_before + word.num_tokens
+        else:
+            found.append(replace(word, text=before + word.text, num_tokens=num_before + word.num_tokens))
+            before, num_before = "", 0
+    return found
+
+
+def placed(words: Sequence[Word], offset_s: float, start_s: float, end_s: float) -> tuple[Word, ...]:
+    """Return the words of a segment with times of the whole recording. A first or last word that reaches far beyond the segment ends at its
+    bound."""
+    found = [replace(word, start_s=word.start_s + offset_s, end_s=word.end_s + offset_s) for word in words]
+    if found and found[0].start_s < start_s - BEYOND_S and start_s < found[0].end_s:
+        found[0] = replace(found[0], start_s=start_s)
+    if found and found[-1].end_s > end_s + BEYOND_S and end_s > found[-1].start_s:
+        found[-1] = replace(found[-1], end_s=end_s)
+    return tuple(found)
