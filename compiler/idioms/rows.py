@@ -37,7 +37,7 @@ class RowProgram:
     row: tuple[tuple[DimVar, Dim], ...]  # row axes of the first stage; the row axes of later stages are renamed to these
     stages: tuple[RowStage, ...]
     temporaries: tuple[Buffer, ...]  # each holds one number per row
-    line: Buffer | None = None  # a row of values in each thread's own memory: the last stage writes it, and `parts` reads it
+    line: Buffer | None = None  # a row of values in each thread's own memory: a stage writes it, and later stages and `parts` read it
     parts: RowProgram | None = None
 
 
@@ -90,46 +90,54 @@ def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, 
 
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Match stages on whole rows, followed by stages on parts of each row. The last stage on whole rows writes a row of values, which the
-    stages on parts read. For example, a norm is followed by the rounding of groups."""
-    for i, nest in enumerate(nests):
-        if nest.store.buffer in temporaries and len(nest.axes) > 1 and not folds_in(nest.store.value):
-            program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)
-            if program is not None:
-                return program
+    """Match stages on whole rows, followed by stages on parts of each row. A stage on whole rows may write a row of values, which later
+    stages read. For example, a norm is followed by the rounding of groups."""
+    for i in range(1, len(nests)):
+        program = _parted(nests[:i], nests[i:], temporaries)
+        if program is not None:
+            return program
     return None
 
 
 def _parted(before: Sequence[PerfectNest], after: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Match stages on whole rows (`before`) and stages on parts of rows (`after`). The row of values that connects them moves from a
-    temporary to memory of each thread's own."""
-    line = before[-1].store.buffer
-    length = line.shape[-1]
-    if not length.is_const or length.const > LONGEST_LINE:
+    """Match stages on whole rows (`before`) and stages on parts of rows (`after`). A row of values that they share moves from a temporary
+    to memory of each thread's own."""
+    rank = next((len(nest.axes) for nest in before if folds_in(nest.store.value)), 0)
+    lines = [n.store.buffer for n in before if n.store.buffer in temporaries and len(n.axes) > rank]
+    if len(lines) > 1 or not all(line.shape[-1].is_const and line.shape[-1].const <= LONGEST_LINE for line in lines):
         return None
-    own = Buffer(line.name, (length,), line.dtype, Scope.LOCAL)
+    own = {line: Buffer(line.name, line.shape[-1:], line.dtype, Scope.LOCAL) for line in lines}
 
     def rows_of(nests: Sequence[PerfectNest]) -> RowProgram | None:
-        moved = [n for nest in nests if (n := _with_own_line(nest, line, own)) is not None]
+        moved = [n for nest in nests if (n := _with_own_line(nest, own)) is not None]
         written = {n.store.buffer for n in moved}
         return _whole_rows(moved, tuple(t for t in temporaries if t in written)) if len(moved) == len(nests) else None
 
     whole, parts = rows_of(before), rows_of(after)
-    if whole is None or parts is None or len(whole.row) != len(line.shape) - 1:
+    if whole is None or parts is None or any(len(line.shape) - 1 != len(whole.row) for line in lines):
         return None
     same_rows = [extent for _, extent in parts.row[:-1]] == [extent for _, extent in whole.row]
-    return replace(whole, line=own, parts=parts) if same_rows else None
-
-
-def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest | None:
-    """Return the nest with accesses to the thread's own row instead of the temporary `line`, or None if it accesses other rows."""
-    rank = len(line.shape) - 1
-    places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
-    if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
+    if not same_rows or not all(_reads_numbers_of_row(nest, len(whole.row), whole.temporaries) for nest in after):
         return None
-    store = replace_loads(nest.store, line, lambda at: Load(own, at[rank:]))
-    assert isinstance(store, Store)
-    return replace(nest, store=Store(own, store.indices[rank:], store.value) if store.buffer is line else store)
+    return replace(whole, line=next(iter(own.values()), None), parts=parts)
+
+
+def _reads_numbers_of_row(nest: PerfectNest, rank: int, numbers: tuple[Buffer, ...]) -> bool:
+    """Whether a stage on parts reads only those numbers of whole rows that belong to its own row."""
+    return all(load.indices == tuple(map(Dim.of, nest.vars[:rank])) for load in loads(nest.store.value) if load.buffer in numbers)
+
+
+def _with_own_line(nest: PerfectNest, own: Mapping[Buffer, Buffer]) -> PerfectNest | None:
+    """Return the nest with accesses to a thread's own row instead of a temporary, or None if it accesses other rows."""
+    for line, place in own.items():
+        rank = len(line.shape) - 1
+        places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
+        if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
+            return None
+        store = replace_loads(nest.store, line, lambda at, place=place, rank=rank: Load(place, at[rank:]))
+        assert isinstance(store, Store)
+        nest = replace(nest, store=Store(place, store.indices[rank:], store.value) if store.buffer is line else store)
+    return nest
 
 
 def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:

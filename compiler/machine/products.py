@@ -77,7 +77,9 @@ class ProductTile:
     op: ProductOp  # the operation, with the largest number of rows that a tile may have
     format: Format  # format of the weights
     depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
-    planes: int = 1  # number of planes per row for which registers suffice; tiles may have more rows if rows have fewer planes
+    # Number of planes per row for which registers suffice. Tiles may have more rows if rows have fewer planes; if rows have more planes,
+    # these share their sums.
+    planes: int = 1
     block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
     widen: WidenPanel | DecodeE4m3 | None = None  # converts a part of a panel in `format` to the panel that `op` reads
     few: DotWidened | None = None  # multiplies up to `few.rows` rows without widening, with the same sums
@@ -99,6 +101,11 @@ class ProductTile:
     @property
     def on_matrix_unit(self) -> bool:
         return isinstance(self.op, MatrixUnitOp)
+
+    @property
+    def upper(self) -> DotPanel | None:
+        """The operation that adds the products of upper planes to those of lower planes. None: planes have sums of their own."""
+        return replace(self.op, upper=True) if isinstance(self.op, DotPanel) and self.planes == 1 else None
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
         """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it; with

@@ -5,7 +5,9 @@ bits on all of them. Only if the program tolerates rows of bf16 may a target use
 
     weights of 8 or 6 bits     rows of 16 bits. Up to 512 products are added exactly: such a sum fits in 32 bits, and so does the sum of
                                each of two planes, whose join as f32 is rounded once
-    weights of 4 bits          rows of 8 bits
+    weights of 4 bits          rows of 8 bits, and of 16 bits for outliers (compiler/ops/products/integer_rows.py)
+    the same, if the product tolerates rows of i8 (auto-fast)
+                               rows of 8 bits
     weights of 8 bits with one scale per channel, if the product tolerates rows of i8 (int8-fast)
                                rows of 8 bits, with a scale per 64 elements
 
@@ -34,9 +36,8 @@ from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 
-ROW_BITS: Final = {8: 16, 6: 16, 4: 8}  # from bits of an element of the weight to bits of an element of the rows
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
-LONGEST_ON_UNIT: Final = 1 << 16  # the same for rows of 16 bits on a matrix unit, which multiplies planes of bytes
+LONGEST_ON_UNIT: Final = 1 << 16  # the same for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
 COARSE: Final = (8, 64)  # bits and group of coarse rows
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
@@ -45,6 +46,7 @@ SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each 
 class Scheme:
     bits: int  # of an element of the rows
     group: int  # number of elements of a row that share a scale; their products are added exactly, and the groups are added in order
+    is_capped: bool = False  # whether only outliers take more than 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +87,27 @@ class QuantisedWeight:
             return False
         return self.length % COARSE[1] == 0 and self.offset is None
 
+    @property
+    def row_bits(self) -> int:
+        return 8 if self.bits == 4 and self.tolerates is DType.I8 else 16
+
 
 def scheme_of(weight: QuantisedWeight) -> Scheme | None:
     """Return the scheme of a product. Return None if the product is computed in f32, because no part of the channel is long enough."""
     if weight.has_coarse_rows:
         return Scheme(*COARSE)
-    bits = ROW_BITS[weight.bits]
-    group = _part(weight, LONGEST[bits])
-    return None if group is None else Scheme(bits, group)
+    group = _part(weight, LONGEST[weight.row_bits])
+    return None if group is None else _scheme(weight, group)
 
 
 def scheme_on_unit(weight: QuantisedWeight) -> Scheme | None:
     """Return the scheme for a matrix unit, which is fast for long groups only."""
-    bits = ROW_BITS[weight.bits]
-    group = _part(weight, LONGEST_ON_UNIT)
-    return None if group is None else Scheme(bits, group)
+    group = _part(weight, LONGEST[weight.row_bits] if weight.bits == 4 else LONGEST_ON_UNIT)
+    return None if group is None else _scheme(weight, group)
+
+
+def _scheme(weight: QuantisedWeight, group: int) -> Scheme:
+    return Scheme(weight.row_bits, group, is_capped=weight.bits == 4 and weight.row_bits == 16)
 
 
 def _part(weight: QuantisedWeight, longest: int) -> int | None:
@@ -187,7 +195,8 @@ def _in_words(linear: Call, values: Mapping[Var, Value]) -> str:
     weight = quantised_weight(linear, values)
     scheme = None if weight is None else scheme_of(weight)
     if weight is not None and scheme is not None:
-        return f"weights of {weight.bits} bits and rows of {scheme.bits} bits, exact in groups of {scheme.group}"
+        rows = "8 bits, outliers of 16 bits" if scheme.is_capped else f"{scheme.bits} bits"
+        return f"weights of {weight.bits} bits and rows of {rows}, exact in groups of {scheme.group}"
     given = type_of(linear.args[1])
     made = values.get(linear.args[1]) if isinstance(linear.args[1], Var) else None
     is_stored = not (isinstance(made, Call) and made.op is DEQUANTIZE)

@@ -15,8 +15,8 @@ from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = (
-    "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, int8-fast (also rounds activations to 8 bits), 6bit, "
-    "5bit, 4bit, or a number of bits per weight such as 4.6, quantised once by a text. int8-128 or int4-32 name the inputs per scale."
+    "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, auto-fast and int8-fast (round activations to 8 bits), "
+    "6bit, 5bit, 4bit, or a number of bits per weight such as 4.6, quantised once by a text. int8-128 or int4-32 name the inputs per scale."
 )
 CALIBRATE = "Text by which 4bit and other numbers of bits decide what matters."
 MAX_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, if the memory suffices."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class WeightFormat:
 
     bits: int
     group: int = 0
-    fast: bool = False  # inputs of products may be rounded to 8 bits as well
+    fast: bool = False  # inputs of products of integers may be rounded to 8 bits as well
     as_stored: bool = False  # integers of a quantised checkpoint are not converted
     budget: float = 0.0  # if not 0, `deploy/quantizing` first quantises the matrices to this number of bits per weight on average
 
@@ -63,9 +63,12 @@ class WeightFormat:
 
     @staticmethod
     def parse(text: str) -> WeightFormat:
-        """Parse `auto`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit`, a number of bits per weight such as `4.6`, or `int4-32`."""
+        """Parse `auto`, `auto-fast`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit`, a number of bits per weight such as `4.6`, or
+        `int4-32`."""
         if text == "auto":
             return AS_STORED
+        if text == "auto-fast":
+            return replace(AS_STORED, fast=True)
         if (budget := _budget_of(text)) is not None:
             return WeightFormat(16, as_stored=True, budget=budget)
         if text == "int8-fast":
@@ -78,8 +81,8 @@ class WeightFormat:
             )
         if bits is None or (group and (bits > 8 or group not in map(str, GROUPS))):
             raise ConfigError(
-                f"quantize is {text!r}; expected auto, f32, bf16, int8, int8-fast, {', '.join(BUDGETS)}, a number of bits per weight from "
-                f"{LEAST_BUDGET} to {MOST_BUDGET}, or int8-GROUP, int4-GROUP with a group of {', '.join(map(str, GROUPS))}"
+                f"quantize is {text!r}; expected auto, auto-fast, f32, bf16, int8, int8-fast, {', '.join(BUDGETS)}, a number of bits per "
+                f"weight from {LEAST_BUDGET} to {MOST_BUDGET}, or int8-GROUP, int4-GROUP with a group of {', '.join(map(str, GROUPS))}"
             )
         return WeightFormat(bits, int(group) if group else 0)
 
@@ -133,9 +136,11 @@ class Net:
         integers = any(form.kind is not Kind.E4M3 for form in self.forms.values())
         return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
 
-    def tolerates(self, format: WeightFormat) -> str | None:
-        """Return the type to which machines may round the inputs of a product."""
-        return "i8" if format.fast else "bf16" if self.rounds and format.bits <= 16 else None
+    def tolerates(self, format: WeightFormat, w: Var) -> str | None:
+        """Return the type to which machines may round the inputs of a product by `w`."""
+        if format.fast and (self._is_decoded(w) or not format.as_stored):
+            return "i8"
+        return "bf16" if self.rounds and format.bits <= 16 else None
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -264,9 +269,9 @@ class Net:
         format = format or self.format
         if self._is_decoded(w):
             x = self.call(TAKE, x, self._orders[w], axis=1) if w in self._orders else x
-            return self.call(LINEAR, x, w, *([] if bias is None else [bias]), tolerates=self.tolerates(format))
+            return self.call(LINEAR, x, w, *([] if bias is None else [bias]), tolerates=self.tolerates(format, w))
         operands = (x, self._held(w, format), *([] if bias is None else [bias]))
-        return self.call(LINEAR, *operands, tolerates=self.tolerates(format))
+        return self.call(LINEAR, *operands, tolerates=self.tolerates(format, w))
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
         """Multiply each row by the matrix of its expert. `name` is the name of the tensor that joins the matrices of all experts."""
@@ -281,7 +286,7 @@ class Net:
         """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
-        return self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format))
+        return self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format, w))
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
@@ -304,7 +309,10 @@ class Net:
         return self.call(MULTIPLY, self.call(LAYER_NORM, x, ones, zeros, eps=eps), weight)
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
-        return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 or self.format.fast else None)
+        format = None
+        if self.format.bits < 8 or self.format.fast:
+            format = AS_STORED if self.format.as_stored else WeightFormat(8)
+        return self.linear(x, name, in_size, vocab, bias=bias, format=format)
 
     def _observe(self, x: Atom, names: Sequence[str]) -> None:
         if self.squares is not None:

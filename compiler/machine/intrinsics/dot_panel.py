@@ -3,8 +3,8 @@ words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ UNROLLED = 4  # number of loads of each register of b per iteration of the loop 
 SIGN = 0x80  # sign bit of a byte
 MOST_SMALL = 31  # largest number of a table in steps that multiply only small numbers exactly
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
+LINES = 4  # number of lines of a panel beside which zeros are looked for at once
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 
 # The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.
@@ -85,11 +86,16 @@ class _PanelOp(ProductOp):
         *,
         cached: bool,
         table: Sequence[int] = (),
+        upper: bool = False,
     ) -> None:
         step = self.step(target)
         assert step is not None, (target, self)
         # A single row needs prefetches too: a core computes so much for each byte that the loads it has begun cover too few bytes.
-        _Panel(self, bits, code, pointers, dims, step, table, prefetches=not cached).run()
+        panel = _Panel(self, bits, code, pointers, dims, step, table, prefetches=not cached)
+        if upper:
+            panel.run_upper()
+        else:
+            panel.run()
 
 
 @tile_op
@@ -104,6 +110,8 @@ class DotPanel(_PanelOp):
     uneven: bool = False  # b is a panel in the format `PANEL_IQ4`
     cached_panel: bool = False
     later: int = 0
+    # a is the upper plane of rows of 16 bits, which is zero except for outliers: products count 256 times, and zeros are skipped.
+    upper: bool = False
 
     def problems(self) -> Iterator[str]:
         if self.bits not in FOURS:
@@ -112,6 +120,8 @@ class DotPanel(_PanelOp):
             yield f"bits are {self.bits}, expected 4 for floats and for uneven numbers"
         if self.floats and self.uneven:
             yield "numbers are floats and uneven, expected one of both"
+        if self.upper and (self.bits == 6 or self.later):
+            yield f"bits are {self.bits} and later is {self.later}, expected 8 or 4, and 0 with upper planes"
 
     @property
     def table(self) -> tuple[int, ...]:
@@ -132,6 +142,10 @@ class DotPanel(_PanelOp):
         return step if step.bits == 8 or max((0, *self.table)) <= MOST_SMALL else None
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        if self.upper:
+            wide = (arrays[0], arrays[1].astype(np.int32) << 8, *arrays[2:])
+            replace(self, upper=False).meaning(wide, dims)
+            return
         stored = arrays[2].view(np.uint8)[: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
         if self.bits == 6:
             numbers = PANEL6.stored(stored.reshape(1, -1, self.columns * FOUR))  # [columns, k]
@@ -142,7 +156,7 @@ class DotPanel(_PanelOp):
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        self._emit(self.bits, code, pointers, dims, target, cached=self.cached_panel, table=self.table)
+        self._emit(self.bits, code, pointers, dims, target, cached=self.cached_panel or self.upper, table=self.table, upper=self.upper)
 
 
 @tile_op
@@ -201,19 +215,12 @@ class _Panel:
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
         self.in_order = step.in_order and self.rows == 1 and step.halves is not None
+        self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
         code, step = self.code, self.step
-        places = [(i, j) for i in range(self.rows) for j in self.vectors]
-        totals = {(*place, part): code.alloca(self.vector) for place in places for part in range(2 if self.separate_halves else 1)}
-        for (i, j, part), total in totals.items():
-            begin = "zeroinitializer" if part else self._load(self._accumulator(i, j))
-            code.do(f"store {self.vector} {begin}, ptr {total}")
-        element = "i16" if self.words == 2 else "i8"
-        added = [code.alloca(self.vector) for _ in range(self.rows if self.is_shifted else 0)]
-        for place in added:
-            code.do(f"store {self.vector} zeroinitializer, ptr {place}")
-        rows = [code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in range(self.rows)]
+        totals, added = self._totals({place: self._load(self._accumulator(*place)) for place in self.places})
+        rows = self._rows()
         deep, unrolled = self._steps()
         with code.loop("0", deep, runs=not deep.startswith("%")) as index:
             gathered: dict[str, str] = {}
@@ -221,20 +228,86 @@ class _Panel:
                 self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
                 if self.in_order:
                     gathered = dict(zip(gathered, fence(code, list(gathered.values()), vec("i16", 2 * step.lanes)), strict=True))
-            for total, some in gathered.items():
-                assert step.halves is not None and unrolled * self.halves <= self.most_halves
-                code.do(f"store {self.vector} {step.halves.widen(code, self._load(total), some)}, ptr {total}, align 4")
-        for i, j in places:
-            value = self._load(totals[i, j, 0])
-            if self.separate_halves:
-                upper = self._load(totals[i, j, 1])
-                if self.in_place:
-                    upper = code.op(f"ashr {self.vector} {upper}, {splat('4', 'i32', step.lanes)}")
-                value = code.op(f"add {self.vector} {value}, {upper}")
-            if added:
-                missing = code.op(f"shl {self.vector} {self._load(added[i])}, {splat('7', 'i32', step.lanes)}")
-                value = code.op(f"add {self.vector} {value}, {missing}")
-            code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
+            assert not gathered or unrolled * self.halves <= self.most_halves
+            self._widen(gathered)
+        for place in self.places:
+            code.do(f"store {self.vector} {self._total(totals, added, *place)}, ptr {self._accumulator(*place)}, align 4")
+
+    def run_upper(self) -> None:
+        """Add 256 times the products of those lines of the panel beside which a row has a number other than zero."""
+        code, size = self.code, FOUR * self.halves  # bytes of a row beside a line of the panel
+        count = next(n for n in (LINES, 2, 1) if n == 1 or (isinstance(self.k, int) and self.k % (n * size) == 0))
+        rows = self._rows()
+        chunks = self.k // (count * size) if isinstance(self.k, int) else code.op(f"sdiv i64 {self.k}, {size}")
+        with code.loop("0", str(chunks), runs=isinstance(chunks, int)) as chunk:
+            first = code.op(f"mul nsw i64 {chunk}, {count}")
+            lines, left = self._lines(rows, first, count, 8 * size), code.alloca("i64")
+            with code.when(code.op(f"icmp ne i64 {lines}, 0")):
+                code.do(f"store i64 {lines}, ptr {left}")
+                with code.loop("0", code.op(f"call i64 @llvm.ctpop.i64(i64 {lines})"), runs=True):
+                    some = code.op(f"load i64, ptr {left}")
+                    line = code.op(f"call i64 @llvm.cttz.i64(i64 {some}, i1 true)")
+                    less = code.op(f"sub i64 {some}, 1")
+                    code.do(f"store i64 {code.op(f'and i64 {some}, {less}')}, ptr {left}")
+                    self._add_line(rows, code.op(f"add nsw i64 {first}, {line}"))
+
+    def _lines(self, rows: Sequence[str], first: str, count: int, bits: int) -> str:
+        """Return an integer with a bit for each of `count` lines: 1 if a row has a number other than zero beside this line. A row has
+        `bits` bits beside a line."""
+        code, kind = self.code, vec(f"i{bits}", count)
+        places = [code.op(f"getelementptr i{bits}, ptr {row}, i64 {first}") for row in rows]
+        numbers = [code.op(f"load {kind}, ptr {place}, align 1") for place in places]
+        found = numbers[0]
+        for other in numbers[1:]:
+            found = code.op(f"or {kind} {found}, {other}")
+        differ = code.op(f"icmp ne {kind} {found}, {splat('0', f'i{bits}', count)}")
+        differ = differ if count == 1 else code.op(f"bitcast <{count} x i1> {differ} to i{count}")
+        return code.op(f"zext i{count} {differ} to i64")
+
+    def _add_line(self, rows: list[str], at: str) -> None:
+        code, gathered = self.code, dict[str, str]()
+        totals, added = self._totals(dict.fromkeys(self.places, "zeroinitializer"))
+        self._deep(totals, gathered, added, rows, at)
+        self._widen(gathered)
+        for place in self.places:
+            accumulator = self._accumulator(*place)
+            value = code.op(f"shl {self.vector} {self._total(totals, added, *place)}, {splat('8', 'i32', self.step.lanes)}")
+            code.do(f"store {self.vector} {code.op(f'add {self.vector} {self._load(accumulator)}, {value}')}, ptr {accumulator}, align 4")
+
+    def _rows(self) -> list[str]:
+        element = "i16" if self.words == 2 else "i8"
+        return [self.code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in range(self.rows)]
+
+    def _totals(self, begins: Mapping[tuple[int, int], str]) -> tuple[dict[tuple[int, int, int], str], list[str]]:
+        """Return variables for the sums, which begin with these values, and for the sums of the elements of each row."""
+        code = self.code
+        totals = {(*place, part): code.alloca(self.vector) for place in self.places for part in range(2 if self.separate_halves else 1)}
+        for (i, j, part), total in totals.items():
+            code.do(f"store {self.vector} {'zeroinitializer' if part else begins[i, j]}, ptr {total}")
+        added = [code.alloca(self.vector) for _ in range(self.rows if self.is_shifted else 0)]
+        for place in added:
+            code.do(f"store {self.vector} zeroinitializer, ptr {place}")
+        return totals, added
+
+    def _widen(self, gathered: Mapping[str, str]) -> None:
+        """Add the 16-bit sums to their totals."""
+        for total, some in gathered.items():
+            assert self.step.halves is not None
+            self.code.do(f"store {self.vector} {self.step.halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
+
+    def _total(self, totals: Mapping[tuple[int, int, int], str], added: Sequence[str], i: int, j: int) -> str:
+        """Return the finished sum of row `i` and the columns of register `j`."""
+        code, lanes = self.code, self.step.lanes
+        value = self._load(totals[i, j, 0])
+        if self.separate_halves:
+            upper = self._load(totals[i, j, 1])
+            if self.in_place:
+                upper = code.op(f"ashr {self.vector} {upper}, {splat('4', 'i32', lanes)}")
+            value = code.op(f"add {self.vector} {value}, {upper}")
+        if added:
+            missing = code.op(f"shl {self.vector} {self._load(added[i])}, {splat('7', 'i32', lanes)}")
+            value = code.op(f"add {self.vector} {value}, {missing}")
+        return value
 
     def _steps(self) -> tuple[str, int]:
         """Return the number of iterations of the loop along k, and the loads of each register of b per iteration."""

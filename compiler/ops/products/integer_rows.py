@@ -11,7 +11,21 @@ from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, fma, largest, minimum, of_bits, select, total
+from compiler.ir.loops.write import (
+    Array,
+    Kernel,
+    bits_of,
+    cast,
+    const,
+    fma,
+    index,
+    largest,
+    minimum,
+    of_bits,
+    select,
+    sqrt,
+    total,
+)
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import bool_attr, dtype_attr, tensor_operand, wants_float
@@ -23,15 +37,22 @@ Attrs = Mapping[str, Any]
 F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.I64, DType.BOOL
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8 planes of a 16-bit number are at most 127
 ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
+LEAST = float(np.float32(LARGEST[8] / LARGEST[16]))
+CAP = 4.0  # numbers of capped rows are outliers if they exceed CAP times the row's root mean square
 NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is smaller
 
 # --- helpers of both operators -----------------------------------------------------------------------------------------
 
 
-def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim) -> Scalar:
-    """Return the largest |x| of a group. The bits of the magnitudes are compared as integers, which have the same order as the floats. This
-    is faster than comparing floats with a test for NaN, and NaN counts as the largest."""
-    return of_bits(largest((count,), lambda r: bits_of(abs(cast(x[*row, first + r], F32)))))
+def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim, most: Scalar | None = None) -> Scalar:
+    """Return the largest |x| of a group, or the largest that does not exceed `most`. The bits of the magnitudes are compared as integers,
+    which have the same order as the floats. This is faster than comparing floats with a test for NaN, and NaN counts as the largest."""
+
+    def bits(r: Dim) -> Scalar:
+        found = bits_of(abs(cast(x[*row, first + r], F32)))
+        return found if most is None else select(found <= bits_of(most), found, 0)
+
+    return of_bits(largest((count,), bits))
 
 
 def _inverse(top: Scalar, most: int) -> Scalar:
@@ -60,10 +81,11 @@ def _write_scales(k: Kernel, top: Array, scale: Array, inverse: Array, most: int
         inverse[at] = _inverse(top[at], most)
 
 
-def _steps(x: Any, most: int) -> tuple[Any, Any]:
-    """Return x divided by the step, not yet rounded, and the scale of each row of the last axis."""
+def _steps(x: Any, most: int, top: Any = None) -> tuple[Any, Any]:
+    """Return x divided by the step, not yet rounded, and the scale of each row of the last axis. `most` steps represent `top`, which is by
+    default the row's largest magnitude."""
     wide = x.astype(np.float32)
-    top = np.abs(wide).max(-1, initial=0, keepdims=True)
+    top = np.abs(wide).max(-1, initial=0, keepdims=True) if top is None else top
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         none = top < np.float32(NEGLIGIBLE)
         inverse = np.where(none, np.float32(0), np.float32(most) / np.where(none, np.float32(1), top))
@@ -101,6 +123,8 @@ def _num_planes(attrs: Attrs) -> int:
     bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
     if held not in (I8, I16):
         raise AnnotationError(f"attribute dtype is {held}, expected i8 or i16")
+    if bool_attr(attrs, "capped") and bits != 16:
+        raise AnnotationError(f"attribute bits is {bits}, expected 16 of capped rows")
     return max(1, bits // (8 * held.num_bytes))
 
 
@@ -113,9 +137,12 @@ def _rows_nest(operands: Operands) -> Nest:
     x, q, scale, sums, *values = k.arrays(operands.buffer(0), *outputs)
     group, num_planes = group_of(attrs, x.shape[-1]), _num_planes(attrs)
     top, inverse = k.workspace("top", *scale.shape), k.workspace("inverse", *scale.shape)
-    with k.nest(top.shape) as (*row, g):
-        top[*row, g] = _magnitude(x, row, g * group, group)
-    _write_scales(k, top, scale, inverse, LARGEST[attrs["bits"]])
+    if attrs["capped"]:
+        _write_tops(k, x, top, group)
+    else:
+        with k.nest(top.shape) as (*row, g):
+            top[*row, g] = _magnitude(x, row, g * group, group)
+    _write_scales(k, top, scale, inverse, LARGEST[8 if attrs["capped"] else attrs["bits"]])
     for plane in range(num_planes):
         with k.nest((*scale.shape, group)) as (*row, g, r):
             number = _rounded(cast(x[*row, g * group + r], F32) * inverse[*row, g])
@@ -130,22 +157,70 @@ def _rows_nest(operands: Operands) -> Nest:
     return Nest(outputs, k.body())
 
 
+def _write_tops(k: Kernel, x: Array, top: Array, group: Dim) -> None:
+    """Write the largest magnitude of each group, outliers left out, but at least as much as lets outliers fit in 16 bits. The cap of a row
+    is computed from squares of integers, whose sum has the same bits in any order. If a row has NaN or infinity, so have its tops."""
+    *rows, length = x.shape
+    row_top, inverse, cap = (k.workspace(name, *rows) for name in ("row_top", "row_inverse", "cap"))
+    power = k.workspace("power", *rows, dtype=I32)
+
+    def square(row: Sequence[Dim], r: Dim) -> Scalar:
+        number = _rounded(cast(x[*row, r], F32) * inverse[row])
+        return number * number
+
+    with k.nest(rows) as row:
+        row_top[row] = _magnitude(x, row, 0, length)
+    with k.nest(rows) as row:
+        inverse[row] = _inverse(row_top[row], LARGEST[8])
+    with k.nest(rows) as row:
+        power[row] = total((length,), lambda r: square(row, r))
+    with k.nest(rows) as row:
+        mean = cast(power[row], F32) * CAP**2 / cast(index(length), F32)
+        cap[row] = row_top[row] * (sqrt(mean) * float(np.float32(1 / LARGEST[8])))
+    with k.nest(top.shape) as (*row, g):
+        found = _magnitude(x, row, g * group, group, cap[row])
+        least = row_top[row] * LEAST
+        top[*row, g] = select(least < found, found, least)
+
+
 def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim) -> Scalar:
     return total((count,), lambda r: cast(q[*row, plane, first + r], I32))
 
 
-def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool) -> Any:
+def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, capped: bool) -> Any:
     length = x.shape[-1]
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
-    steps, scale = _steps(grouped, LARGEST[bits])
-    held, v = DType(dtype), np.rint(steps).astype(np.int32)
+    steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped)) if capped else _steps(grouped, LARGEST[bits])
+    held = DType(dtype)
+    with np.errstate(invalid="ignore"):
+        v = np.rint(steps).astype(np.int32)
     planes = np.stack([v] if bits <= 8 * held.num_bytes else _planes(v), -3)
     q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])
     found = q, scale[..., 0], planes.sum(-1, dtype=np.int32)
     return (*found, found[1] * v.sum(-1, dtype=np.int32).astype(np.float32)) if sums else found
 
 
-QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0, "dtype": "i8", "sums": False})
+def _tops(x: Any, grouped: Any) -> Any:
+    steps, _ = _steps(x, LARGEST[8])
+    with np.errstate(over="ignore", invalid="ignore"):
+        power = np.square(np.rint(steps).astype(np.int64)).sum(-1, keepdims=True).astype(np.float32)
+        row_top = np.abs(x.astype(np.float32)).max(-1, initial=0, keepdims=True)
+        cap = row_top * (np.sqrt(power * np.float32(CAP**2) / np.float32(x.shape[-1])) * np.float32(1 / LARGEST[8]))
+        magnitudes, least = np.abs(grouped.astype(np.float32)), (row_top * np.float32(LEAST))[..., None]
+        found = np.where(magnitudes <= cap[..., None], magnitudes, 0).max(-1, initial=0, keepdims=True)
+        return np.where(least < found, found, least)
+
+
+# If `capped`, the step of a group is that of 8 bits for the group without its outliers. So outliers take 16 bits, and all other numbers 8:
+# their upper plane is zero.
+QUANTIZE_ROWS = define(
+    "quantize_rows",
+    "x",
+    _rows_type,
+    _rows_numpy,
+    _rows_nest,
+    {"bits": 8, "group": 0, "dtype": "i8", "sums": False, "capped": False},
+)
 
 
 # --- row_planes --------------------------------------------------------------------------------------------------------

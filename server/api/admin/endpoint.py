@@ -53,6 +53,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 WeightForm = Literal[
     "auto",
+    "auto-fast",
     "f32",
     "bf16",
     "int8",

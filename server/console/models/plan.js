@@ -7,7 +7,7 @@ import {bytes} from "../core/format.js";
 
 const AFTER_MS = 500;  // milliseconds from the last change to the request
 
-export const FORMS = ["auto", "bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "6bit", "5bit", "4bit", "int4-32", "int4-64", "int4-128"];
+export const FORMS = ["auto", "auto-fast", "bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "6bit", "5bit", "4bit", "int4-32", "int4-64", "int4-128"];
 
 /* Plans at most one load at a time. */
 export class Planner {

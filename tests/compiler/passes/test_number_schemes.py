@@ -33,6 +33,12 @@ WEIGHTS = {
         "dequantize(q, s, o, bits=4, group=32, shifted=true)",
         "",
     ),
+    "4 bits by channel": (f"q: u8[24, {K // 2}], s: f32[24, 1]", "dequantize(q, s, bits=4)", ""),
+    "4 bits, rows of 8": (
+        f"q: u8[24, {K // 2}], s: bf16[24, {K // 32}]",
+        "dequantize(q, s, bits=4, group=32)",
+        ', tolerates="i8"',
+    ),
     "floats of 4 bits": (f"q: u8[24, {K // 2}], s: bf16[24, {K // 32}]", 'dequantize(q, s, bits=4, group=32, kind="e2m1")', ""),
     "iq4": (f"q: u8[24, {K // 2}], s: f16[24, {K // 32}]", 'dequantize(q, s, bits=4, group=32, kind="iq4")', ""),
 }
@@ -122,6 +128,6 @@ def test_schemes_are_said_in_words() -> None:
         }
     """)
     assert schemes_of(module) == {
-        "weights of 4 bits and rows of 8 bits, exact in groups of 32": 2,
+        "weights of 4 bits and rows of 8 bits, outliers of 16 bits, exact in groups of 32": 2,
         "weights of bf16 and rows of f32": 1,
     }

@@ -7,7 +7,7 @@ this happens when they are loaded. If rows of the weight are looked up as well, 
 these panels. No other pass changes results more, within the errors that docs/decisions states.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
-8 bits are stored as bytes or as words.
+8 bits are stored as bytes or as words. If rows are capped, most of their upper plane is zero, and tiles skip its zeros.
 
 If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the product gets zero * scale or the shift as
 offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Floats of 4 bits count as
@@ -142,7 +142,7 @@ class IntegerProducts:
             return None
         group = scheme.group
         has_offset = weight.offset is not None
-        wanted: dict[str, Any] = {"sums": True} if has_offset else {}
+        wanted: dict[str, Any] = ({"sums": True} if has_offset else {}) | ({"capped": True} if scheme.is_capped else {})
         each = 0 if group == weight.length else group
         quantised = builder.call(QUANTIZE_ROWS, rows.table, bits=scheme.bits, group=each, dtype=str(format.rows), **wanted)
         panels, scale, units, offsets = self._packed(builder, weight, scheme, format)

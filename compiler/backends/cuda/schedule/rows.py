@@ -37,7 +37,7 @@ Point = dict[DimVar, Dim]
 
 def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
     program = match_rows(prim.body)
-    if program is None or program.line is not None or not _reads_along_rows(program):
+    if program is None or program.parts is not None or not _reads_along_rows(program):
         return None
     program, k = with_own_numbers(program, Scope.SHARED), Kernel()
     axes = [(var.name, extent) for var, extent in program.row]

@@ -113,6 +113,33 @@ def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target,
     assert wanted[0, 0] == -128 * (113 + 127) * K
 
 
+@pytest.mark.parametrize("height", [1, ROWS])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
+def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, height: int) -> None:
+    """Lines beside zeros are skipped, also if another row has other numbers there."""
+    if bits not in panel_bits(target):
+        pytest.skip(f"{target.name} has no exact products of {bits} bits")
+    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, upper=True)
+    b = rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
+    for places in ([], [0], [K - 1], [3, 4, 17], range(K)):
+        a = np.zeros((height, K), np.int8)
+        for place in places:
+            a[place % height, place] = (-128, 127)[place % 2]
+        c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
+        run_native(tiled(bits, target.lanes(4), height=height, op=op), [a, b, c], {}, target=target)
+        op.meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
+        np.testing.assert_array_equal(c, wanted)
+
+
+def test_lines_beside_zeros_are_looked_for_with_vectors() -> None:
+    for target, found in ((TARGETS[0], r"vptestn?m[qd]"), (NAMED["x86-64-v3"], r"vpcmpeqq|vptest")):
+        code = link([emit_kernel("k", tiled(4, target.lanes(4), op=DotPanel(ROWS, COLUMNS, 4, upper=True)), target)], target)
+        assert re.search(found, code.assembly())
+        assert "llvm.prefetch" not in code.optimised()
+    assert len(list(DotPanel(ROWS, COLUMNS, 6, upper=True).problems())) == 1
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_uneven_numbers_need_a_step_for_bytes(target: Target) -> None:
     assert DotPanel(ROWS, COLUMNS, 4, uneven=True).runs_on(target)

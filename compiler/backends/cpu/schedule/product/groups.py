@@ -1,7 +1,8 @@
 """Sums of groups of integers: each group is summed exactly in i32, and the groups are added in order in f32.
 
 The exact sum of a group has the same bits in any tile. All planes of a row are rows of the tile, so they share the weights that the tile
-reads.
+reads. Beside weights of 4 bits, most numbers of the upper plane are zero. There, both planes share one sum: the tile multiplies the lower
+plane, and then the other numbers of the upper plane. The sum fits in 32 bits, and as f32 it equals the join of two sums.
 
 Memory limits a single row, and a core reads a single dense stream fastest. So a single row first reads the scales of several groups, stores
 the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the weights of their group, it
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, configure_counted, multiply
@@ -25,13 +26,14 @@ from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, const
+from compiler.ir.loops.write import Array, Kernel, cast, const
 from compiler.ir.prove import prove_divisible
 from compiler.machine.intrinsics.amx import TILE_ROWS
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
 ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
+LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
 AT_ONCE = 8  # number of groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
 
 
@@ -50,6 +52,11 @@ class Groups:
     @property
     def num_planes(self) -> int:
         return self.product.sums[0].num_planes
+
+    @property
+    def joins_planes(self) -> bool:
+        """Whether both planes of a row share one sum."""
+        return self.num_planes == 2 and self.tile.upper is not None and all(s.group <= LONGEST_JOINED for s in self.product.sums)
 
     @property
     def abreast(self) -> int:
@@ -128,14 +135,21 @@ class Groups:
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
         """Sum one group exactly. Yield each element of the tile with its sum."""
-        exact = k.local("exact", tile.shape.rows * s.num_planes, tile.shape.vectors, tile.shape.lanes, dtype=I32)
+        num_sums = 1 if self.joins_planes else s.num_planes
+        exact = k.local("exact", tile.shape.rows * num_sums, tile.shape.vectors, tile.shape.lanes, dtype=I32)
+        part = Part(s.first.substitute({s.axis: g}), Dim.of(s.group))
         with tile.elements(k) as (m, v, lane):
-            for plane, begin in enumerate(begins(s, {**tile.at(m, v, lane), s.axis: g})):
-                exact[m * s.num_planes + plane, v, lane] = begin
-        self.add(k, s, exact[ZERO, ZERO, ZERO], tile, Part(s.first.substitute({s.axis: g}), Dim.of(s.group)))
+            place = {**tile.at(m, v, lane), s.axis: g}
+            for plane, begin in enumerate([joined_begin(s, place)] if self.joins_planes else begins(s, place)):
+                exact[m * num_sums + plane, v, lane] = begin
+        if self.joins_planes:
+            self.add_joined(k, s, exact[ZERO, ZERO, ZERO], tile, part)
+        else:
+            self.add(k, s, exact[ZERO, ZERO, ZERO], tile, part)
         with tile.elements(k) as (m, v, lane):
-            planes = [exact[m * s.num_planes + plane, v, lane] for plane in range(s.num_planes)]
-            yield (m, v, lane), rewrite_dims(s.node.exact(planes), {**tile.at(m, v, lane), s.axis: g})
+            planes = [exact[m * num_sums + plane, v, lane] for plane in range(num_sums)]
+            total = cast(planes[0], F32) if self.joins_planes else s.node.exact(planes)
+            yield (m, v, lane), rewrite_dims(total, {**tile.at(m, v, lane), s.axis: g})
 
     # --- sums in memory --------------------------------------------------------------------------------------------------
 
@@ -199,6 +213,14 @@ class Groups:
         op = self.tile.product(tile.shape.rows * s.num_planes, fresh=fresh, counted=height is not None)
         multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead=ahead, height=height)
 
+    def add_joined(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part) -> None:
+        """Add the products of a part of k to sums that both planes share."""
+        assert self.tile.upper is not None, self.tile
+        row, columns = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2]), self.panel(s, tile, part.begin)
+        stride = s.q.buffer.shape[-1] * s.num_planes
+        for plane, op in ((1, self.tile.product(tile.shape.rows)), (0, replace(self.tile.upper, rows=tile.shape.rows))):
+            multiply(k, op, exact, Load(s.q.buffer, (*row, Dim.of(plane), part.begin)), columns, part, stride)
+
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
         """Return the place of element k of the tile's first column."""
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
@@ -208,6 +230,12 @@ class Groups:
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
     """Return the value with which the exact sum of each plane begins."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
+
+
+def joined_begin(s: GroupedSum, place: Point) -> Scalar:
+    """Return the value with which the sum of both planes begins."""
+    upper, lower = begins(s, place)
+    return (upper << 8) + lower if s.node.begins else lower
 
 
 def of_group(scalar: Scalar, s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,18 +98,19 @@ def test_other_rows_beside_eight_bits_keep_sixteen(tiles: ProductTiles, k: int, 
     assert rows.attrs["bits"] == 16
 
 
-def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
+@pytest.mark.parametrize(("more", "rows"), [("", {"bits": 16, "capped": True}), (', tolerates="i8"', {"bits": 8})])
+def test_only_outliers_beside_weights_of_four_bits_take_more_than_eight(more: str, rows: dict[str, Any]) -> None:
     module = IntegerProducts(BYTES)(
-        parse("""
-        func main(x: bf16[n, 64], q: u8[6, 32], s: bf16[6, 2]) -> bf16[n, 6] {
+        parse(f"""
+        func main(x: bf16[n, 64], q: u8[6, 32], s: bf16[6, 2]) -> bf16[n, 6] {{
           w = dequantize(q, s, bits=4, group=32)
-          y = linear(x, w)
+          y = linear(x, w{more})
           return y
-        }
+        }}
     """)
     )
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
-    assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
+    assert calls["quantize_rows"] == {**rows, "group": 32, "dtype": "i8"}
     assert calls["integer_linear"] == {"format": "panel4", "size": 6, "dtype": "bf16"}
 
 
@@ -139,11 +141,11 @@ def test_floats_of_four_bits_are_multiplied_as_integers_of_four_bits() -> None:
     for tiles in (BYTES, WIDENED):
         module = IntegerProducts(replace(tiles, tiles=(*tiles.tiles, floats)))(program)
         calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
-        assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
+        assert calls["quantize_rows"] == {"bits": 16, "group": 32, "dtype": "i8", "capped": True}
         assert calls["integer_linear"] == {"format": "panel_e2m1", "size": 6, "dtype": "f32"}
     module = IntegerProducts(WORDS)(program)  # no tile takes the floats, so their integers are stored in 8 bits
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
-    assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i16"}
+    assert calls["quantize_rows"] == {"bits": 16, "group": 32, "dtype": "i16", "capped": True}
     assert calls["integer_linear"] == {"format": "panel8_words", "size": 6, "dtype": "f32"}
 
 
@@ -418,7 +420,7 @@ def test_a_table_is_looked_up_in_the_panels_of_the_product(becomes: Callable[[Pa
           pt = panel_scales(t, columns=4)
           x = look_up(ids, p, ps, pt, size=6, length=64, bits=4, offset="shift", format="panel4")
           w = dequantize(q, s, t, bits=4, group=32, shifted=true)
-          rows = quantize_rows(x, bits=8, group=32, sums=true)
+          rows = quantize_rows(x, bits=16, group=32, sums=true, capped=true)
           panels = panel_integers(q, format="panel4", columns=4)
           scales = panel_scales(s, columns=4)
           shifts = panel_scales(t, columns=4)

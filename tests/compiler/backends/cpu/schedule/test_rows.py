@@ -85,13 +85,14 @@ def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[...,
     assert [fetched(name) for name in ("layer_norm", "rms_norm", "sum")] == [2 + 2, 1 + 2, 0]
 
 
+@pytest.mark.parametrize("bits", ["8", "16", "16, capped=true"])
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
-    agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], group: int
+    agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], group: int, bits: str
 ) -> None:
     text = f"""
         func main(x: f32[n, 96], w: f32[96]) -> object {{
-          dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits=8, group={group}) z = rows.0 }}
+          dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits={bits}, group={group}) z = rows.0 }}
           return z
         }}
     """
@@ -100,6 +101,26 @@ def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
     assert all(s.buffer.scope is Scope.LOCAL for s in walk_stmts(kernel.body) if isinstance(s, Allocate))
     x, w = f32(5, 96), f32(96)
     np.testing.assert_array_equal(agree(text, x[2:3], w), agree(text, x, w)[2:3])
+
+
+def test_the_cap_of_a_row_is_found_in_the_visit_that_rounds_it(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    """The cap is one number per row, in a thread's own memory; the groups of the row read it there."""
+    text = "func main(x: f32[n, 96]) -> object { rows = quantize_rows(x, bits=16, group=32, capped=true) z = rows.0 return z }"
+    (kernel,) = kernels(text).values()
+    assert kernel.attrs["schedule"] == "rows"
+    assert all(s.buffer.scope is Scope.LOCAL for s in walk_stmts(kernel.body) if isinstance(s, Allocate))
+
+
+def test_parts_that_read_numbers_of_other_rows_wait_for_them() -> None:
+    """A stage on parts of rows reads the number of the row before, so the stages do not share a pass over a row."""
+    k, n = Kernel(), Dim.of(DimVar("n"))
+    x, out = k.arrays(Buffer("x", (n, Dim.of(8)), DType.F32), Buffer("out", (n, Dim.of(2)), DType.F32))
+    top = k.workspace("top", n)
+    with k.nest((n,)) as (i,):
+        top[i] = total((8,), lambda r: x[i, r])
+    with k.nest((n, 2)) as (i, g):
+        out[i, g] = total((4,), lambda r: x[i, 4 * g + r] * top[n - 1 - i])
+    assert schedule_rows(PrimFunc((x.buffer, out.buffer), 1, k.body()), 16) is None
 
 
 def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
