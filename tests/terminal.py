@@ -12,8 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Makes the standard input the controlling terminal of a new session, and becomes the program.
-CONTROLLED = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+# Makes the standard input the controlling terminal of a new session, and becomes the program. Tests that run in the background of a shell
+# ignore interrupts; a program in a terminal does not.
+CONTROLLED = (
+    "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+)
 PROMPT = r"(^|\n|\r)> $"
 
 

@@ -187,21 +187,28 @@ async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = 
         writer.write(f"{head}{permission}\r\n".encode() + content)
         if b" 200 " not in (status := await reader.readline()):
             raise RuntimeError(f"the server answered {status.decode().strip()}: {(await reader.read(2000)).decode()}")
-        while (await reader.readline()).strip():
-            pass  # the headers; a stream has no length, so its body comes in chunks
+        is_chunked = False
+        while line := (await reader.readline()).strip():
+            is_chunked |= line.lower().startswith(b"transfer-encoding:") and line.lower().endswith(b"chunked")
         rest = b""
-        while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
-            *lines, rest = (rest + (await reader.readexactly(size + 2))[:size]).split(b"\n")
+        while piece := await (_chunk(reader) if is_chunked else reader.read(1 << 16)):
+            *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 if line.startswith(b"data: [DONE]"):
                     return
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
-        raise RuntimeError("the server ended the answer before the stream")
+        raise RuntimeError("the server closed the connection within a stream")
     except asyncio.IncompleteReadError as error:
         raise RuntimeError("the server closed the connection within a stream") from error
     finally:
         writer.close()
+
+
+async def _chunk(reader: asyncio.StreamReader) -> bytes:
+    """Read the next chunk of a body; the last one is empty."""
+    size = int((await reader.readline()).partition(b";")[0] or b"0", 16)
+    return (await reader.readexactly(size + 2))[:size]
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["serve", "--port", "70000"], 2, "port is 70000; expected 0 to 65535"),
         (["serve", "/no/such/model"], 2, "'/no/such/model' does not exist"),
         (["serve", "nosuch.gguf"], 2, "'nosuch.gguf' does not exist"),
-        (["run", "nosuch"], 1, "'nosuch' does not exist"),
+        (["run", "nosuch"], 2, "'nosuch' does not exist"),
         (["inspect", "qwen"], 2, "'qwen' does not exist"),
         (["serve", "--max-body-bytes", "much"], 2, "'much'"),
         (["serve", "demo", "--max-batch", "5000"], 2, "'5000' is not a number from 1 to 4096"),

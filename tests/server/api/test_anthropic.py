@@ -8,7 +8,7 @@ import pytest
 
 from server.api.anthropic.body import MessagesBody
 from server.api.request.fields import UNSUPPORTED
-from server.messages import ConstraintKind, Thinking
+from server.messages import Thinking
 from server.models.state import ModelSpec
 from tests.doubles.worker import ByteTokenizer
 from tests.lazily import imported_later
@@ -156,7 +156,7 @@ def test_tool_choice(serve, connect, choice, held):
     server = serve(initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=False),))
     ask(connect(server), tools=[ADD], tool_choice=choice)
     constraint = server.worker.submits[-1].params.constraint
-    assert (constraint is not None and constraint.kind is ConstraintKind.GRAMMAR) is held
+    assert (constraint is not None and constraint.trigger is None) is held
     assert ("<tools>" in prompt_of(server)) is (choice["type"] != "none")
 
 

@@ -129,6 +129,8 @@ def test_models(page, site, look):
     page.see("writer", "#models .card h2")
     look("models")
     page.fill("#models .load input", "other")
+    page.see("Its code is not in the cache.")
+    page.click("#models .load button", "What would it take?")
     page.see("other fits.")
     page.click("#models .load summary", "More settings")
     look("models-plan")

@@ -249,7 +249,11 @@ def test_an_evicted_grammar_ends_when_its_sequences_have(compiler) -> None:
 
 def test_closing_ends_all_at_once(compiler) -> None:
     one = compiler()
-    matcher = busy_with(one, HEAVY)
+    matcher = matcher_of(one, LIST)
+    first = allowed_by(mask_of(matcher))[:1]
+    (own,) = levels_of(one)["sequence"]
+    os.kill(own, signal.SIGSTOP)  # busy for longer than any grammar takes
+    matcher.advance(first)
     left = {zygote_of(one), *processes_of(one)}
     one.close()
     wait_until(lambda: not any(map(is_running, left)))

@@ -10,6 +10,7 @@ from deploy.bench.serving.drive import post_stream
 
 EVENTS = b'data: {"at":1}\n\n: still working\n\ndata: {"at":2}\n\ndata: [DONE]\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def chunked(data: bytes, size: int) -> bytes:
@@ -33,11 +34,16 @@ def test_events_may_be_cut_anywhere(size: int) -> None:
     assert asyncio.run(read(chunked(EVENTS, size))) == [{"at": 1}, {"at": 2}]
 
 
+def test_a_body_may_have_no_chunks() -> None:
+    assert asyncio.run(read(PLAIN + EVENTS)) == [{"at": 1}, {"at": 2}]
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (chunked(EVENTS, 16)[:90], "closed the connection within a stream"),
-        (chunked(EVENTS[:20], 16), "ended the answer before the stream"),
+        (chunked(EVENTS[:20], 16), "closed the connection within a stream"),
+        (PLAIN + EVENTS[:20], "closed the connection within a stream"),
         (b"HTTP/1.1 429 Too Many Requests\r\n\r\nlater", "the server answered HTTP/1.1 429"),
     ],
 )
