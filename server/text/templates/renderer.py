@@ -78,5 +78,5 @@ def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:
         raise TemplateError("the messages nest too deeply") from error
 
 
-def _text(answer: bytes) -> str:
+def _text(answer: bytearray) -> str:
     return msgspec.msgpack.decode(answer, type=Outcome).result()
