@@ -58,8 +58,8 @@ class ConstraintKind(StrEnum):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """What opens a constrained part of an answer, which ends when the constraint's grammar is complete. All other text is unconstrained.
-    Inside a think block nothing opens such a part."""
+    """Opens a constrained part of an answer: a token, or a sequence of tokens. The part ends when its grammar is complete. All other text
+    is unconstrained. Inside a think block nothing opens such a part."""
 
     token_id: int | None = None  # the constraint's source describes what follows it
     # token sequences that may follow the trigger, none a prefix of another; empty: the grammar alone decides

@@ -1,4 +1,4 @@
-"""What a replica tells the ingress about its server."""
+"""Describe a replica's server to the ingress: its address, and the key that lets the ingress decide open values."""
 
 from __future__ import annotations
 

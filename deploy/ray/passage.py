@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -25,6 +24,7 @@ from deploy.ray.lease import Lease
 from deploy.ray.loads import open_requests
 from deploy.ray.progress import Events, Progress, is_comment
 from deploy.ray.wish import Reading, Wish, place_of
+from server.api.answer.sse import until_disconnect
 from server.open_values import HEADER
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Passage(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._run(send))
-        gone = asyncio.ensure_future(_disconnect(receive))
+        gone = asyncio.ensure_future(until_disconnect(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -197,9 +197,3 @@ def refusal(status: int, code: str, message: str) -> Response:
 
 async def _nothing() -> Message:
     return {"type": "http.disconnect"}
-
-
-async def _disconnect(receive: Receive) -> None:
-    with suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass

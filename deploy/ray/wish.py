@@ -1,4 +1,4 @@
-"""What the fleet must know about a request: which replica would serve it best, and whether it may be sent twice.
+"""Read from a request which replica would serve it best, and whether it may be sent twice.
 
 The key chain of a prompt names its beginnings: each key is the digest of the key before it and of the next BLOCK characters. Requests with
 a common beginning have common first keys, as pages of the prefix cache have. Characters stand for tokens: the ingress has no tokenizer.
@@ -62,7 +62,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a body says."""
+    """The result of reading a body: which replica is wanted, which model, and whether the request may be sent twice."""
 
     wish: Wish = Wish()
     model: str = ""

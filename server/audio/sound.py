@@ -1,4 +1,4 @@
-"""What a file of audio declares, and its samples, which are not decoded yet."""
+"""Describe a file of audio that is open: what it declares, and its samples, which are decoded when they are read."""
 
 from __future__ import annotations
 

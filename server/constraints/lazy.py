@@ -176,9 +176,10 @@ class LazyMatcher(Matcher):
                 self._begin(self._marked, [])
             return
         self._tail.append(token_id)
+        if (ending_so := self._beginnings.get(token_id)) is None:
+            return
         tail = tuple(self._tail)
-        found = (beginning for beginning in self._beginnings.get(token_id, ()) if tail[-len(beginning) :] == beginning)
-        if (beginning := next(found, None)) is not None:
+        if (beginning := next((one for one in ending_so if tail[-len(one) :] == one), None)) is not None:
             self._begin(self._plain, beginning)
 
     def _begin(self, first: FirstGrammar, token_ids: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ PROGRAMS = "relaxserve|make|docker|kubectl|pipx|taskset|curl|codex|claude|export
 SHOWN = re.compile(rf"^    ((?:{PROGRAMS}) .*(?:\\\n.*)*|(?:{PROGRAMS}))$", re.MULTILINE)
 ALL = sorted({re.sub(r" +# .*$", "", command) for text in PAGES.values() for command in SHOWN.findall(text)})
 SERVED = re.compile(r"(?:taskset -c \S+ )?relaxserve (?:serve|run)\b")
-# What runs the other commands, by their distinctive parts: a test, or the reason why none does.
+# A test that runs the command, or the reason why none does, for the other commands, by their distinctive parts.
 ELSEWHERE = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",

@@ -16,7 +16,7 @@ OTHERS = ("spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tekken.json")
 NAMES = (PIECES, VOCABULARY, MERGES, *OTHERS, CONFIG, SPECIAL, ADDED, "config.json")
 # Classes of tokenizers whose ids are those of tokenizer.model.
 OF_PIECES = frozenset({"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "InternLM2Tokenizer", "InternLM3Tokenizer"})
-# By the beginning of `model_type`.
+# The class of a model's tokenizer, by the beginning of its `model_type`.
 BY_MODEL = {"qwen3_5": "Qwen3_5Tokenizer", "qwen": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm": "XLMRobertaTokenizer"}
 
 

@@ -1,4 +1,4 @@
-"""What sentencepiece's vocabularies mean: pieces with kinds and scores, as tokenizer.model and GGUF files store them."""
+"""Interpret sentencepiece's vocabularies: pieces with kinds and scores, which tokenizer.model and GGUF files store."""
 
 from __future__ import annotations
 

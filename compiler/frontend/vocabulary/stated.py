@@ -1,4 +1,4 @@
-"""What the files beside a vocabulary state about tokens: tokenizer_config.json, special_tokens_map.json and added_tokens.json."""
+"""Read what tokenizer_config.json, special_tokens_map.json and added_tokens.json state about the tokens of a vocabulary."""
 
 from __future__ import annotations
 

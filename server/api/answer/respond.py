@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from server.api.answer.sse import CHUNKS, EventStream, Framing
+from server.api.answer.sse import CHUNKS, EventStream, Framing, until_disconnect
 from server.api.request.fields import ignored_header
 from server.errors import CLIENT_CLOSED, ApiError
 from server.models.model import Loaded
@@ -75,7 +75,7 @@ class Pieces(Response):
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`. Cancel it if the client disconnects first."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(until_disconnect(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -85,11 +85,6 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def json_answer(value: object, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:

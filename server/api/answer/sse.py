@@ -73,7 +73,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._request_id = scope["relaxserve.caller"].request_id
         writer = asyncio.ensure_future(self._write(send))
-        gone = asyncio.ensure_future(_disconnect(receive))
+        gone = asyncio.ensure_future(until_disconnect(receive))
         half_closed = asyncio.ensure_future(_set(scope.get(HALF_CLOSED)))
         waited, heartbeat_s = {writer, gone, half_closed}, self._heartbeat_s
         try:
@@ -134,7 +134,8 @@ async def _end(*tasks: asyncio.Future[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def until_disconnect(receive: Receive) -> None:
+    """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""What a replica tells routers about its prefix cache."""
+"""A replica tells routers what its prefix cache has evicted."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ AT_ONCE = 16
 NUM_TOKENS = 160
 TIMEOUT_S = 300.0
 
-# What differs between two runs of one request: ids, times, and what a prefix cache had.
+# These fields differ between two runs of one request: ids, times, and counts of tokens that a prefix cache had.
 OWN = re.compile(
     rb'(?<=")(chatcmpl|cmpl|gen|msg|resp|rs|fc|call)[-_]\w+(?=")'
     rb'|"(created|created_at|completed_at)":("[^"]*"|\d+)'

@@ -1,4 +1,4 @@
-"""What the fleet reads from requests."""
+"""The ingress reads the prefix, the session and the model of a request, and whether it may be sent twice."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -19,6 +18,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint, FormEstimate
 from server.models.state import ModelSpec, SavedState
+from tests.doubles.plans import EndlessPlan
 from tests.doubles.worker import NullScript
 
 GIB = 1 << 30
@@ -664,23 +664,15 @@ def test_weights_that_are_larger_than_the_files_are_told(serve, folder, caplog):
 
 def test_a_plan_ends_with_its_client(serve, folder):
     """A plan may compile a model. If nobody waits for it, it is cancelled."""
-    begun, ended = threading.Event(), threading.Event()
-
-    async def preflight(_spec):
-        begun.set()
-        try:
-            await asyncio.sleep(600)
-        finally:
-            ended.set()
-
+    preflight = EndlessPlan()
     server = serve(initial=(), preflight=preflight)
     body = json.dumps({"source": "a", "dry_run": True}).encode()
     fields = ["POST /admin/models HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", f"content-length: {len(body)}"]
     head = "\r\n".join([*fields, "", ""]).encode()
     with server.connect() as sock:
         sock.sendall(head + body)
-        assert begun.wait(60) and not ended.is_set()
-    assert ended.wait(60)
+        assert preflight.begun.wait(60) and not preflight.ended.is_set()
+    assert preflight.ended.wait(60)
 
 
 def test_the_formats_of_a_source_are_compared(serve, folder):

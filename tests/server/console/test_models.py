@@ -3,9 +3,6 @@ metrics."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import msgspec
 import pytest
 
@@ -14,6 +11,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.metrics import IDLE
 from tests.doubles.library import Shelf
+from tests.doubles.plans import EndlessPlan
 
 pytestmark = pytest.mark.xdist_group("console")
 
@@ -66,25 +64,17 @@ def test_what_a_load_takes_is_told_as_one_types(page, site, tmp_path):
 
 def test_nothing_is_compiled_before_it_is_asked_for(page, site):
     """What is not in the cache is compared as one types. Its plan, which compiles it, waits for a click, and ends when the page is left."""
-    planned, left = threading.Event(), threading.Event()
-
-    async def preflight(_spec):
-        planned.set()
-        try:
-            await asyncio.sleep(600)
-        finally:
-            left.set()
-
+    preflight = EndlessPlan()
     page.open(f"{site('writer', preflight=preflight).url}/#/models")
     page.see("1 of 1 models")
     page.fill("#models .load input", "other")
     page.see("Its code is not in the cache", "#models .load")
     assert page.js("document.querySelector('#models .load select option').text") == "auto: 3.0 MiB, exact"
-    assert not planned.is_set()
+    assert not preflight.begun.is_set()
     page.click("#models button", "What would it take?")
-    assert planned.wait(60) and not left.is_set()
+    assert preflight.begun.wait(60) and not preflight.ended.is_set()
     page.js("location.hash = '#/live'")
-    assert left.wait(60)
+    assert preflight.ended.wait(60)
 
 
 def test_the_form_is_above_the_models_and_they_are_searched(page, site):
