@@ -1,0 +1,235 @@
+"""`python -m tests.lab batch`: a batch beside live streams, and a batch whose server is killed.
+
+A separate server serves the model. Live clients stream one answer after another, with pauses. First they are alone, then a batch runs
+beside them, and then they are alone again; figures compare the medians of their latencies. The throughput of the batch is compared with
+what is left: its rate when nobody else asks, times the share of time that the same live requests do not need when they run without pauses.
+
+Then the server is killed (SIGKILL) at random instants and started again with the same folder, until the whole batch is answered. Each line
+must have one answer, and the answers of some lines must be those of the same live requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from deploy.bench.measure import Figure, report
+from deploy.bench.serving.drive import post_stream
+from tests.lab.serving.start import LOGGED_ADDRESS, RELAXSERVE
+
+NUM_LIVE_NEW = 48  # tokens of a live answer
+NUM_COMPARED = 40  # lines whose answers are compared with live answers
+PAUSE_S = (0.2, 1.0)  # a live client waits between answers
+LOOK_S = 0.25
+MOST_LINES = 20_000  # more than a batch answers while it is compared with live clients
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the server keeps batches, and its log."""
+
+    model: str
+    folder: Path
+
+    @contextmanager
+    def served(self) -> Generator[tuple[httpx.Client, str, subprocess.Popen[bytes]]]:
+        """Serve the model in a process group of its own. Yield a client, the model's name and the server's process."""
+        log = self.folder / "server.log"
+        command = (*RELAXSERVE, "serve", self.model, "--port", "0", "--log-format", "json", "--batch-dir", str(self.folder / "batches"))
+        with log.open("w") as lines, subprocess.Popen(command, stderr=lines, start_new_session=True) as process:
+            try:
+                while (found := LOGGED_ADDRESS.search(log.read_text())) is None:
+                    if process.poll() is not None:
+                        raise RuntimeError(f"the server ended before it printed its address: {log.read_text()}")
+                    time.sleep(0.1)
+                with httpx.Client(base_url=found[1], timeout=600.0) as client:
+                    while client.get("/health/ready").status_code != 200:
+                        time.sleep(0.1)
+                    yield client, client.get("/v1/models").json()["data"][0]["id"], process
+            finally:
+                process.send_signal(signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class Live:
+    """What live clients saw."""
+
+    first_s: list[float] = field(default_factory=list[float])
+    whole_s: list[float] = field(default_factory=list[float])
+
+
+def live(url: str, model: str, num_clients: int, lasts_s: float | None, num_requests: int = 0) -> Live:
+    """Let clients stream answers: with pauses for a time, or a number of answers without pauses."""
+    found, parts = Live(), urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None, url
+    host, port, end_s = parts.hostname, parts.port, time.monotonic() + (lasts_s or 0.0)
+    numbers = itertools.count()
+
+    async def one(client: int) -> None:
+        chance = random.Random(client)
+        while time.monotonic() < end_s if lasts_s is not None else next(numbers) < num_requests:
+            if lasts_s is not None:
+                await asyncio.sleep(chance.uniform(*PAUSE_S))
+            body = {"model": model, "prompt": f"Question {chance.random()} of client {client}: what is the sea?", "ignore_eos": True}
+            began_s, times_s = time.perf_counter(), list[float]()
+            async for _ in post_stream(host, port, {**body, "max_tokens": NUM_LIVE_NEW}):
+                times_s.append(time.perf_counter())
+            found.first_s.append(times_s[0] - began_s)
+            found.whole_s.append(times_s[-1] - began_s)
+
+    async def everyone() -> None:
+        await asyncio.gather(*(one(client) for client in range(num_clients)))
+
+    asyncio.run(everyone())
+    return found
+
+
+def line(model: str, number: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"Say the number {number}."}]
+    body = {"model": model, "messages": messages, "max_tokens": 8, "seed": number}
+    return {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def begin(client: httpx.Client, model: str, numbers: Sequence[int]) -> str:
+    text = "".join(json.dumps(line(model, number)) + "\n" for number in numbers)
+    file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("lines.jsonl", text)}).raise_for_status().json()
+    asked = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return client.post("/v1/batches", json=asked).raise_for_status().json()["id"]
+
+
+def batch(client: httpx.Client, batch_id: str) -> dict[str, Any]:
+    return client.get(f"/v1/batches/{batch_id}").raise_for_status().json()
+
+
+def num_answered(client: httpx.Client, batch_id: str) -> int:
+    counts = batch(client, batch_id)["request_counts"]
+    return counts["completed"] + counts["failed"]
+
+
+def rate(client: httpx.Client, batch_id: str, lasts_s: float) -> float:
+    """Return the lines per second of a batch for a time."""
+    before, began_s = num_answered(client, batch_id), time.perf_counter()
+    time.sleep(lasts_s)
+    return (num_answered(client, batch_id) - before) / (time.perf_counter() - began_s)
+
+
+def beside(place: Place, num_clients: int, lasts_s: float) -> list[Figure]:
+    """Compare live clients and a batch with each other."""
+    with place.served() as (client, model, _), ThreadPoolExecutor(1) as pool:
+        url = str(client.base_url)
+        live(url, model, num_clients, 5.0)
+        alone = live(url, model, num_clients, lasts_s)
+        busy_s = _took_s(lambda: live(url, model, num_clients, None, len(alone.whole_s)))
+        batch_id = begin(client, model, range(MOST_LINES))
+        time.sleep(2.0)
+        undisturbed = rate(client, batch_id, lasts_s)
+        rated = pool.submit(rate, client, batch_id, lasts_s)
+        both = live(url, model, num_clients, lasts_s)
+        shared = rated.result()
+        client.post(f"/v1/batches/{batch_id}/cancel").raise_for_status()
+        time.sleep(2.0)
+        again = live(url, model, num_clients, lasts_s)
+    before = Live(alone.first_s + again.first_s, alone.whole_s + again.whole_s)
+    left = 1 - busy_s / lasts_s
+    note = f"{undisturbed:.1f} lines/s alone, {shared:.1f} beside; live requests without pauses take {busy_s / lasts_s:.2f} of the time"
+    return [
+        _slower("live answers", before.whole_s, both.whole_s),
+        _slower("first tokens of live answers", before.first_s, both.first_s),
+        Figure("batch: share of what is left", shared / (undisturbed * left), "", 0.9, at_least=True, note=note),
+    ]
+
+
+def _took_s(work: Any) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def _slower(name: str, alone_s: Sequence[float], beside_s: Sequence[float]) -> Figure:
+    a, b = statistics.median(alone_s), statistics.median(beside_s)
+    note = f"medians {1000 * a:.0f} ms of {len(alone_s)} alone, {1000 * b:.0f} ms of {len(beside_s)} beside a batch"
+    return Figure(f"{name}: slower beside a batch", b / a - 1, "", 0.05, note=note)
+
+
+def killed(place: Place, num_lines: int, num_kills: int, num_clients: int, seed: int) -> list[Figure]:
+    """Kill the server again and again while live clients and a batch run."""
+    chance, batch_id, num_done = random.Random(seed), "", list[int]()
+    marks = sorted(chance.uniform(0, 0.95) * num_lines for _ in range(num_kills))
+    for mark in [*marks, None]:
+        with place.served() as (client, model, process):
+            batch_id = batch_id or begin(client, model, range(num_lines))
+            if mark is not None:
+                with ThreadPoolExecutor(1) as pool:
+                    cut = pool.submit(_until_cut, str(client.base_url), model, num_clients)
+                    while num_answered(client, batch_id) < mark:
+                        time.sleep(chance.uniform(0, LOOK_S))
+                    num_done.append(num_answered(client, batch_id))
+                    os.killpg(process.pid, signal.SIGKILL)
+                    cut.result()
+                continue
+            while (found := batch(client, batch_id))["status"] not in ("completed", "failed", "expired", "cancelled"):
+                time.sleep(1.0)
+            answers = client.get(f"/v1/files/{found['output_file_id']}/content").raise_for_status().text.splitlines()
+            by_id = {answer["custom_id"]: answer for answer in map(json.loads, answers)}
+            num_different = 0
+            for number in chance.sample(range(num_lines), min(NUM_COMPARED, num_lines)):
+                now = client.post("/v1/chat/completions", json=line(model, number)["body"]).raise_for_status().json()
+                num_different += by_id[str(number)]["response"]["body"]["choices"] != now["choices"]
+    note = f"{num_lines} lines, killed at {', '.join(map(str, num_done))}"
+    return [
+        Figure("lines without an answer", num_lines - len(by_id), "", 0, note=note),
+        Figure("lines with two answers", len(answers) - len(by_id), "", 0),
+        Figure("answers that differ from live ones", num_different, "", 0, note=f"of {NUM_COMPARED}"),
+    ]
+
+
+def _until_cut(url: str, model: str, num_clients: int) -> None:
+    """Stream until the server dies."""
+    while True:
+        try:
+            live(url, model, num_clients, 600.0)
+        except (OSError, RuntimeError):
+            return
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab batch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2", help="a path, or a name of `relaxserve ls --available`")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of each comparison; 0: only kill")
+    parser.add_argument("--lines", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="relaxserve-batch-") as folder:
+        place = Place(options.model, Path(folder))
+        if options.seconds:
+            figures += beside(place, options.clients, options.seconds)
+        figures += killed(place, options.lines, options.kills, options.clients, options.seed)
+    report(figures, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
