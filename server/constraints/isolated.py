@@ -75,6 +75,10 @@ class IsolatedMatcher(Matcher):
             self._prefetched = []
         else:
             self._take(token_ids)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the answer to the open question, if there is one, as long as a step can afford."""
         self._wait()
 
     def forced(self) -> list[int]:

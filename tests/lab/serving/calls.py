@@ -25,7 +25,8 @@ import jsonschema
 from deploy.bench.measure import Figure, report
 from tests.lab.serving.start import serving
 
-NUM_TOOLS, NUM_CLIENTS, NUM_TIMED = 50, 8, 24
+NUM_TOOLS, NUM_CLIENTS, NUM_TIMED = 50, 8, 8
+NUM_IN_A_ROW = 10  # requests that offer the same tools, so that their prompts begin alike
 VERBS, NOUNS = ("book", "find", "update", "cancel", "rate"), ("table", "flight", "parcel", "lesson", "repair", "concert", "room", "taxi")
 CITIES = ("Lisbon", "Oslo", "Kyoto", "Quito", "Zürich")
 # name, schema, what a user says
@@ -81,8 +82,8 @@ class Answered:
 
 def answer(client: httpx.Client, model: str, asked: Sequence[Asked], seed: int) -> Answered:
     """Offer one tool and two others, and ask for the one."""
-    chance = random.Random(seed)
-    one = asked[seed % len(asked)]
+    number = seed // NUM_IN_A_ROW
+    chance, one = random.Random(number), asked[number % len(asked)]
     offered = [one, *chance.sample(asked, 2)]
     schemas = {each.tool["function"]["name"]: each.tool["function"]["parameters"] for each in offered}
     body = {**_body(model, one, seed, 1.0), "tools": [each.tool for each in {id(each): each for each in offered}.values()]}
@@ -106,12 +107,13 @@ def _body(model: str, one: Asked, seed: int, temperature: float) -> dict[str, An
 
 def collect(client: httpx.Client, model: str, num_calls: int, seed: int) -> list[Figure]:
     asked, found, faults, requests = tools(random.Random(seed)), 0, list[str](), 0
+    size = NUM_TOOLS * NUM_IN_A_ROW
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        while found < num_calls and (requests < 3 * num_calls):
-            for one in pool.map(lambda at: answer(client, model, asked, at), range(requests, requests + 5 * NUM_TOOLS)):
+        while found < num_calls and requests < 3 * num_calls:
+            for one in pool.map(lambda at: answer(client, model, asked, at), range(requests, requests + size)):
                 found += one.num_calls
                 faults += one.faults
-            requests += 5 * NUM_TOOLS
+            requests += size
     note = f"{found} calls in {requests} answers, {NUM_TOOLS} schemas" + "".join(f"; {fault}" for fault in faults[:5])
     return [Figure("calls that do not match", len(faults), "", 0, note=note), Figure("calls", found, "", num_calls, at_least=True)]
 
@@ -143,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m tests.lab calls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="qwen2.5-coder-1.5b", help="a path, or a name of `relaxserve ls --available`")
-    parser.add_argument("--calls", type=int, default=1000, help="number of calls")
+    parser.add_argument("--calls", type=int, default=1000, help="number of calls; 0: measure the cost only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
@@ -153,7 +155,9 @@ def main(argv: list[str] | None = None) -> None:
         httpx.Client(base_url=url, timeout=600.0) as client,
     ):
         model = client.get("/v1/models").json()["data"][0]["id"]
-        figures = [cost(client, model, options.seed), *collect(client, model, options.calls, options.seed)]
+        figures = [cost(client, model, options.seed)]
+        if options.calls:
+            figures += collect(client, model, options.calls, options.seed)
     report(figures, as_json=options.json)
 
 

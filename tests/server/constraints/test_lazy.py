@@ -291,6 +291,19 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
     assert resumed == [whole[submit.request_id, 0].token_ids for submit in submits[::2]]
 
 
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_no_sequence_is_parked_if_its_grammar_answers_in_time(rig, tokenizer, constraints, monkeypatch, engine) -> None:
+    """A parked sequence computes the tokens of its last page again, so parking after each token costs more than the grammar."""
+    receive, parked = ProcessSocket.receive, []
+    monkeypatch.setattr(ProcessSocket, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
+    one = rig(engine, constraints=constraints, logits_of=eager)
+    park = one.engine._requests.park
+    monkeypatch.setattr(one.engine._requests, "park", lambda seq: (parked.append(seq), park(seq)))
+    outcomes = one.run([submit_of(CALL, seed) for seed in range(4)])
+    assert sum(len(calls(tokenizer, outcome.token_ids)) for outcome in outcomes.values()) > 4
+    assert not parked
+
+
 @pytest.mark.parametrize("banned", ["", "g", "et"])
 def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenizer, constraints, banned) -> None:
     """If a worker dies during a tool selection, a new worker continues with the same tokens. This holds even if banned tokens made the old
