@@ -22,7 +22,7 @@ EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this fa
 LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
 SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
 UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
-IDLE_SHARE = 1.04  # largest factor by which idle sequences may lengthen the steps of others
+IDLE_SHARE = 0.04  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
 IDLE_STEP_S = 0.05  # longest step of idle sequences alone
 RECENT = 64  # steps after which the correction of a size class expires
 
@@ -107,8 +107,16 @@ class Pace:
         chunk = self._costs.efficient(max_tokens)
         self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
         self._context_tokens = 0.0 if chunk is None else measured.context_s * chunk / self._costs(chunk)
+        self._owed_s = 0.0  # seconds by which idle sequences may lengthen the steps of others from now on
 
-    def observe(self, num_tokens: int, step_s: float) -> None:
+    def observe(self, num_tokens: int, step_s: float, num_idle: int = 0) -> None:
+        """Learn from a step of `num_tokens` tokens, `num_idle` of them of idle sequences."""
+        if num_live := num_tokens - num_idle:
+            # What idle sequences cost beside others is measured rather than predicted, because a prediction that is 10 % too low would
+            # slow down each step.
+            live_s = self._costs(num_live)
+            self._owed_s += IDLE_SHARE * min(step_s, live_s) - (max(step_s - live_s, 0.0) if num_idle else 0.0)
+            self._owed_s = min(self._owed_s, live_s)
         self._costs.observe(num_tokens, step_s)
 
     def limit_s(self, num_tokens: int) -> float:
@@ -123,13 +131,14 @@ class Pace:
         return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
 
     def idle_budget(self, num_live: int) -> int:
-        """Return how many tokens of idle sequences a step may take. Beside `num_live` tokens of other sequences they may make it a little
-        longer. A step without others must be short, because the next request waits for it; it may always take as long as two of the
-        shortest steps, since even those are long on a slow machine."""
+        """Return how many tokens of idle sequences a step may take. Beside `num_live` tokens of other sequences they may make it longer by
+        what they are owed. A step without others must be short, because the next request waits for it; it may always take as long as two
+        of the shortest steps, since even those are long on a slow machine."""
         most = self._max_tokens - num_live
         if num_live:
-            limit_s = IDLE_SHARE * self._costs(num_live)
-            return self._costs.most_tokens(num_live, num_live + most, limit_s) - num_live if limit_s else 0
+            if self._owed_s <= 0.0:
+                return 0
+            return self._costs.most_tokens(num_live, num_live + most, self._costs(num_live) + self._owed_s) - num_live
         return self._costs.most_tokens(1, most, max(IDLE_STEP_S, 2 * self._costs(1)))
 
     def context_tokens(self, context: int) -> int:

@@ -220,7 +220,7 @@ class Scheduler:
 
     def observe(self, plan: Plan, step_s: float) -> None:
         if not self._hearing_cost(plan):  # otherwise most of the time went to the audio, not to the step's tokens
-            self.pace.observe(plan.num_tokens, step_s)
+            self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
 
     def limit_s(self, plan: Plan) -> float:
         """Return how long the step of a plan may take before it counts as stalled."""

@@ -54,18 +54,19 @@ class Machine:
     """A simulated clock. Each step advances the clock by its duration, and some steps are randomly slower. `slowness` returns by what
     factor the machine is slower at a given time."""
 
-    def __init__(self, costs: Mapping[int, float], slowness: Callable[[float], float] = lambda _: 1.0) -> None:
+    def __init__(self, costs: Mapping[int, float], slowness: Callable[[float], float] = lambda _: 1.0, noise: float = 0.04) -> None:
         self.now_s = 0.0
         self.steps_s: list[float] = []
         self._cost = StepCosts(costs)
         self._slowness = slowness
+        self._noise = noise
         self._rng = random.Random(0)
 
     def __call__(self) -> float:
         return self.now_s
 
     def spend(self, num_tokens: int) -> None:
-        disturbed = 1 + 0.04 * abs(self._rng.gauss(0, 1)) + 0.2 * (self._rng.random() < 0.02)
+        disturbed = 1 + self._noise * abs(self._rng.gauss(0, 1)) + 0.2 * (self._rng.random() < 0.02)
         self.steps_s.append(self._cost(num_tokens) * disturbed * self._slowness(self.now_s))
         self.now_s += self.steps_s[-1]
 
@@ -294,6 +295,27 @@ def test_streams_are_hardly_slower_beside_a_batch(rig, machine) -> None:
     step_s = max(IDLE_STEP_S, 2 * machine[1])
     assert max(beside.first_s[-8:]) <= max(alone.first_s) + 1.5 * step_s
     assert max(beside.whole_s[-8:]) <= 1.05 * max(alone.whole_s) + 1.5 * step_s
+
+
+@pytest.mark.parametrize("noise", [0.04, 0.4])
+def test_costs_that_were_measured_too_low_slow_down_no_stream(rig, noise: float) -> None:
+    """Steps are measured with one prompt. A step of several sequences costs more, above all of a small model. Streams that come and go must
+    not pay for that."""
+    believed = {1: 0.0055, 4: 0.0058, 16: 0.0092, 64: 0.024, 256: 0.083, 512: 0.17}
+    real = {1: 0.0055, 2: 0.0062, 4: 0.0087, 8: 0.0134, 16: 0.021, 64: 0.05, 256: 0.12, 512: 0.2}
+    rng, at_s = random.Random(3), 0.0
+    streams: list[Request] = []
+    for _ in range(60):
+        at_s += rng.expovariate(1 / 0.25)
+        streams.append(Request(at_s, 16, 48))
+
+    def served(requests: Sequence[Request]) -> Served:
+        return serve(rig, Machine(real, noise=noise), Pace(LIMITS.max_tokens, Measured(believed), UNBOUNDED_S), requests)
+
+    alone, beside = served(streams), served([*of_a_batch(400, 32), *streams])
+    waits_s = 0.5 * IDLE_STEP_S  # a request waits for half of an idle step on average
+    assert median(beside.whole_s[-60:]) <= 1.08 * median(alone.whole_s) + waits_s
+    assert beside.wall_s <= 2 * served(of_a_batch(400, 32)).wall_s + alone.wall_s, "the batch advances"
 
 
 @machines
