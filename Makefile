@@ -56,7 +56,7 @@ $(VENV)/minilm: $(VENV)/tests
 	touch $@
 
 # A real chat model. If it cannot be downloaded, its tests are skipped.
-REAL := RELAXSERVE_CACHE=$(VENV)/real $(BIN)/relaxserve pull
+REAL := RELAXSERVE_CACHE=$(VENV)/real $(BIN)/relaxserve pull --no-label
 $(VENV)/smollm2: $(VENV)/ready
 	@$(REAL) smollm2 || echo "SmolLM2 is missing: its tests will be skipped"
 	touch $@
@@ -89,7 +89,7 @@ $(VENV)/pycuda: $(VENV)/tests
 	touch $@
 
 serve: setup        ## serve SmolLM2 and the built-in demo model on http://127.0.0.1:8000; options in ARGS
-	@$(if $(ARGS),,$(BIN)/relaxserve pull smollm2 || echo "SmolLM2 was not downloaded; the demo model is served alone")
+	@$(if $(ARGS),,$(BIN)/relaxserve pull --no-label smollm2 || echo "SmolLM2 was not downloaded; the demo model is served alone")
 	$(BIN)/relaxserve serve $(ARGS)
 
 lint: $(VENV)/tests ## format, lint and import contracts

@@ -12,6 +12,9 @@
 
     quantised/KEY.rsq                   matrices of one checkpoint, quantised for one budget by one text (deploy/quantizing/kept.py)
 
+    labels/KEY.label                    quality label of a form (deploy/quality/label.py)
+    labels/KEY.exact                    predictions of a model's exact weights, with which labels compare (deploy/quality/measure.py)
+
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
@@ -51,12 +54,13 @@ COSTS_SUFFIX = ".costs"
 QUANTISED_SUFFIX = ".rsq"
 DIGEST_SUFFIX = ".digest"
 MODELS_SUFFIX = ".models"
+LABEL_SUFFIX, REFERENCE_SUFFIX = ".label", ".exact"
 MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OURS = re.compile(
-    r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|digest|costs|models|cubin|code)(\..+)?"
+    r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|digest|costs|models|cubin|code|label|exact)(\..+)?"
 )
 
 
@@ -72,10 +76,12 @@ class Part(StrEnum):
     KERNEL = "machine code of kernels"
     QUANTISED = "quantised weights"
     DIGEST = "digests of models' files"
+    LABEL = "quality labels"
+    REFERENCE = "predictions of exact weights"
     LEFTOVER = "leftovers of interrupted loads"
 
 
-INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST)  # what is of use without a program
+INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST, Part.LABEL, Part.REFERENCE)  # what is of use without a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +103,12 @@ class Kept:
         self._kernels = folder / "kernels"
         self._exports = folder / "exports"
         self._quantised = folder / "quantised"
+        self._labels = folder / "labels"
 
     def require_private(self) -> None:
         """Raise UnsafeCache if another user can write to one of the folders."""
-        for folder in (self.folder, self.executables.folder, self._weights, self._kernels, self._exports, self._quantised):
+        within = self._weights, self._kernels, self._exports, self._quantised, self._labels
+        for folder in (self.folder, self.executables.folder, *within):
             require_private(folder)
 
     def weights_of(self, key: str, digest: str) -> Path:
@@ -110,6 +118,14 @@ class Kept:
     def quantised_of(self, digest: str) -> Path:
         """Return the path of the quantised matrices of one checkpoint, for one budget and one text."""
         return self._quantised / f"{digest}{QUANTISED_SUFFIX}"
+
+    def label_of(self, key: str) -> Path:
+        """Return the path of the quality label of one form."""
+        return self._labels / f"{key}{LABEL_SUFFIX}"
+
+    def reference_of(self, key: str) -> Path:
+        """Return the path of the predictions of one model's exact weights."""
+        return self._labels / f"{key}{REFERENCE_SUFFIX}"
 
     def digest_of(self, identity: str) -> Path:
         """Return the path of the digest of one checkpoint's files."""
@@ -163,6 +179,7 @@ class Kept:
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
         assembled = list(self._assembled())
         found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported(), *self._kept_matrices(), *self._digests()]
+        found += [*self._kept_labels(), *self._references()]
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
@@ -191,10 +208,10 @@ class Kept:
         for item in self._packed():
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in self._kept_matrices():
+        for item in (*self._kept_matrices(), *self._references()):
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in (*self._assembled(), *self._kept_kernels(), *self._digests()):
+        for item in (*self._assembled(), *self._kept_kernels(), *self._digests(), *self._kept_labels()):
             path = item.paths[0]
             yield path, _fault(lambda path=path: sealed.load(path))
         for item in self._exported():
@@ -251,6 +268,12 @@ class Kept:
     def _digests(self) -> Iterator[Item]:
         return self._files(Part.DIGEST, self._weights, DIGEST_SUFFIX)
 
+    def _kept_labels(self) -> Iterator[Item]:
+        return self._files(Part.LABEL, self._labels, LABEL_SUFFIX)
+
+    def _references(self) -> Iterator[Item]:
+        return self._files(Part.REFERENCE, self._labels, REFERENCE_SUFFIX)
+
     def _exported(self) -> Iterator[Item]:
         for path in sorted(self._exports.glob("*")):
             if _KEY.fullmatch(path.name):
@@ -264,6 +287,7 @@ class Kept:
             *self._weights.glob("*"),
             *self._kernels.glob("*"),
             *self._quantised.glob("*"),
+            *self._labels.glob("*"),
             *self._exports.glob(".*"),
         ):
             if path not in of_items and _OURS.fullmatch(path.name):

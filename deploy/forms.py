@@ -10,10 +10,10 @@ python -m deploy.forms < LOAD      LOAD is the message as JSON; prints {"forms":
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -35,8 +35,12 @@ from server.interfaces import LoadError
 from server.messages import Load
 from server.models.model import FormEstimate
 
+if TYPE_CHECKING:
+    from deploy.quality.measure import Quality
+
 FORMS = ("auto", "bf16", "int8", "4bit", "f32")
 HEADS = ("lm_head.weight", "output.weight")
+UNNOTICED = 1e-3  # KL divergence in nats per token up to which nobody notices a form
 SAMPLES = 3  # number of matrices on which the error is measured
 SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the error is measured
 
@@ -61,6 +65,15 @@ def compare_forms(files: ModelFiles, found: Inspection) -> list[ServedForm]:
 def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
     """Return the format with the least rounding error among those that fit; if several have the same error, the smallest."""
     return next((form for form in forms if form.fits), None)
+
+
+def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Quality]) -> ServedForm | None:
+    """Return the fastest of the forms that lose nothing a user could notice, or the best one if all lose more."""
+    measured = [form for form in forms if form.quantize in qualities]
+    exact = [form for form in measured if qualities[form.quantize].label.kl_divergence <= UNNOTICED]
+    if exact:
+        return max(exact, key=lambda form: qualities[form.quantize].tokens_per_s)
+    return min(measured, key=lambda form: qualities[form.quantize].label.kl_divergence, default=None)
 
 
 def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:

@@ -263,6 +263,16 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     max_context: int = 0  # longest context that the model supports
 
 
+class QualityLabel(msgspec.Struct, frozen=True):
+    """How far the predictions of a form are from those of the exact weights, on a text."""
+
+    kl_divergence: float  # nats per token
+    top1_agreement: float  # share of tokens after which the most probable next token is the same
+    perplexity: float
+    exact_perplexity: float
+    num_tokens: int
+
+
 class Ready(Message, frozen=True, tag=True):
     """The worker is ready. Describes the model and the memory that it takes."""
 
@@ -294,6 +304,7 @@ class Ready(Message, frozen=True, tag=True):
     graphs_bytes: int = 0  # bytes of captured graphs, as the compiler planned them
     card: CardUsage | None = None  # the model's GPU, or None if it runs on a CPU
     facts: Facts = Facts()
+    label: QualityLabel | None = None  # None: it was not measured
     compile_s: float = 0.0
     load_s: float = 0.0
 

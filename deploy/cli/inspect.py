@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.output import answers, stages
+from deploy.cli.output import ReportStage, answers, errors, stages
 from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Numerics, Quantize, Source, Target, load_of
 from runtime.units import in_units
+from server.interfaces import LoadError
+from server.messages import Load
 
 if TYPE_CHECKING:
     from deploy.forms import ServedForm
     from deploy.inspection import Inspection
     from deploy.model_loading.plan import PlannedGroup
+    from deploy.quality.measure import Quality
 
 
 # the sentence about each numeric class
@@ -43,18 +48,22 @@ def inspect(
     numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
+    quality: Annotated[bool, typer.Option("--quality", help="Load each format that fits, and measure its speed and its quality.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a model's family, size, memory plan and signature, and whether it fits on this machine. Also compare the values of --quantize:
-    the size of the weights, the context that fits beside them, and the rounding error, measured on sampled rows of some matrices.
+    the size of the weights, the context that fits beside them, and the rounding error, measured on sampled rows of some matrices. With
+    --quality, also compare tokens per second and how far the predictions are from those of the exact weights.
 
     [bold]Examples[/bold]
 
       relaxserve inspect ~/models/Qwen2.5-0.5B-Instruct
 
       relaxserve inspect ~/models/Llama-3.2-1B --max-context 8192 --kv-cache-bytes 2G --json
+
+      relaxserve inspect smollm2 --quality
     """
-    from deploy.forms import compare_forms, recommended
+    from deploy.forms import compare_forms, fastest_without_loss, recommended
     from deploy.inspection import compiled, inspection_of, remedies
     from deploy.model_loading.known import begin
 
@@ -64,27 +73,67 @@ def inspect(
         found = inspection_of(known)
         advice = [] if found.fits else list(remedies(known, found))
         forms = compare_forms(known.files, found)
-    best = recommended(forms)
+        qualities = _qualities(load, forms, report) if quality else {}
+    labels = {name: one for name, one in qualities.items() if not isinstance(one, LoadError)}
+    best = fastest_without_loss(forms, labels) if labels else recommended(forms)
     if as_json:
         derived = {"required_bytes": found.required_bytes, "fits": found.fits, "remedies": advice}
-        derived |= {"forms": [asdict(form) for form in forms], "recommended": best and best.quantize}
+        derived |= {"forms": [_json_of(form, qualities.get(form.quantize)) for form in forms], "recommended": best and best.quantize}
         answers.print_json(json.dumps({**asdict(found), **derived}))
         return
     answers.print(_table(found, advice), highlight=False)
-    answers.print(_forms(forms, best), highlight=False)
+    answers.print(_forms(forms, best, qualities), highlight=False)
+    for name, one in qualities.items():
+        if isinstance(one, LoadError):
+            errors.print(f"{name} was not measured: {one.message}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _forms(forms: list[ServedForm], best: ServedForm | None) -> Table:
+def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[str, Quality | LoadError]) -> Table:
     table = Table(box=None, header_style="bold")
-    for title in ("--quantize", "weights", "longest context that fits", "of all sequences", "rounding error"):
+    titles = "--quantize", "weights", "longest context that fits", "of all sequences", "rounding error of weights"
+    for title in (*titles, *(("tokens/s", "KL", "top-1", "perplexity") if qualities else ())):
         table.add_column(title, justify="left" if title == "--quantize" else "right")
     table.add_column("")
     for form in forms:
         context = f"{form.max_context:,} tokens" if form.num_tokens else "none" if not form.fits else ""
         total = f"{form.num_tokens:,} tokens" if form.num_tokens else ""
         loss = f"{100 * form.loss:.2g} %" if form.loss else "none"
-        table.add_row(form.quantize, in_units(form.weights_bytes), context, total, loss, "recommended" if form is best else "")
+        measured = _measured(qualities.get(form.quantize)) if qualities else ()
+        note = "recommended" if form is best else ""
+        table.add_row(form.quantize, in_units(form.weights_bytes), context, total, loss, *measured, note)
     return table
+
+
+def _measured(quality: Quality | LoadError | None) -> tuple[str, ...]:
+    from deploy.quality.label import divergence_of
+
+    if quality is None or isinstance(quality, LoadError):
+        return "", "", "", ""
+    label = quality.label
+    return f"{quality.tokens_per_s:.3g}", divergence_of(label), f"{label.top1_agreement:.1%}", f"{label.perplexity:.4g}"
+
+
+def _qualities(load: Load, forms: list[ServedForm], report: ReportStage) -> dict[str, Quality | LoadError]:
+    """Measure each form that fits. A form that cannot be measured has the reason."""
+    from deploy.quality.measure import quality_of
+
+    found: dict[str, Quality | LoadError] = {}
+    for form in forms:
+        if form.fits:
+            try:
+                found[form.quantize] = quality_of(msgspec.structs.replace(load, quantize=form.quantize), report)
+            except LoadError as error:
+                found[form.quantize] = error
+    return found
+
+
+def _json_of(form: ServedForm, quality: Quality | LoadError | None) -> dict[str, object]:
+    found: dict[str, object] = asdict(form)
+    if isinstance(quality, LoadError):
+        found["quality_note"] = quality.message
+    elif quality is not None:
+        found["quality"] = {**msgspec.structs.asdict(quality.label), "tokens_per_s": quality.tokens_per_s}
+    return found
 
 
 def _inputs_of(signature: str) -> str:

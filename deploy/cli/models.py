@@ -25,6 +25,8 @@ from deploy.secrets import hub_token, take_secrets
 from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, model_spec
 from runtime.launch import command
 from runtime.units import in_units
+from server.interfaces import LoadError
+from server.messages import ErrorCode, Load
 
 SERVE = (*command("deploy.cli"), "serve")
 READY = re.compile(r"relaxserve at (http://[\w.:\[\]]+): ")
@@ -33,8 +35,12 @@ Wanted = Annotated[
 ]
 
 
-def pull(source: Wanted) -> None:
-    """Download a model. Skip files that are already here and resume an interrupted download.
+def pull(
+    source: Wanted,
+    label: Annotated[bool, typer.Option(help="Measure the quality in which `serve` serves the model.")] = True,
+) -> None:
+    """Download a model. Skip files that are already here and resume an interrupted download. Then measure how far the predictions of the
+    form that is served are from those of the exact weights; servers state it with the model.
 
     [bold]Examples[/bold]
 
@@ -48,7 +54,24 @@ def pull(source: Wanted) -> None:
 
     token = hub_token(take_secrets(os.environ))
     _fetch(source, token)
-    answers.print(f"{source} is in {origins.download(source, hub_token=token)}", highlight=False, soft_wrap=True)
+    place = origins.download(source, hub_token=token)
+    answers.print(f"{source} is in {place}", highlight=False, soft_wrap=True)
+    if label:
+        _label(source, str(place))
+
+
+def _label(source: str, place: str) -> None:
+    from deploy.quality.label import in_words
+    from deploy.quality.measure import quality_of
+
+    try:
+        with stages(source) as report:
+            quality = quality_of(Load(source, place), report)
+    except LoadError as error:
+        if error.code is not ErrorCode.NOT_A_GENERATIVE_MODEL:  # an embedding model needs no words about a quality that it has not
+            errors.print(f"{source} has no quality label: {error.message}", highlight=False, markup=False, soft_wrap=True)
+    else:
+        answers.print(f"{source} as served: {in_words(quality.label)}", highlight=False, soft_wrap=True)
 
 
 def _fetch(source: str, token: str | None) -> None:

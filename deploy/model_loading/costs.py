@@ -41,8 +41,16 @@ def measure_steps(known: Served) -> Timed:
 
 
 def _pace(known: Served, model: StepModel) -> Pace:
-    kept_at = None if known.cache is None else known.cache.costs_of(known.program.key, known.session.num_threads)
-    return Pace(model.limits.max_tokens, step_costs(model, kept_at), known.load.max_gap_ms / 1000)
+    return Pace(model.limits.max_tokens, step_costs(model, _kept_at(known)), known.load.max_gap_ms / 1000)
+
+
+def costs_of(known: Served, model: StepModel) -> StepCosts:
+    """Return the seconds of a step by its number of tokens."""
+    return StepCosts(step_costs(model, _kept_at(known)).steps)
+
+
+def _kept_at(known: Served) -> Path | None:
+    return None if known.cache is None else known.cache.costs_of(known.program.key, known.session.num_threads)
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:

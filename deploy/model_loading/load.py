@@ -12,6 +12,7 @@ from deploy.model_loading.fingerprint import fingerprint_of
 from deploy.model_loading.known import Asked, Progress, begin
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
+from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
 from server.engine.worker import LoadedModel
@@ -43,6 +44,7 @@ def _ready(known: Timed) -> Ready:
     config, plan, program, mode = known.files.config, known.plan, known.program, known.mode
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
+    fingerprint = fingerprint_of(known)
     return Ready(
         signature=program.key,
         cache_hit=program.cache_hit,
@@ -57,7 +59,8 @@ def _ready(known: Timed) -> Ready:
         cache_groups=_cache_groups(known),
         device_note=known.device_note,
         numeric_class=known.numeric_class,
-        fingerprint=fingerprint_of(known),
+        fingerprint=fingerprint,
+        label=kept_label(known.cache, fingerprint),
         embedding_size=embedding_size,
         embedding_note=known.embedding_note,
         # An encoder's program pools the vectors of a text, so it has none per token.

@@ -93,27 +93,28 @@ class Bound:
 
     def run(self, tokens: Sequence[int], rows: Ints) -> Observation:
         """Compute one window. `rows` are the positions whose logits are requested."""
-        arguments = arguments_of(_window(self.limits, tokens, rows), self.pool.groups)
+        arguments = arguments_of(chunk_of(self.limits, tokens, 0, len(tokens), rows), self.pool.groups)
         logits, *squares = self.session.call(OBSERVED, *arguments, rows, *self.pool.arguments)
         return Observation(logits, tuple(squares))
 
 
-def _window(limits: StepLimits, tokens: Sequence[int], rows: Ints) -> StepBatch:
-    """Return the step that computes a text from its first token."""
-    count = len(tokens)
-    positions = np.arange(count, dtype=np.int32)
+def chunk_of(limits: StepLimits, tokens: Sequence[int], start: int, stop: int, rows: Ints | None = None) -> StepBatch:
+    """Return the step that computes the tokens `start` to `stop` - 1 of a text, after the tokens before them. `rows` are those of the step
+    whose logits are requested: all by default."""
+    count = stop - start
+    positions = np.arange(start, stop, dtype=np.int32)
     places: list[Places] = []
     for group in limits.groups:
-        tables = tables_of(group, 1, -(-count // group.page_size))
-        places.append(Places((tables[0, positions // group.page_size] * group.page_size + positions % group.page_size), tables))
+        tables, size = tables_of(group, 1, -(-len(tokens) // group.page_size)), group.page_size
+        places.append(Places(tables[0, positions // size] * size + positions % size, tables[:, : -(-stop // size)].copy()))
     return StepBatch(
-        tokens=np.array(tokens, np.int32),
+        tokens=np.array(tokens[start:stop], np.int32),
         positions=positions,
         query_starts=np.array([0, count], np.int32),
         seq_ids=np.zeros(count, np.int32),
-        context_lens=np.array([count], np.int32),
+        context_lens=np.array([stop], np.int32),
         places=tuple(places),
-        logit_rows=rows,
+        logit_rows=np.arange(count, dtype=np.int32) if rows is None else rows,
     )
 
 

@@ -27,6 +27,7 @@ from server.messages import (
     FinishReason,
     PairPrompt,
     Progress,
+    QualityLabel,
     Ready,
     Stats,
     Submit,
@@ -182,6 +183,7 @@ class NullScript:
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
     facts: Facts = NO_FACTS
+    label: QualityLabel | None = None
 
 
 class NullWorker:
@@ -239,6 +241,7 @@ class NullWorker:
             class_scores=script.class_scores,
             pair_prompt=script.pair_prompt,
             facts=script.facts,
+            label=script.label,
         )
         return self.ready
 

@@ -216,6 +216,16 @@ class RequestDefaults(TypedDict):
     defaults: NotRequired[Mapping[str, Any]]  # other fields, but for the chat template
 
 
+class Quality(TypedDict):
+    """How far the predictions of a model, as it is served, are from those of its exact weights, on a text."""
+
+    kl_divergence: float  # nats per token
+    top1_agreement: float  # share of tokens after which the most probable next token is the same
+    perplexity: float
+    exact_perplexity: float
+    num_tokens: int
+
+
 class ModelEntry(RequestDefaults):
     """A model, with the fields that clients of OpenAI and of Anthropic read."""
 
@@ -238,6 +248,7 @@ class ModelEntry(RequestDefaults):
     embedding_note: NotRequired[str]  # what users of the embeddings should know
     scoring: NotRequired[Scoring | None]  # how the model answers rerank and score
     prompts: NotRequired[Mapping[str, str]]
+    quality: NotRequired[Quality]  # absent if it was not measured
 
 
 class ModelList(TypedDict):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.answer.respond import json_answer
-from server.api.answer.shapes import ModelEntry, ModelList, RequestDefaults, Restarting
+from server.api.answer.shapes import ModelEntry, ModelList, Quality, RequestDefaults, Restarting
 from server.api.context import Context
 from server.api.request.prepare import context_of
 from server.api.routes import gives, new_router
@@ -92,6 +93,8 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
             described["embedding_note"] = ready.embedding_note
         described["scoring"] = ready.scoring
         described["prompts"] = dict(ready.prompts)
+        if (label := ready.label) is not None:
+            described["quality"] = Quality(**msgspec.structs.asdict(label))
     return described if model.loaded is None else {**described, **_of_requests(model.loaded)}
 
 

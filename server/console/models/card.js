@@ -14,6 +14,7 @@ export function modelCard(model, acts) {
   const facts = [
     ["Context", model.max_model_len && `${model.max_model_len.toLocaleString("en")} tokens`],
     ["Weights", `${model.quantize} for ${model.target}`],
+    ["Quality", model.quality && quality(model.quality)],
     ["Sampling", model.sampling && sampling(model.sampling)],
     ["Memory now", held ? bytes(held) : null],
     ["Memory without requests", planned ? bytes(planned) : "none"],
@@ -36,6 +37,10 @@ export function modelCard(model, acts) {
     h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),
     aliases(model, acts));
 }
+
+/* Write a label as people read it: against the model's exact weights. */
+const quality = ({kl_divergence: kl, top1_agreement: top1, perplexity, exact_perplexity: exact}) =>
+  `KL ${kl.toExponential(1)}, top-1 ${(100 * top1).toFixed(1)} %, perplexity ${perplexity.toPrecision(4)} (exact weights ${exact.toPrecision(4)})`;
 
 const sampling = values => Object.entries(values).filter(([name, value]) => name === "temperature" || value !== NEUTRAL[name])
   .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");

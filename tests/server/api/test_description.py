@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
+
+from server.messages import QualityLabel
+from tests.doubles.worker import NullScript
+
 
 def test_every_path_says_what_it_answers(server):
     document = server.http().get("/openapi.json").json()
@@ -15,3 +20,11 @@ def test_every_path_says_what_it_answers(server):
             assert all(content.get("schema") or content.get("itemSchema") for content in contents), (method, path)
     referred = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert len(referred) > 40 and referred <= document["components"]["schemas"].keys()
+
+
+def test_a_model_states_its_quality_if_it_was_measured(serve):
+    label = QualityLabel(5.6e-4, 0.983, 18.9, 18.88, 2048)
+    for script, expected in ((NullScript(label=label), msgspec.structs.asdict(label)), (NullScript(), None)):
+        http = serve(script=script).http()
+        (entry,), (report,) = (http.get(path).json()["data"] for path in ("/v1/models", "/admin/models"))
+        assert entry.get("quality") == report.get("quality") == expected

@@ -1,0 +1,211 @@
+"""Measure the quality of a form: its label and its speed. The label compares the program that is served with the exact weights in f32, on
+the built-in text.
+
+The predictions of the exact weights are computed once for each model and stored. After each token, they hold the probabilities of the most
+probable next tokens; all other tokens count as one, so the measured divergence is at most the whole one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.bind import bind_weights
+from deploy.cache import NOT_CACHED
+from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.costs import costs_of
+from deploy.model_loading.files import Opened
+from deploy.model_loading.fingerprint import fingerprint_of
+from deploy.model_loading.known import Progress, begin, carried, silent
+from deploy.model_loading.plan import Planned
+from deploy.model_loading.serving import CompiledModel, Served, serve
+from deploy.model_loading.stages import advance
+from deploy.model_loading.weights import Bound
+from deploy.quality.label import TEXT, keep_label, kept_label, key_of
+from deploy.quality.observe import chunk_of, log_softmax, windows_of
+from deploy.quality.text import tokens_of
+from runtime.sealed import key_of as seal_key_of
+from runtime.sealed import make_private
+from runtime.sections import SectionFile, read_kept, writing
+from server.interfaces import LoadError
+from server.messages import ErrorCode, Load, QualityLabel
+
+log = logging.getLogger(__name__)
+
+EXACT = "f32"
+WINDOW = 512  # tokens of the text that are read with a common context
+CHUNK = 64  # tokens of a step, and rows of its logits
+MOST = 1024  # most probable next tokens whose probabilities are stored
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The predictions of the exact weights after each token of the text."""
+
+    ids: NDArray[np.int32]  # [tokens, MOST], the most probable first
+    logprobs: Floats  # [tokens, MOST]
+    losses: Floats  # [tokens], of the token that follows; 0 after the last token of a window
+
+    @classmethod
+    def of(cls, chunks: Sequence[Exact]) -> Self:
+        return cls(*(np.concatenate([getattr(one, name) for one in chunks]) for name in cls.__slots__))
+
+    def rows(self, start: int, stop: int) -> Exact:
+        return Exact(self.ids[start:stop], self.logprobs[start:stop], self.losses[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    label: QualityLabel
+    tokens_per_s: float  # of one sequence with a short context, on this machine
+
+
+# --- the label ---------------------------------------------------------------------------------------------------------
+
+
+def quality_of(load: Load, progress: Progress = silent) -> Quality:
+    """Return the quality of a form, measured now or before. Raise LoadError if the model or its exact weights cannot be loaded."""
+    known = advance(_opened(load, progress), Compiled)
+    config = known.files.config
+    if not known.mode.generates or config.hearing is not None or config.classes is not None:
+        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} generates no text, so it has no quality label")
+    fingerprint = fingerprint_of(known)
+    label = kept_label(known.cache, fingerprint)
+    exact = exact_of(load, progress) if label is None else None  # before the form takes memory
+    served = advance(known, Served)
+    try:
+        assert isinstance(served.step_model, CompiledModel)
+        if exact is not None:
+            label = _measured(known, served.step_model, exact)
+            keep_label(known.cache, fingerprint, label)
+        assert label is not None
+        return Quality(label, 1 / costs_of(served, served.step_model)(1))
+    finally:
+        served.session.close()
+
+
+def _opened(load: Load, progress: Progress) -> Opened:
+    """Open the files for a load with the bounds of a measurement. The program of a served model covers them, so that one is used."""
+    opened = advance(begin(load, progress), Opened)
+    window = min(WINDOW, opened.files.config.max_context)
+    bounded = msgspec.structs.replace(load, max_context=window, max_batch=CHUNK, kv_cache_bytes=None)
+    return Opened(**carried(opened, Opened, load=bounded))
+
+
+def _measured(known: Compiled, model: CompiledModel, exact: Exact) -> QualityLabel:
+    num_tokens = num_equal = num_scored = 0
+    divergence = loss = 0.0
+    for logits, followers in _predictions(model, _windows(known)):
+        stop = num_tokens + len(logits)
+        expected, found = exact.rows(num_tokens, stop), log_softmax(logits)
+        divergence += float(divergences(expected, found).sum(dtype=np.float64))
+        num_equal += int((found.argmax(-1) == expected.ids[:, 0]).sum())
+        loss += float(_losses(found, followers).sum(dtype=np.float64))
+        num_tokens, num_scored = stop, num_scored + len(followers)
+        known.progress("measure", num_tokens / len(exact.losses))
+    perplexity, exact_perplexity = (math.exp(total / num_scored) for total in (loss, float(exact.losses.sum(dtype=np.float64))))
+    return QualityLabel(divergence / num_tokens, num_equal / num_tokens, perplexity, exact_perplexity, num_tokens)
+
+
+def divergences(expected: Exact, found: Floats) -> Floats:
+    """Return the KL divergence of each row. `found` has log-probabilities of all tokens."""
+    q = np.take_along_axis(found, expected.ids, -1)
+    kept = (np.exp(expected.logprobs) * (expected.logprobs - q)).sum(-1)
+    p_rest, q_rest = (np.maximum(1.0 - np.exp(x).sum(-1, dtype=np.float64), 1e-12) for x in (expected.logprobs, q))
+    return kept + p_rest * np.log(p_rest / q_rest)
+
+
+# --- the exact predictions ---------------------------------------------------------------------------------------------
+
+
+def exact_of(load: Load, progress: Progress = silent) -> Exact:
+    """Return the predictions of the exact weights, computed now or before."""
+    exact_load = msgspec.structs.replace(load, quantize=EXACT, kv_dtype="auto", calibrate="")
+    known = advance(_opened(exact_load, progress), Compiled)
+    place = None if known.cache is None else known.cache.reference_of(key_of(fingerprint_of(known)))
+    found = None if place is None else read_kept(place, partial(_read, place))
+    if found is None:
+        found = _computed(known)
+        if place is not None:
+            _keep(place, found)
+    return found
+
+
+def _computed(known: Compiled) -> Exact:
+    windows = _windows(known)
+    chunks, num_tokens = list[Exact](), sum(map(len, windows))
+    with _without_storing(known) as model:
+        for logits, followers in _predictions(model, windows):
+            logprobs = log_softmax(logits)
+            count = min(MOST, logprobs.shape[-1])
+            ids = np.argpartition(-logprobs, count - 1, -1)[:, :count]
+            order = np.argsort(-np.take_along_axis(logprobs, ids, -1), -1, kind="stable")
+            ids = np.take_along_axis(ids, order, -1).astype(np.int32)
+            losses = np.zeros(len(logits), np.float32)
+            losses[: len(followers)] = _losses(logprobs, followers)
+            chunks.append(Exact(ids, np.take_along_axis(logprobs, ids, -1), losses))
+            known.progress("measure the exact weights", sum(len(one.losses) for one in chunks) / num_tokens)
+    return Exact.of(chunks)
+
+
+@contextmanager
+def _without_storing(known: Compiled) -> Generator[CompiledModel]:
+    """Bind weights until the end of the `with`, without storing them in the cache."""
+    planned = advance(known, Planned)
+    try:
+        bind_weights(planned.session, planned.program.executable, planned.mode.entry, planned.mode.weights)
+        model = serve(Bound(**carried(planned, Planned), packed=None)).step_model
+        assert isinstance(model, CompiledModel)
+        yield model
+    finally:
+        planned.session.close()
+
+
+def _keep(place: Path, exact: Exact) -> None:
+    sections = {name: getattr(exact, name).reshape(-1).view(np.uint8).data for name in exact.__slots__}
+    try:
+        make_private(place.parent)
+        with writing(place, {name: content.nbytes for name, content in sections.items()}, seal_key_of(place.parent)) as put:
+            for name, content in sections.items():
+                put(name, content)
+    except OSError as error:
+        log.warning(NOT_CACHED, "predictions of exact weights", place.parent, error.strerror or error)
+
+
+def _read(place: Path) -> Exact:
+    file = SectionFile(place, seal_key_of(place.parent))
+    read: Callable[[str], memoryview] = partial(file.read, verify=True)
+    losses = np.frombuffer(read("losses"), np.float32)
+    ids, logprobs = np.frombuffer(read("ids"), np.int32), np.frombuffer(read("logprobs"), np.float32)
+    return Exact(ids.reshape(len(losses), -1), logprobs.reshape(len(losses), -1), losses)
+
+
+# --- running a model over the text -------------------------------------------------------------------------------------
+
+
+def _windows(known: Opened) -> list[Sequence[int]]:
+    return windows_of(tokens_of(known.files, TEXT), min(WINDOW, known.files.config.max_context))
+
+
+def _predictions(model: CompiledModel, windows: Sequence[Sequence[int]]) -> Iterator[tuple[Floats, Sequence[int]]]:
+    """Yield the logits after some tokens of a window, and the tokens that follow these; after the last token of a window none follows."""
+    for window in windows:
+        for start in range(0, len(window), CHUNK):
+            stop = min(start + CHUNK, len(window))
+            yield model.download(model.run(chunk_of(model.limits, window, start, stop))), window[start + 1 : stop + 1]
+
+
+def _losses(logprobs: Floats, followers: Sequence[int]) -> Floats:
+    return -np.take_along_axis(logprobs[: len(followers)], np.array(followers, np.int64).reshape(-1, 1), -1)[:, 0]
