@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,12 +24,14 @@ from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.chromium import chromium, page
 from tests.forked import ForkServer, commands
+from tests.kept_code import kept_modules
 
 __all__ = ["chromium", "page"]  # fixtures that tests in several folders use
 
 ROOT = Path(__file__).parent.parent
 BIN = commands()
 GOLDEN = Path(__file__).parent / "golden"
+KERNELS = ROOT / ".pytest_cache" / "kernels"  # machine code of kernels under their loop nests and the compiler's sources
 AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" / "amx_unit.c"
 
 # A plain run always uses the same Hypothesis examples, so only a change of the code can make it fail. `make test-slow` uses the profile
@@ -117,6 +119,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Keep the machine code of test files, which are all imported by now."""
+    with kept_modules():
+        return (yield)
+
+
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     """Disable the garbage collector for a test that measures time. A collection would scan the compiled models of all earlier tests, which
@@ -155,9 +164,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give this test run an empty cache folder. All processes of the run share it, so that each program is compiled only once."""
+    """Give this test run a cache folder without programs, whose kernels may be those of earlier runs. All processes of the run share it, so
+    that each program is compiled only once."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    for private in (folder, KERNELS):
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # another process of this run has made the link
+        (folder / "kernels").symlink_to(KERNELS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELAXSERVE_CACHE", str(folder))
         yield folder
