@@ -2,7 +2,7 @@
 
 The compiler runs as before, up to the LLVM IR. The key of a module is the one with which servers keep code: the IR, the target, LLVM's
 release and the passes that we ask of LLVM (compiler/codegen/kept.py). Files are sealed and private like those of servers. `make clean`
-removes them. The kernels of servers and commands are kept by the fixture `cache_folder`.
+removes them.
 """
 
 from __future__ import annotations

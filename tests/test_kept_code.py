@@ -10,7 +10,6 @@ import compiler.ops
 from compiler.driver import compile_module
 from compiler.ir.text.parser import parse
 from runtime.executable import Executable
-from tests.conftest import KERNELS
 from tests.kept_code import compiled_anew, kept_modules
 
 assert compiler.ops  # importing compiler.ops registers all operators
@@ -44,8 +43,3 @@ def test_a_test_may_compile_anew(tmp_path: Path, request: pytest.FixtureRequest)
         request.getfixturevalue("compiled_anew")
         compiled("exp")
         assert not list(tmp_path.iterdir())
-
-
-def test_the_cache_folder_gets_the_kernels_of_earlier_runs(cache_folder: Path) -> None:
-    assert (cache_folder / "kernels").resolve() == KERNELS
-    assert KERNELS.stat().st_mode & 0o077 == 0
