@@ -181,7 +181,7 @@ SECRETS = {"HF_TOKEN": "secret-of-the-hub", "RELAXSERVE_KEY": "secret-of-a-clien
 
 
 @dataclass(frozen=True, kw_only=True)
-class Commands:
+class CommandLine:
     """Runs commands as users do."""
 
     environment: dict[str, str]  # with these variables, commands find `relaxserve` on PATH, and the cache folder of this test run
@@ -201,7 +201,7 @@ class Commands:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoServer(Commands):
+class DemoServer(CommandLine):
     """A server with the demo model. `environment` lets commands use this server."""
 
     url: str
@@ -210,10 +210,10 @@ class DemoServer(Commands):
 
 
 @pytest.fixture(scope="session")
-def installed(cache_folder: Path) -> Iterator[Commands]:
+def command_line(cache_folder: Path) -> Iterator[CommandLine]:
     """Run commands for which no server runs."""
     with closing(ForkServer(BIN / "relaxserve")) as forks:
-        yield Commands(environment=_environment(cache_folder), forks=forks)
+        yield CommandLine(environment=_environment(cache_folder), forks=forks)
 
 
 def _environment(cache_folder: Path) -> dict[str, str]:

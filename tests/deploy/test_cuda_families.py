@@ -20,7 +20,7 @@ import pytest
 from deploy.model_loading.load import load_model
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
-from tests.conftest import GOLDEN, Commands
+from tests.conftest import GOLDEN, CommandLine
 from tests.deploy.gpu_server import GpuServer, copy_golden, serving, words_of
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.fixtures import _library as _library
@@ -41,9 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path, _library: Path, installed: Commands, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
+def server(models: Path, _library: Path, command_line: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
     """Yield a server with a software GPU that has loaded the model of the first family."""
-    with serving(models, FIRST, _library, tmp_path_factory.mktemp("card"), installed.environment, CARD_BYTES) as server:
+    with serving(models, FIRST, _library, tmp_path_factory.mktemp("card"), command_line.environment, CARD_BYTES) as server:
         yield server
 
 

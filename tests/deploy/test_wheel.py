@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.conftest import ROOT, Commands
+from tests.conftest import ROOT, CommandLine
 
 TOPS = ("server", "compiler", "runtime", "deploy")
 MODULES = {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py")}
@@ -113,10 +113,12 @@ def hostile(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", ["relaxserve", "python -m relaxserve"])
-def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installation: Path, hostile: Path, installed: Commands) -> None:
+def test_the_demo_is_served_amid_packages_of_the_same_names(
+    start: str, installation: Path, hostile: Path, command_line: CommandLine
+) -> None:
     """The demo model can be served from a working directory that contains packages with our names. The request has a schema, so the test
     also covers the constraint process, which the worker starts."""
-    with serving(start, installation, hostile, installed) as url:
+    with serving(start, installation, hostile, command_line) as url:
         schema = {
             "type": "object",
             "properties": {"n": {"type": "integer", "maximum": 99}},
@@ -132,8 +134,8 @@ def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installa
 
 
 @contextmanager
-def serving(start: str, installation: Path, folder: Path, installed: Commands) -> Iterator[str]:
-    environment = {**installed.environment, "PATH": f"{installation / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+def serving(start: str, installation: Path, folder: Path, command_line: CommandLine) -> Iterator[str]:
+    environment = {**command_line.environment, "PATH": f"{installation / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     command = [*start.split(), "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
