@@ -6,6 +6,7 @@ program without loading a model do not read these files (kept_code.py keeps only
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,14 +29,14 @@ def kept_programs(cache_folder: Path, folder: Path = FOLDER) -> Iterator[None]:
 
 
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Remove the files that were used least recently until the rest fits."""
-    used: list[tuple[float, int, Path]] = []
+    """Remove the files that were used least recently until the rest fits. A program and its sidecar go together."""
+    used: defaultdict[Path, list[tuple[float, int, Path]]] = defaultdict(list)
     for path in folder.glob("*/[0-9a-f]*"):
         with suppress(FileNotFoundError):  # another process has removed it
             status = path.stat()
-            used.append((status.st_mtime, status.st_size, path))
+            used[path.with_suffix("")].append((status.st_mtime, status.st_size, path))
     total = 0
-    for _, num_bytes, path in sorted(used, reverse=True):
-        total += num_bytes
-        if total > most_bytes:
+    for files in sorted(used.values(), key=max, reverse=True):
+        total += sum(num_bytes for _, num_bytes, _ in files)
+        for _, _, path in files if total > most_bytes else ():
             path.unlink(missing_ok=True)

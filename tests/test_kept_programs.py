@@ -21,13 +21,14 @@ def test_runs_share_programs_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
-    for age, name in enumerate(("0a", "1b", "2c")):
-        (tmp_path / "kernels").mkdir(exist_ok=True)
-        (tmp_path / "kernels" / name).write_bytes(bytes(100))
-        os.utime(tmp_path / "kernels" / name, (1000 - age, 1000 - age))
-    (tmp_path / "kernels" / ".key").write_bytes(bytes(100))
-    trim(tmp_path, 200)
-    assert {path.name for path in (tmp_path / "kernels").iterdir()} == {"0a", "1b", ".key"}
+    """The sidecar of a program is as old as the program, which is touched when it is used."""
+    (tmp_path / "executables").mkdir()
+    for name, age in {"0a.rsx": 0, "0a.json": 9, "1b.rsx": 1, "1b.json": 9, "2c.rsx": 2, "2c.json": 9, ".key": 9}.items():
+        path = tmp_path / "executables" / name
+        path.write_bytes(bytes(100))
+        os.utime(path, (1000 - age, 1000 - age))
+    trim(tmp_path, 400)
+    assert {path.name for path in (tmp_path / "executables").iterdir()} == {"0a.rsx", "0a.json", "1b.rsx", "1b.json", ".key"}
 
 
 def test_this_run_begins_with_them(cache_folder: Path) -> None:
