@@ -138,8 +138,8 @@ def test_embeddings_depend_on_their_text_alone() -> None:
 
 
 def test_a_process_without_kernels_imports_no_operators() -> None:
-    """Tests start the process hundreds of times. Without the operators it starts in two thirds of the time, and a change of an operator reaches no
-    test of the server."""
+    """Tests start the process hundreds of times. Without the operators it starts in two thirds of the time, and a change of an operator
+    reaches fewer tests of the server."""
     program = "import sys, tests.doubles.process; print(*(name for name in sys.modules if name.startswith('compiler.')))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {name.split(".")[1] for name in ran.stdout.split()} == {"sampling"}
