@@ -1,6 +1,6 @@
 """The sampler's arguments and results. The engine writes a `SampleBatch`, the compiled sampler reads it.
 
-What each parameter means is in compiler/ops/sampling/meaning.py.
+What each parameter means is in compiler/sampling/meaning.py.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.chromium import chromium, page
 from tests.forked import ForkServer, commands
+from tests.kept_code import kept_modules
+from tests.kept_programs import kept_programs
 
 __all__ = ["chromium", "page"]  # fixtures that tests in several folders use
 
@@ -67,6 +69,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 # The slowest groups and files of tests, slowest first. They start first, so that none of them still runs when all other tests are done.
 LONGEST = (
     "demo server",
+    "GPU server",
     "console",
     "bits of the demo",
     "bits of cache groups",
@@ -117,6 +120,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Keep the machine code of test files, which are all imported by now."""
+    with kept_modules():
+        return (yield)
+
+
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     """Disable the garbage collector for a test that measures time. A collection would scan the compiled models of all earlier tests, which
@@ -155,10 +165,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give this test run an empty cache folder. All processes of the run share it, so that each program is compiled only once."""
+    """Give this test run a cache folder with the programs of earlier runs and nothing else. All processes of the run share it, so that each
+    program is compiled only once."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
-    with pytest.MonkeyPatch.context() as patch:
+    with kept_programs(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELAXSERVE_CACHE", str(folder))
         yield folder
 
@@ -169,12 +180,11 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 SECRETS = {"HF_TOKEN": "secret-of-the-hub", "RELAXSERVE_KEY": "secret-of-a-client"}
 
 
-@dataclass(frozen=True)
-class DemoServer:
-    url: str
-    banner: str  # what `relaxserve serve` printed until it was ready
-    pid: int
-    environment: dict[str, str]  # with these variables, commands find `relaxserve` on PATH and use this server
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """Runs commands as users do."""
+
+    environment: dict[str, str]  # with these variables, commands find `relaxserve` on PATH, and the cache folder of this test run
     forks: ForkServer
 
     def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
@@ -188,6 +198,27 @@ class DemoServer:
             result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
         assert result.returncode == status, f"{result.stdout}\n{result.stderr}"
         return result.stderr if status else result.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoServer(CommandLine):
+    """A server with the demo model. `environment` lets commands use this server."""
+
+    url: str
+    banner: str  # what `relaxserve serve` printed until it was ready
+    pid: int
+
+
+@pytest.fixture(scope="session")
+def command_line(cache_folder: Path) -> Iterator[CommandLine]:
+    """Run commands for which no server runs."""
+    with closing(ForkServer(BIN / "relaxserve")) as forks:
+        yield CommandLine(environment=_environment(cache_folder), forks=forks)
+
+
+def _environment(cache_folder: Path) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
+    return {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
 
 
 GREETING_S = 900.0
@@ -223,8 +254,7 @@ def workers_of(pid: int) -> list[int]:
 
 @contextmanager
 def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterator[DemoServer]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
-    environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
+    environment = _environment(cache_folder)
     with (
         TemporaryDirectory() as batches,
         subprocess.Popen(
@@ -238,7 +268,7 @@ def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterato
     ):
         try:
             url, banner = greeting(server)
-            yield DemoServer(url, banner, server.pid, {**environment, "RELAXSERVE_URL": url}, forks)
+            yield DemoServer(environment={**environment, "RELAXSERVE_URL": url}, forks=forks, url=url, banner=banner, pid=server.pid)
         finally:
             server.terminate()
             server.communicate(timeout=60)

@@ -19,8 +19,8 @@ from compiler.ir.loops.write import Kernel, cast, const, index
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
-from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL, philox4x32
 from compiler.ops.tables import Nest, Operands, define
+from compiler.sampling.philox import MULTIPLIERS, NUM_ROUNDS, WEYL, philox4x32
 
 LOW = 0xFFFFFFFF
 

@@ -15,8 +15,10 @@ from compiler.machine.target import NAMED
 from runtime import flags
 from runtime.executable import Executable
 from runtime.session import Session
+from tests.kept_code import compiled_anew
 
 assert compiler.ops
+assert compiled_anew  # a fixture
 
 PROGRAM = """
 func main(x: f32[n, 32], w: f32[16, 32]) -> object where n in 1..8 {
@@ -30,6 +32,7 @@ func main(x: f32[n, 32], w: f32[16, 32]) -> object where n in 1..8 {
 """
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_compiling_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     saved: list[bytes] = []
     for _ in range(2):  # under the same name, which is sealed too

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import BIN, ROOT, DemoServer, greeting
+from tests.conftest import BIN, ROOT, CommandLine, DemoServer, greeting
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.fixtures import _library as _library
 
-pytestmark = [needs_pycuda, pytest.mark.xdist_group("demo server")]
+pytestmark = [needs_pycuda, pytest.mark.xdist_group("GPU server")]
 
 QUESTION: dict[str, Any] = {
     "model": "demo",
@@ -28,9 +28,9 @@ QUESTION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def url(_library: Path, demo_server: DemoServer) -> Iterator[str]:
+def url(_library: Path, command_line: CommandLine) -> Iterator[str]:
     """Yield the address of a server that runs the demo model on the software GPU."""
-    environment = {**demo_server.environment, **SoftwareGpu(_library).environment(arch="9.0", memory=1 << 30)}
+    environment = {**command_line.environment, **SoftwareGpu(_library).environment(arch="9.0", memory=1 << 30)}
     command = [
         BIN / "relaxserve",
         "serve",
@@ -102,10 +102,10 @@ def test_the_metrics_tell_the_memory_and_the_work_of_the_card(url: str) -> None:
     assert after[busy] > before[busy]
 
 
-def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_server: DemoServer) -> None:
+def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, command_line: CommandLine) -> None:
     """If a model does not fit into GPU memory, its memory plan says so, and the load is refused before anything is copied to the GPU."""
     environment = SoftwareGpu(_library).environment(arch="8.0", memory=16 << 20)
-    said = demo_server.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", status=1, **environment)
+    said = command_line.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", status=1, **environment)
     assert re.search(r"the model takes [\d.,]+ MiB: .*of KV cache; [\d.,]+ (?:[KMG]i)?B are free", " ".join(said.split()))
 
 
@@ -118,27 +118,27 @@ def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_serve
     ],
 )
 def test_a_card_that_cannot_serve_is_refused_with_the_reason(
-    device: str, settings: dict[str, Any], expected: str, _library: Path, demo_server: DemoServer
+    device: str, settings: dict[str, Any], expected: str, _library: Path, command_line: CommandLine
 ) -> None:
     environment = SoftwareGpu(_library).environment(**settings)
-    said = demo_server.run(BIN / "relaxserve", "inspect", "demo", "--device", device, status=1, **environment)
+    said = command_line.run(BIN / "relaxserve", "inspect", "demo", "--device", device, status=1, **environment)
     assert expected in " ".join(said.split())
 
 
-def test_a_device_that_does_not_exist_is_refused(demo_server: DemoServer) -> None:
-    said = demo_server.run(BIN / "relaxserve", "inspect", "demo", "--device", "tpu", status=2)
+def test_a_device_that_does_not_exist_is_refused(command_line: CommandLine) -> None:
+    said = command_line.run(BIN / "relaxserve", "inspect", "demo", "--device", "tpu", status=2)
     assert "device is 'tpu'; expected cpu, cuda" in " ".join(said.replace("│", " ").split())
 
 
-def test_the_doctor_shows_the_cards(_library: Path, demo_server: DemoServer) -> None:
-    said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="8.0", cards=2))
+def test_the_doctor_shows_the_cards(_library: Path, command_line: CommandLine) -> None:
+    said = command_line.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="8.0", cards=2))
     found = json.loads(said)
     assert len(found["gpus"]) == 2 and not found["gpu_problem"]
     assert re.search(r"1\.00 GiB at 3,352 GB/s, compute capability 8\.0, driver for CUDA 13\.0", found["gpus"][1]), found["gpus"]
 
 
-def test_the_doctor_says_why_a_card_is_too_old(_library: Path, demo_server: DemoServer) -> None:
-    said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="7.5"))
+def test_the_doctor_says_why_a_card_is_too_old(_library: Path, command_line: CommandLine) -> None:
+    said = command_line.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="7.5"))
     found = json.loads(said)
     assert (
         len(found["gpus"]) == 1

@@ -11,12 +11,12 @@ import pytest
 from tests.compiler.frontend.test_encoders import CASES as ENCODERS
 from tests.compiler.frontend.test_encoders import relative_error, texts_of
 from tests.compiler.frontend.test_models import NAMES
-from tests.conftest import GOLDEN, DemoServer
+from tests.conftest import GOLDEN, CommandLine
 from tests.deploy.gpu_server import GpuServer, copy_golden, serving, words_of
 from tests.gpu.fixtures import _library as _library
 from tests.gpu.fixtures import needs_pycuda
 
-pytestmark = [needs_pycuda, pytest.mark.gpu, pytest.mark.slow, pytest.mark.xdist_group("demo server")]
+pytestmark = [needs_pycuda, pytest.mark.gpu, pytest.mark.slow, pytest.mark.xdist_group("GPU server")]
 
 FIRST = "llama"
 EMBEDDING = [*ENCODERS, "qwen3-embedding"]
@@ -26,10 +26,10 @@ KV_BYTES = 16 << 20
 
 
 @pytest.fixture(scope="module")
-def server(_library: Path, demo_server: DemoServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
+def server(_library: Path, command_line: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
     models = tmp_path_factory.mktemp("models")
     copy_golden([*NAMES, *EMBEDDING], models)
-    with serving(models, FIRST, _library, tmp_path_factory.mktemp("card"), demo_server.environment, CARD_BYTES) as server:
+    with serving(models, FIRST, _library, tmp_path_factory.mktemp("card"), command_line.environment, CARD_BYTES) as server:
         yield server
 
 

@@ -20,13 +20,13 @@ import pytest
 from deploy.model_loading.load import load_model
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
-from tests.conftest import GOLDEN, DemoServer
+from tests.conftest import GOLDEN, CommandLine
 from tests.deploy.gpu_server import GpuServer, copy_golden, serving, words_of
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.fixtures import _library as _library
 from tests.gpu.fixtures import software_gpu as software_gpu
 
-pytestmark = [needs_pycuda, pytest.mark.xdist_group("demo server")]
+pytestmark = [needs_pycuda, pytest.mark.xdist_group("GPU server")]
 
 FIRST, SECOND = "llama", "gemma3"
 CARD_BYTES = 384 << 20  # memory of the GPU, of which a worker leaves 300 MiB free
@@ -41,9 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path, _library: Path, demo_server: DemoServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
+def server(models: Path, _library: Path, command_line: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
     """Yield a server with a software GPU that has loaded the model of the first family."""
-    with serving(models, FIRST, _library, tmp_path_factory.mktemp("card"), demo_server.environment, CARD_BYTES) as server:
+    with serving(models, FIRST, _library, tmp_path_factory.mktemp("card"), command_line.environment, CARD_BYTES) as server:
         yield server
 
 

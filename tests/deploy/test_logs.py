@@ -20,7 +20,7 @@ import pytest
 
 from deploy.logs import MOST_LINES, JsonLines, TextLines, Writer
 from server.http.record import REQUEST_ID
-from tests.conftest import workers_of
+from tests.conftest import CommandLine, workers_of
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -101,12 +101,11 @@ def test_a_closed_log_ends_nothing(tmp_path: Path) -> None:
     writer.flush()
 
 
-@pytest.mark.xdist_group("demo server")
-def test_a_model_s_life_has_lines_in_json(demo_server: Any) -> None:
+def test_a_model_s_life_has_lines_in_json(command_line: CommandLine) -> None:
     """With --log-format json, the log has a JSON object for each of these events: load, ready, a request, a killed worker, unload and
     stop."""
     command = ["relaxserve", "serve", "--port", "0", "--log-format", "json"]
-    with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, env=command_line.environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         lines: list[dict[str, Any]] = []
 

@@ -14,16 +14,14 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, CommandLine
+
 TOPS = ("server", "compiler", "runtime", "deploy")
 MODULES = {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py")}
-
-pytestmark = pytest.mark.xdist_group("demo server")  # the tests of this group share one wheel and one compiled demo model
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +113,12 @@ def hostile(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", ["relaxserve", "python -m relaxserve"])
-def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installation: Path, hostile: Path, demo_server: Any) -> None:
+def test_the_demo_is_served_amid_packages_of_the_same_names(
+    start: str, installation: Path, hostile: Path, command_line: CommandLine
+) -> None:
     """The demo model can be served from a working directory that contains packages with our names. The request has a schema, so the test
     also covers the constraint process, which the worker starts."""
-    with serving(start, installation, hostile, demo_server) as url:
+    with serving(start, installation, hostile, command_line) as url:
         schema = {
             "type": "object",
             "properties": {"n": {"type": "integer", "maximum": 99}},
@@ -134,8 +134,8 @@ def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installa
 
 
 @contextmanager
-def serving(start: str, installation: Path, folder: Path, demo_server: Any) -> Iterator[str]:
-    environment = {**demo_server.environment, "PATH": f"{installation / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+def serving(start: str, installation: Path, folder: Path, command_line: CommandLine) -> Iterator[str]:
+    environment = {**command_line.environment, "PATH": f"{installation / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     command = [*start.split(), "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.ops.sampling.meaning import sample, token_logprobs
+from compiler.sampling.meaning import sample, token_logprobs
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
 

@@ -10,9 +10,9 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, cast, const, equal, index, minimum, not_equal, select
 from compiler.ops.index import clamped_index
-from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, plus
 from compiler.ops.sampling.truncation import Truncations, number
+from compiler.sampling.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, Number, Setting
 
 WORD = 2**32 - 1

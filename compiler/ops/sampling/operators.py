@@ -16,8 +16,8 @@ from compiler.ops.broadcast import sized_buffer
 from compiler.ops.indices import Extent, capped, clamped
 from compiler.ops.operands import agree, tensor_operand, unproved
 from compiler.ops.sampling.kernels import logprobs_nest, sample_nest
-from compiler.ops.sampling.meaning import sample, token_logprobs
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
+from compiler.sampling.meaning import sample, token_logprobs
 from runtime.sampling import NUM_TOP, Number, Setting
 
 F32, I32, I64 = DType.F32, DType.I32, DType.I64

@@ -17,7 +17,7 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
 from compiler.machine.intrinsics.shift import Shift
 from compiler.ops.index import clamped_index
-from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
+from compiler.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
 GROUPS = 16  # number of rows that have workspace at the same time

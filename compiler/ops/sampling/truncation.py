@@ -15,8 +15,8 @@ from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, cast, const, equal, index, select
 from compiler.machine.intrinsics.append import Append
-from compiler.ops.sampling.meaning import FURTHEST, MEAN_BITS
 from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, VECTORS, Read, Row, less, more, plus, share_of, whole
+from compiler.sampling.meaning import FURTHEST, MEAN_BITS
 from runtime.sampling import SHARE_ONE, Number, Setting
 
 BUCKETS = 512

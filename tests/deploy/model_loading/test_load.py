@@ -592,8 +592,8 @@ def test_a_cache_that_others_can_write_to_is_refused(
 def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], cache_folder: Path) -> None:
     least = "x86-64-v3" if host().arch == "x86_64" else "aarch64-neon"
     lesser = load(folder_of("roberta"), target=least)
-    (entry,) = Cache(cache_folder / "executables").entries(lesser.ready.signature)
-    assert load_entry(entry, key_of(entry.path.parent)).meta.target == NAMED[least].key
+    entries = [*Cache(cache_folder / "executables").entries(lesser.ready.signature)]  # earlier runs may have had other limits
+    assert {load_entry(entry, key_of(entry.path.parent)).meta.target for entry in entries} == {NAMED[least].key}
     shared = load(folder_of("roberta")).ready.signature == lesser.ready.signature
     assert shared == (host().key == NAMED[least].key), "the programs are equal exactly on a machine of the least target"
     with pytest.raises(LoadError, match="unknown target 'avx3'; known: host, ") as refused:
@@ -601,7 +601,8 @@ def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], 
     assert refused.value.code == "invalid_value"
 
 
-def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))  # the first load compiles
     monkeypatch.setattr(lift_weights, "PART_BYTES", 4096)
     told: list[tuple[str, float]] = []
     for load_number in range(2):

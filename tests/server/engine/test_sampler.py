@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.ops.philox import random_bits
+from compiler.sampling.philox import random_bits
 from runtime.sampling import Setting
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of

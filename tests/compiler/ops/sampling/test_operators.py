@@ -21,8 +21,8 @@ from compiler.ir.types import TensorType, tensor
 from compiler.ir.verify.module import verify
 from compiler.machine.target import NAMED, Target
 from compiler.ops.sampling import truncation
-from compiler.ops.sampling.meaning import sample, token_logprobs
 from compiler.ops.sampling.operators import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
+from compiler.sampling.meaning import sample, token_logprobs
 from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting
 from runtime.session import Session
 

@@ -8,7 +8,7 @@ import pytest
 from compiler.driver import Options, compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY, build_sampler
 from compiler.machine.target import get
-from compiler.ops.sampling.meaning import sample
+from compiler.sampling.meaning import sample
 from runtime.executable import Executable
 from runtime.session import Session
 from tests.compiler.ops.sampling.test_operators import KINDS, batch, equal

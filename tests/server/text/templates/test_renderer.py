@@ -278,6 +278,7 @@ def test_a_process_that_renders_can_open_nothing(intruder: Renderer) -> None:
 
 
 def test_the_kernel_ends_what_the_meter_does_not_see(intruder: Renderer) -> None:
-    intruder._calls.patience_s = 600.0  # on a busy machine, the allowed CPU time takes minutes
+    intruder._calls._job.call_s = 0.5  # instead of 4 s of CPU time, which two tries would use
+    intruder._calls.patience_s = 600.0  # on a busy machine, the allowed CPU time takes longer
     with pytest.raises(TemplateLimitError, match="rendering was ended"):
         asyncio.run(rendered(intruder, [{"content": "spin"}]))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.ops.philox import RANDOM_BITS, random_bits
+from compiler.sampling.philox import RANDOM_BITS, random_bits
 from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
 Array = NDArray[Any]

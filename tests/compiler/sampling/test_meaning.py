@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.ops.philox import philox4x32, random_bits
-from compiler.ops.sampling.meaning import weigh
+from compiler.sampling.meaning import weigh
+from compiler.sampling.philox import philox4x32, random_bits
 from runtime.sampling import WEIGHT_BITS
 
 
