@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from server.defaults import Defaults
+from server.images.decoder import ImageDecoder
+from server.images.sight import Sight
 from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer
 from server.messages import FETCH, ErrorCode, Progress
 from server.models.admission import Admission
@@ -61,7 +63,8 @@ class Starter:
         )
         defaults = spec.defaults.over(tokenizer.defaults)
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
-        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech)
+        sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, ImageDecoder(self.settings.max_image_pixels))
+        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""

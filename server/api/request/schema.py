@@ -33,6 +33,7 @@ Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
+IMAGE_PART = "image_url"
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
@@ -150,15 +151,21 @@ class GenerationBody(SamplingBody):
     store: bool | None = None
 
 
+class ImageUrl(Options):
+    url: Text
+    detail: Literal["auto", "low", "high"] | None = None
+
+
 class ContentPart(Options):
     type: Label
     text: Text | None = None
     refusal: Text | None = None
+    image_url: ImageUrl | Text | None = None
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a text part. A part of another type is refused as a whole, so no field is reported."""
-        return super().unknown if self.type in TEXT_PARTS else {}
+        """Return the unknown fields of a part. A part of an unknown type is refused as a whole, so no field is reported."""
+        return super().unknown if self.type in (*TEXT_PARTS, IMAGE_PART) else {}
 
 
 ContentParts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
