@@ -58,6 +58,7 @@ UNUSED = (
     *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),
     "mtp.*",  # multi-token prediction
     *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
+    *("model.vision_model.*", "model.connector.*"),
     *("vision_model.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*"),
 )
 

@@ -66,11 +66,11 @@ class _Seeing:
         values = COLOURS * patch**2
         lines = net.reshape(pixels, self.n * edge, patch, edge, patch * COLOURS)
         patches = net.reshape(net.call(PERMUTE_DIMS, lines, axes=(0, 2, 1, 3)), self.patches, values)
-        mean, deviation = (
-            Constant(np.tile(np.array(of, np.float32), patch**2)) for of in (vision.cutting.mean, vision.cutting.deviation)
-        )
+        mean, deviation = (Constant(np.tile(np.array(of, np.float32), patch**2)) for of in (vision.cutting.mean, vision.cutting.deviation))
         x = net.call(DIVIDE, net.call(SUBTRACT, net.scale(net.call(CAST, patches, dtype="f32"), vision.cutting.rescale), mean), deviation)
-        w = net.call(PERMUTE_DIMS, net.weight(f"{ENCODER}embeddings.patch_embedding.weight", size, COLOURS, patch, patch), axes=(0, 2, 3, 1))
+        w = net.call(
+            PERMUTE_DIMS, net.weight(f"{ENCODER}embeddings.patch_embedding.weight", size, COLOURS, patch, patch), axes=(0, 2, 3, 1)
+        )
         bias = net.vector(f"{ENCODER}embeddings.patch_embedding.bias", size)
         x = net.product(x, net.reshape(w, size, values), bias, format=self.format)
         places = net.as_f32(net.weight(f"{ENCODER}embeddings.position_embedding.weight", vision.num_patches, size))

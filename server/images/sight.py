@@ -60,9 +60,11 @@ class Sight:
         return "".join(rows) + ("\n" if rows else "") + f"{AROUND}{WHOLE}{tokens}{AROUND}"
 
     def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        """Return messages whose contents are lists of parts, as templates of vision models expect: a text, or an image for each marker."""
+        """Return messages in which a content with images is a list of parts, as templates expect: texts, and an image for each marker."""
         return [
-            {**message, "content": self._parts(content)} if isinstance(content := message.get("content"), str) and content else {**message}
+            {**message, "content": self._parts(content)}
+            if isinstance(content := message.get("content"), str) and self.marker in content
+            else {**message}
             for message in messages
         ]
 

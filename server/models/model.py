@@ -12,9 +12,9 @@ from typing import Protocol
 from typing_extensions import TypedDict
 
 from server.defaults import Defaults
+from server.images.sight import Sight
 from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
-from server.images.sight import Sight
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
 from server.models.operations import Operation

@@ -11,7 +11,14 @@ from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_
 from server.api.request.schema import Choices, Effort, Int, JsonObject, Label, Text
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
-BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+class ImageSource(Options):
+    type: Label
+    media_type: Label | None = None
+    data: Text | None = None
+    url: Text | None = None
 
 
 class ContentBlock(Options):
@@ -22,6 +29,7 @@ class ContentBlock(Options):
     thinking: Text | None = None
     signature: Text | None = None  # accepted, but thoughts are not signed here
     data: Text | None = None
+    source: ImageSource | None = None
     id: Label | None = None
     name: Label | None = None
     input: JsonObject | None = None

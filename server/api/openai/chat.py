@@ -94,9 +94,7 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
     return conversation_of(body, tool_use(body).tools, None if loaded.sight is None else loaded.sight.marker)
 
 
-def _planned(
-    text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, crops: tuple[Crop, ...] = ()
-) -> ChatPlan:
+def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, crops: tuple[Crop, ...] = ()) -> ChatPlan:
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = kept_of(body.truncate_prompt_tokens, context, asked)

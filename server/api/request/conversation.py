@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from server.api.request.limits import read_json
 from server.api.request.prepare import invalid
-from server.api.request.schema import IMAGE_PART, TEXT_PARTS, ContentPart, Message, MessageCall
+from server.api.request.schema import IMAGE_PART, IMAGE_PARTS, TEXT_PARTS, ContentPart, Message, MessageCall
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
@@ -48,22 +48,23 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str = "content",
         if part.type == IMAGE_PART and marker is not None:
             texts.append(marker)
             continue
-        if part.type not in TEXT_PARTS:
-            raise ApiError(
-                UNSUPPORTED_CONTENT,
-                f"{where}[{index}] has type {part.type!r:.40}; only text is understood",
-                param=f"{where}[{index}].type",
-            )
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise invalid(f"{where}[{index}].text", f"{where}[{index}] has no text")
-        texts.append(_without(marker, text, f"{where}[{index}].text"))
+        texts.append(_without(marker, part_text(part, f"{where}[{index}]"), f"{where}[{index}].text"))
     return "".join(texts)
+
+
+def part_text(part: ContentPart, where: str) -> str:
+    if part.type not in TEXT_PARTS:
+        what = "no images are understood here" if part.type in IMAGE_PARTS else "only text is understood"
+        raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise invalid(f"{where}.text", f"{where} has no text")
+    return text
 
 
 def _without(marker: str | None, text: str, where: str) -> str:
     """Return a text. Raise ApiError if it has the marker, which stands for an image."""
-    if marker is not None and marker in text:
+    if marker and marker in text:
         raise invalid(where, f"{where} has the text {marker!r}, which stands for an image; leave it out, or write it otherwise")
     return text
 

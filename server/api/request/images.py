@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from server.api.request.prepare import context_of, invalid
-from server.api.request.schema import IMAGE_PART, ChatBody, ContentPart, ImageUrl, Message
+from server.api.request.schema import IMAGE_PART, ChatBody, ContentPart, GivenImage, ImageUrl, Message
 from server.api.request.texts import too_long
 from server.errors import UNSUPPORTED_CONTENT, ApiError
 from server.images.decoder import Picture
@@ -24,7 +24,7 @@ async def pictures_of(body: ChatBody, model: Model, loaded: Loaded, settings: Se
     if (sight := loaded.sight) is None:
         where = places[0][0]
         message = f"{where} is an image, and model {model.spec.name!r} only reads text; ask a vision model"
-        raise ApiError(UNSUPPORTED_CONTENT, message, param=f"{where}.type")
+        raise ApiError(UNSUPPORTED_CONTENT, message, param=where if isinstance(places[0][1], GivenImage) else f"{where}.type")
     if len(places) > settings.max_images:
         raise invalid("messages", f"messages have {len(places)} images; expected at most {settings.max_images} (max_images)")
     if body.truncate_prompt_tokens is not None:
@@ -32,11 +32,8 @@ async def pictures_of(body: ChatBody, model: Model, loaded: Loaded, settings: Se
     pictures: list[Picture] = []
     num_tokens, context = 0, context_of(loaded)
     for where, part in places:
-        found = part.image_url
-        if found is None:
-            raise invalid(f"{where}.image_url", f"{where}.image_url is absent; expected an object with url")
-        url, detail, param = (found.url, found.detail, ".url") if isinstance(found, ImageUrl) else (found, None, "")
-        pictures.append(await sight.decoder.decode(url, sight.plan(detail), f"{where}.image_url{param}"))
+        url, detail, param = _given(where, part)
+        pictures.append(await sight.decoder.decode(url, sight.plan(detail), param))
         num_tokens += len(pictures[-1].crops) * sight.vision.crop_tokens
         if num_tokens > context:
             raise too_long(context, f"the images up to {where} alone have {num_tokens} tokens", "messages")
@@ -53,7 +50,17 @@ def _images_in(messages: list[Message]) -> Iterator[tuple[str, ContentPart]]:
         if isinstance(message.content, list):
             for index, part in enumerate(message.content):
                 if part.type == IMAGE_PART:
-                    yield f"messages[{number}].content[{index}]", part
+                    yield part.place if isinstance(part, GivenImage) else f"messages[{number}].content[{index}]", part
+
+
+def _given(where: str, part: ContentPart) -> tuple[str, str | None, str]:
+    """Return the URL and the detail of an image, and the path of the URL in the request."""
+    found = part.image_url
+    if isinstance(found, ImageUrl):
+        return found.url, found.detail, f"{where}.image_url.url"
+    if found is None:
+        raise invalid(f"{where}.image_url", f"{where}.image_url is absent; expected an object with url")
+    return (found, part.detail, where) if isinstance(part, GivenImage) else (found, None, f"{where}.image_url")
 
 
 def _emptied(message: Message) -> Message:

@@ -33,7 +33,8 @@ Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
-IMAGE_PART = "image_url"
+IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # an image in chat, and in /v1/responses
+IMAGE_PARTS = (IMAGE_PART, ITEM_IMAGE)
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
@@ -165,7 +166,22 @@ class ContentPart(Options):
     @property
     def unknown(self) -> Mapping[str, object]:
         """Return the unknown fields of a part. A part of an unknown type is refused as a whole, so no field is reported."""
-        return super().unknown if self.type in (*TEXT_PARTS, IMAGE_PART) else {}
+        return super().unknown if self.type in (*TEXT_PARTS, *IMAGE_PARTS) else {}
+
+
+class GivenImage(ContentPart):
+    """An image of another API's request, converted to a part. No body is validated as this class."""
+
+    type: Label = IMAGE_PART
+    place: str  # path of the image in that request
+    detail: str | None = None
+
+
+def joined(parts: Sequence[ContentPart]) -> str | list[ContentPart]:
+    """Return a content of parts: a text if there are only texts."""
+    if all(type(part) is ContentPart and part.text is not None for part in parts):
+        return "".join(part.text or "" for part in parts)
+    return [*parts]
 
 
 ContentParts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]

@@ -30,6 +30,8 @@ MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are opt
 class ItemPart(ContentPart):
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None  # of an image
+    file_id: Label | None = None
 
 
 ItemParts = Annotated[list[ItemPart], Field(max_length=4096, fail_fast=True)]
