@@ -79,11 +79,30 @@ def router(context: Context) -> APIRouter:
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     require_generator(model, loaded)
-    body, pictures = await pictures_of(with_tools(body), model, loaded, settings)
-    text = await render_prompt(lambda: _offered(body, loaded, settings), loaded, who)
-    if loaded.sight is not None:
-        text = loaded.sight.expanded(text, pictures)
-    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings, crops_of(pictures)))
+    body = with_tools(body)
+    text, crops = await written_prompt(body, model, loaded, who, settings, lambda body: _offered(body, loaded, settings))
+    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings, crops))
+
+
+async def written_prompt(
+    body: ChatBody,
+    model: Model,
+    loaded: Loaded,
+    who: Caller,
+    settings: ServerSettings,
+    make: Callable[[ChatBody], Conversation] | None = None,
+) -> tuple[str, tuple[Crop, ...]]:
+    """Return the prompt of a conversation, and the crops of its images. `make` checks the body, and converts it for the template."""
+    seen, pictures = await pictures_of(body, model, loaded, settings)
+    if make is None:
+        text = await render_prompt(lambda: conversation_of(seen, tool_use(seen).tools, _marker_of(loaded)), loaded, who)
+    else:
+        text = await render_prompt(lambda: make(seen), loaded, who)
+    return (text if loaded.sight is None else loaded.sight.expanded(text, pictures)), crops_of(pictures)
+
+
+def _marker_of(loaded: Loaded) -> str | None:
+    return None if loaded.sight is None else loaded.sight.marker
 
 
 def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
@@ -91,7 +110,7 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
     check_sizes(body)
     if body.truncate_prompt_tokens is None:
         _check_conversation(body, loaded)
-    return conversation_of(body, tool_use(body).tools, None if loaded.sight is None else loaded.sight.marker)
+    return conversation_of(body, tool_use(body).tools, _marker_of(loaded))
 
 
 def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, crops: tuple[Crop, ...] = ()) -> ChatPlan:
