@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = {"PNG": b"\x89PNG\r\n\x1a\n", "JPEG": b"\xff\xd8\xff", "GIF": b"GIF8", "WEBP": b"RIFF"}  # formats, and how their files begin
-MODULES = ("PngImagePlugin", "JpegImagePlugin", "GifImagePlugin", "WebPImagePlugin", "ImageOps", "ImageFile")
+MODULES = (  # all that Pillow could import for a file of these formats: a call can open no files
+    *("PngImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "GifImagePlugin", "WebPImagePlugin", "TiffImagePlugin"),
+    *("ImageOps", "ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
+)
 REMEDY = "images need a package that is not installed; the operator can add it with pip install 'relaxserve[media]'"
 
 

@@ -28,7 +28,7 @@ IMAGE = TOKENS.index("<image>")
 SIZES = ((200, 61), (37, 41), (75, 130))  # width and height
 CONVERSATIONS = (("What is it?", [0]), ("Compare.", [1, 2]), ("Hello!", []))  # a text, and the images before it
 CONTINUATION = 32
-MIN_MARGIN = 5e-3  # least gap between the two largest logits, relative to the spread of all
+MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
 TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
     "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
@@ -169,8 +169,7 @@ def main() -> None:
         pixels = images([[shown(file)]], return_tensors="pt")["pixel_values"]
         with torch.no_grad():
             features = model.model.get_image_features(pixels)
-        features = getattr(features, "pooler_output", features)
-        arrays[f"rows_{number}"] = features.reshape(-1, features.shape[-1]).numpy()
+        arrays[f"rows_{number}"] = np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in features.pooler_output])
     for number, one in enumerate(found):
         assert one is not None
         arrays |= {f"{name}_{number}": value for name, value in one.items()}

@@ -44,3 +44,4 @@ def test_damaged_images(format: str, count: int) -> None:
     found = asyncio.run(check())
     assert all(text.startswith("url cannot be decoded: ") for text in found if text)
     assert any(found)
+    assert not any("Errno" in text for text in found)  # a call opens no files, not even to import a module
