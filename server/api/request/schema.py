@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, BeforeValidator, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.api.request.fields import FOREIGN, KNOWN, UNKNOWN_TYPE, Foreign, Options, foreign_unless
@@ -152,6 +152,15 @@ class GenerationBody(SamplingBody):
     store: bool | None = None
 
 
+AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; no identifiers, so no error's path has them
+
+
+def text_unless(*kinds: type) -> Discriminator:
+    """Return the discriminator of a union of a text and of something else, whose values are of these types. An error then names what is
+    wrong in the value, not only that it is no text."""
+    return Discriminator(lambda value: IN_PARTS if isinstance(value, kinds) else AS_TEXT)
+
+
 class ImageUrl(Options):
     url: Text
     detail: Literal["auto", "low", "high"] | None = None
@@ -161,7 +170,7 @@ class ContentPart(Options):
     type: Label
     text: Text | None = None
     refusal: Text | None = None
-    image_url: ImageUrl | Text | None = None
+    image_url: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ImageUrl, Tag(IN_PARTS)], text_unless(dict, ImageUrl)] | None = None
 
     @property
     def unknown(self) -> Mapping[str, object]:
@@ -201,7 +210,7 @@ class MessageCall(Options):
 
 class Message(Options):
     role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # any role is accepted: the template decides what it means
-    content: Text | ContentParts | None = None
+    content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentParts, Tag(IN_PARTS)], text_unless(list)] | None = None
     name: Label | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=4096, fail_fast=True)] | None = None
     function_call: CalledFunction | None = None
