@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
-from server.api.request.schema import Choices, Effort, Int, JsonObject, Label, Text
+from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Text, text_unless
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
@@ -51,7 +51,7 @@ ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=T
 
 class AnthropicMessage(Options):
     role: Literal["user", "assistant", "system"]
-    content: Text | ContentBlocks
+    content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentBlocks, Tag(IN_PARTS)], text_unless(list)]
 
 
 class AnthropicTool(Options):

@@ -8,6 +8,8 @@ from pydantic import Field, Tag, model_validator
 
 from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
 from server.api.request.schema import (
+    AS_TEXT,
+    IN_PARTS,
     Alternatives,
     ContentPart,
     Effort,
@@ -20,6 +22,7 @@ from server.api.request.schema import (
     SamplingBody,
     Text,
     of_type,
+    text_unless,
 )
 
 MCP = "of an MCP server"  # tag of a union
@@ -37,6 +40,9 @@ class ItemPart(ContentPart):
 ItemParts = Annotated[list[ItemPart], Field(max_length=4096, fail_fast=True)]
 
 
+TextOrParts = Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ItemParts, Tag(IN_PARTS)], text_unless(list)]
+
+
 class InputItem(Options):
     """An item: a message, a call, the output of a call, thoughts, or a reference to a stored item. `type` decides which fields it has."""
 
@@ -45,11 +51,11 @@ class InputItem(Options):
     status: Label | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     phase: Label | None = None
-    content: Text | ItemParts | None = None
+    content: TextOrParts | None = None
     call_id: Label | None = None
     name: Label | None = None
     arguments: Text | None = None
-    output: Text | ItemParts | None = None
+    output: TextOrParts | None = None
     summary: ItemParts | None = None
     encrypted_content: Text | None = None
     server_label: Label | None = None
