@@ -131,6 +131,23 @@ def test_the_other_apis_see_the_same(server: DemoServer, client: openai.OpenAI) 
     assert told.prompt_eval_count == len(ARRAYS["prompt_1"])
 
 
+def test_descriptions_of_the_model_name_vision(server: DemoServer) -> None:
+    shown = httpx.post(f"{server.url}/api/show", json={"model": "idefics3"}, timeout=60, verify=False).json()
+    assert "vision" in shown["capabilities"]
+    assert httpx.get(f"{server.url}/props", timeout=60, verify=False).json()["modalities"]["vision"]
+
+
+def test_tokens_of_images_are_counted(server: DemoServer) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(FILES[0]).decode()}
+    body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]}]}
+    answer = httpx.post(f"{server.url}/v1/messages/count_tokens", json=body, timeout=60, verify=False)
+    assert answer.json() == {"input_tokens": len(ARRAYS["prompt_0"])}
+    item = {"type": "input_image", "image_url": data_url(FILES[0])}
+    given = {"input": [{"role": "user", "content": [item, {"type": "input_text", "text": "What is it?"}]}]}
+    answer = httpx.post(f"{server.url}/v1/responses/input_tokens", json=given, timeout=60, verify=False)
+    assert answer.json()["input_tokens"] == len(ARRAYS["prompt_0"])
+
+
 def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.OpenAI) -> None:
     questions = [[{"role": "user", "content": [part(encoded(image(100 + 9 * seed, 80, seed)))]}] for seed in range(6)]
     alone = [answered(client, question).choices[0].token_ids for question in questions]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.bind import bind_weights
+from compiler.bind import bind_values, bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import Vision
@@ -24,6 +24,7 @@ from compiler.frontend.registry import parse_config
 from compiler.frontend.seeing import ENTRY as SEE
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
+from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
@@ -177,6 +178,28 @@ def test_the_file_of_the_processor_is_read(tmp_path: Path) -> None:
 def test_configurations_of_other_encoders_are_refused(part: str, name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         parse_config({**CONFIG, part: {**CONFIG[part], name: value}})
+
+
+def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
+    """27 x 27 patches and heads of 72 elements, as in SmolVLM-2.2B, fill no tile of attention or of products."""
+    vision = {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 304, "image_size": 378, "patch_size": 14}
+    config = parse_config({**CONFIG, "scale_factor": 3, "vision_config": {**CONFIG["vision_config"], **vision, "num_hidden_layers": 1}})
+    module = build_step(config, dtypes_of(files.weights), BOUNDS, DType.F32, F32, entry=BOTH)
+    random = np.random.default_rng(0)
+    weights = {
+        weight.name: random.normal(1.0 if "norm" in weight.name else 0.0, 0.05, [dim.const for dim in weight.type.shape]).astype(np.float32)
+        for weight in module.graph(SEE).weights
+        if isinstance(weight.type, TensorType) and weight.type.shape is not None
+    }
+    executable = compile_module(module)
+    session = Session(executable, device_threads=2)
+    bind_values(session, executable, SEE, weights)
+    interpreter = Interpreter(module)
+    assert config.vision is not None
+    crops = random.integers(0, 256, (2, 378, 378 * 3), dtype=np.uint8)
+    rows = seen(session.call, config.vision, crops)
+    assert np.abs(rows - seen(lambda entry, *args: interpreter.call(entry, *args, *weights.values()), config.vision, crops)).max() < 2e-4
+    np.testing.assert_array_equal(seen(session.call, config.vision, crops[1:]), rows[len(rows) // 2 :])
 
 
 def test_a_model_without_vision_has_no_inputs_for_images(files: ModelFiles) -> None:
