@@ -80,6 +80,7 @@ SETTINGS = (
     Setting("max_audio_s", TIMES, "Longest audio of a transcription."),
     Setting("max_images", LIMITS, "Maximum number of images in a request."),
     Setting("max_image_pixels", LIMITS, "Maximum number of pixels of an image."),
+    Setting("max_held_image_bytes", LIMITS, "Memory for the images of running and waiting requests, per model."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of waiting sequences per model."),

@@ -342,7 +342,12 @@ AUDIO_NOT_DECODED = ErrorKind(
     "audio_not_decoded", 503, OVERLOADED, "The server was too busy to decode the audio file.", "Send it again.", retry=True
 )
 IMAGE_NOT_DECODED = ErrorKind(
-    "image_not_decoded", 503, OVERLOADED, "The server was too busy to decode the image.", "Send it again.", retry=True
+    "image_not_decoded",
+    503,
+    OVERLOADED,
+    "The server was too busy to decode the image, or holds too many images.",
+    "Send it again.",
+    retry=True,
 )
 TOO_MANY_CONNECTIONS = ErrorKind(
     "too_many_connections",

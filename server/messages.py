@@ -104,7 +104,7 @@ class Audio(msgspec.Struct, frozen=True):
     loudest: float  # the largest energy of the whole recording
 
 
-class Crop(msgspec.Struct, frozen=True, array_like=True):
+class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """A square of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
 
     pixels: bytes  # three bytes per pixel, line by line

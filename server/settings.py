@@ -71,6 +71,7 @@ class ServerSettings:
     max_audio_s: float = 3600.0  # longest audio of a transcription
     max_images: int = 64  # limit on the images of one request
     max_image_pixels: int = 40_000_000  # limit on the pixels of an image, checked before it is decoded
+    max_held_image_bytes: int = 1 << 30  # pixels of images that the requests of a model hold, after which further images are refused
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server

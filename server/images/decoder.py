@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,18 @@ class Picture:
 
 
 class ImageDecoder:
-    def __init__(self, most_pixels: int) -> None:
+    """Decodes images, and counts the pixels that requests hold: those that run or wait keep theirs, because a worker may die."""
+
+    def __init__(self, most_pixels: int, most_held_bytes: int) -> None:
+        self.num_held_bytes = 0
+        self._most_held_bytes = most_held_bytes
         self._calls = Calls(Decoding(most_pixels), PATIENCE_S)
 
     async def decode(self, url: str, plan: Plan, param: str) -> Picture:
         """Return the image in a data: URL. Raise ApiError if there is none; `param` is the field with the URL."""
+        if self.num_held_bytes >= self._most_held_bytes:
+            held = f"the running and waiting requests hold {self.num_held_bytes >> 20} MiB of images (max_held_image_bytes)"
+            raise ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because {held}; try again later", param=param)
         try:
             answer = await self._calls.call(msgspec.msgpack.encode(File(_data_of(url, param), plan)))
         except CallError as error:
@@ -40,7 +48,13 @@ class ImageDecoder:
         outcome = msgspec.msgpack.decode(answer, type=Outcome)
         if outcome.fault:
             raise ApiError(INVALID_IMAGE, f"{param} cannot be decoded: {outcome.fault}", param=param)
+        for crop in outcome.crops:
+            self._count(len(crop.pixels))
+            weakref.finalize(crop, self._count, -len(crop.pixels)).atexit = False
         return Picture(outcome.rows, outcome.columns, outcome.crops)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_held_bytes += num_bytes
 
 
 def _data_of(url: str, param: str) -> str:

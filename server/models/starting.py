@@ -63,7 +63,8 @@ class Starter:
         )
         defaults = spec.defaults.over(tokenizer.defaults)
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
-        sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, ImageDecoder(self.settings.max_image_pixels))
+        decoder = ImageDecoder(self.settings.max_image_pixels, self.settings.max_held_image_bytes)  # its process starts with its first call
+        sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
         return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:

@@ -23,7 +23,7 @@ MOST = 1_000_000
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[ImageDecoder]:
-    yield ImageDecoder(MOST)
+    yield ImageDecoder(MOST, 1 << 30)
 
 
 def decoded(decoder: ImageDecoder, url: str) -> Picture:
@@ -132,3 +132,16 @@ def test_a_bomb_of_text_is_refused(decoder: ImageDecoder) -> None:
     file = encoded(image())
     whole = file[:33] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + file[33:]
     assert "damaged" in fault(decoder, f"data:image/png;base64,{base64.b64encode(whole).decode()}")
+
+
+def test_pixels_that_requests_hold_are_limited() -> None:
+    decoder, url = ImageDecoder(MOST, 2 * 5 * 16 * 16 * 3), data_url(encoded(image()))
+    held = [decoded(decoder, url), decoded(decoder, url)]
+    with pytest.raises(ApiError, match="max_held_image_bytes") as caught:
+        decoded(decoder, url)
+    assert caught.value.kind.status == 503
+    held.pop()
+    assert decoder.num_held_bytes == 5 * 16 * 16 * 3
+    decoded(decoder, url)
+    held.clear()
+    assert decoder.num_held_bytes == 0

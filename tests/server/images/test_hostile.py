@@ -31,7 +31,7 @@ def test_damaged_images(format: str, count: int) -> None:
         return ""
 
     async def check() -> list[str]:
-        decoder, rng, gate = ImageDecoder(1_000_000), random.Random(format), asyncio.Semaphore(AT_ONCE)
+        decoder, rng, gate = ImageDecoder(1_000_000, 1 << 30), random.Random(format), asyncio.Semaphore(AT_ONCE)
 
         async def one(data: bytes) -> str:
             async with gate:

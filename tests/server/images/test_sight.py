@@ -9,7 +9,7 @@ from server.images.decoder import ImageDecoder, Picture
 from server.images.sight import Sight
 from server.messages import Crop, Vision
 
-SIGHT = Sight(Vision(crop_size=8, crop_tokens=2, longest_edge=16, splits=True, image_token=3), "<image>", ImageDecoder(1))
+SIGHT = Sight(Vision(crop_size=8, crop_tokens=2, longest_edge=16, splits=True, image_token=3), "<image>", ImageDecoder(1, 1 << 30))
 CROP = Crop(b"", b"")
 
 
