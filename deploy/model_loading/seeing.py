@@ -26,10 +26,6 @@ def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:
     return SeeingLimits(vision.crop_size**2 * COLOURS, vision.num_rows, vision.image_token, cost)
 
 
-def batched(keys: Sequence[bytes], size: int) -> list[Sequence[bytes]]:
-    return [keys[first : first + size] for first in range(0, len(keys), size)]
-
-
 class Seer:
     """Runs the program `see`. The rows of a crop are the same bits whenever they are computed, so it does not matter which are kept."""
 
@@ -45,9 +41,10 @@ class Seer:
         if not seen:
             return np.empty(0, np.int32), np.empty((0, self._row_size), np.float32)
         found = {one.key: rows for one in seen if (rows := self._kept.get(one.key)) is not None}
-        unknown = {one.key: one.pixels for one in seen if one.key not in found}
-        for keys in batched([*unknown], MOST_CROPS):
-            found |= zip(keys, self._encoded([unknown[key] for key in keys]), strict=True)
+        unknown = list({one.key: one.pixels for one in seen if one.key not in found}.items())
+        for first in range(0, len(unknown), MOST_CROPS):
+            some = unknown[first : first + MOST_CROPS]
+            found |= zip([key for key, _ in some], self._encoded([pixels for _, pixels in some]), strict=True)
         for key, rows in found.items():
             self._kept[key] = rows
             self._kept.move_to_end(key)
@@ -61,5 +58,5 @@ class Seer:
         pixels = np.frombuffer(b"".join(crops), np.uint8).reshape(count, vision.crop_size, vision.crop_size * COLOURS)
         crop_ids = np.repeat(np.arange(count, dtype=np.int32), vision.num_patches)
         starts = np.arange(count + 1, dtype=np.int32) * vision.num_patches
-        rows = self._session.call(ENTRY, pixels, crop_ids, starts.astype(np.int32))
+        rows = self._session.call(ENTRY, pixels, crop_ids, starts)
         return [part.copy() for part in np.split(rows, count)]

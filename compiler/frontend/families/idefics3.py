@@ -23,7 +23,10 @@ def read(fields: Fields) -> ModelConfig:
     text.skip(*UNREAD)
     if text.flag("qk_layer_norms", False):
         raise text.error("qk_layer_norms", "false")
-    return replace(llama.read(text), family=model_type, vision=vision)
+    config = llama.read(text)
+    if vision.image_token >= config.vocab_size:
+        raise fields.error("image_token_id", f"a token of the vocabulary, below {config.vocab_size}")
+    return replace(config, family=model_type, vision=vision)
 
 
 def _read_vision(fields: Fields) -> Vision:

@@ -180,6 +180,11 @@ def test_configurations_of_other_encoders_are_refused(part: str, name: str, valu
         parse_config({**CONFIG, part: {**CONFIG[part], name: value}})
 
 
+def test_an_image_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"image_token_id of config\.json is 102, expected a token of the vocabulary, below 102"):
+        parse_config({**CONFIG, "image_token_id": 102})
+
+
 def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
     """27 x 27 patches and heads of 72 elements, as in SmolVLM-2.2B, fill no tile of attention or of products."""
     vision = {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 304, "image_size": 378, "patch_size": 14}
