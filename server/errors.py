@@ -56,7 +56,11 @@ UNKNOWN_FIELD = ErrorKind(
     "Leave the field out; without `--strict` it is reported in `X-Ignored-Params`.",
 )
 UNSUPPORTED_CONTENT = ErrorKind(
-    "unsupported_content", 400, INVALID, "A message part is an image, audio, video or a file.", "Send text parts only."
+    "unsupported_content",
+    400,
+    INVALID,
+    "A message part is audio, video or a file, or it is an image and the model sees none.",
+    "Send text; send images to a vision model, such as SmolVLM.",
 )
 CONTEXT_LENGTH_EXCEEDED = ErrorKind(
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
@@ -114,6 +118,13 @@ INVALID_AUDIO = ErrorKind(
     INVALID,
     "The audio file is damaged, too long, or in a format that the server does not read.",
     "Read the message; install the extra `media`, or convert the file to WAV.",
+)
+INVALID_IMAGE = ErrorKind(
+    "invalid_image",
+    400,
+    INVALID,
+    "The image is damaged, too large, in a format that the server does not read, or not in a `data:` URL.",
+    "Read the message; send PNG, JPEG, WebP or GIF in a `data:` URL.",
 )
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
@@ -329,6 +340,14 @@ MODEL_NOT_READY = ErrorKind(
 )
 AUDIO_NOT_DECODED = ErrorKind(
     "audio_not_decoded", 503, OVERLOADED, "The server was too busy to decode the audio file.", "Send it again.", retry=True
+)
+IMAGE_NOT_DECODED = ErrorKind(
+    "image_not_decoded",
+    503,
+    OVERLOADED,
+    "The server was too busy to decode the image, or holds too many images.",
+    "Send it again.",
+    retry=True,
 )
 TOO_MANY_CONNECTIONS = ErrorKind(
     "too_many_connections",

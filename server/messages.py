@@ -104,6 +104,13 @@ class Audio(msgspec.Struct, frozen=True):
     loudest: float  # the largest energy of the whole recording
 
 
+class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
+    """A square of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
+
+    pixels: bytes  # three bytes per pixel, line by line
+    digest: bytes  # of the pixels: crops with equal digests are equal
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
@@ -180,6 +187,7 @@ class Submit(Message, frozen=True, tag=True):
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
     audio: Audio | None = None  # the audio that the prompt is about
+    crops: tuple[Crop, ...] = ()  # of all images, in the order of their tokens in the prompt
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -273,6 +281,16 @@ class QualityLabel(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class Vision(msgspec.Struct, frozen=True):
+    """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
+
+    crop_size: int  # pixels of an edge of a crop
+    crop_tokens: int
+    longest_edge: int  # an image is scaled so that its longer edge has this many pixels
+    splits: bool  # whether an image becomes several crops and a small one of the whole
+    image_token: int
+
+
 class Ready(Message, frozen=True, tag=True):
     """The worker is ready. Describes the model and the memory that it takes."""
 
@@ -295,6 +313,7 @@ class Ready(Message, frozen=True, tag=True):
     generates: bool = True  # False for a model that generates only transcripts
     num_hops: int = 0  # hops of audio that the model hears at once, 10 ms each; 0: it hears nothing
     num_mels: int = 0  # energies of a hop that the model hears
+    vision: Vision | None = None  # None: the model sees no images
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt

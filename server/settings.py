@@ -69,6 +69,9 @@ class ServerSettings:
     max_file_bytes: int = 200 << 20  # largest uploaded file
     max_audio_bytes: int = 25 << 20  # largest audio file of a transcription
     max_audio_s: float = 3600.0  # longest audio of a transcription
+    max_images: int = 64  # limit on the images of one request
+    max_image_pixels: int = 40_000_000  # limit on the pixels of an image, checked before it is decoded
+    max_held_image_bytes: int = 1 << 30  # pixels of images that the requests of a model hold, after which further images are refused
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server

@@ -143,6 +143,48 @@ class Hearing:
 
 
 @dataclass(frozen=True, slots=True)
+class Cutting:
+    """How an image is cut into crops, the squares that the encoder sees: see `server/images/cutting.py`."""
+
+    longest_edge: int  # the image is scaled so that its longer edge has this many pixels
+    splits: bool  # whether an image becomes several crops and a small one of the whole; False: only the whole
+    rescale: float  # factor of the bytes of a pixel
+    mean: tuple[float, ...]  # per colour: subtracted from the scaled value
+    deviation: tuple[float, ...]  # per colour: divides the result
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """The encoder of images, and the connector that turns what it returns into rows of the size of token embeddings."""
+
+    crop_size: int  # pixels of an edge of a crop
+    patch_size: int  # pixels of an edge of a patch
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    activation: Activation
+    norm_eps: float
+    shuffle: int  # patches of an edge of the square of patches that becomes one row
+    image_token: int  # token in whose places the rows are read
+    cutting: Cutting
+
+    @property
+    def patches_per_edge(self) -> int:
+        return self.crop_size // self.patch_size
+
+    @property
+    def num_patches(self) -> int:
+        """The patches of a crop."""
+        return self.patches_per_edge**2
+
+    @property
+    def num_rows(self) -> int:
+        """The rows, and so the tokens, of a crop."""
+        return self.num_patches // self.shuffle**2
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: str
     vocab_size: int
@@ -196,6 +238,7 @@ class ModelConfig:
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
+    vision: Vision | None = None
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts

@@ -4,6 +4,8 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
+                                                       for vision models, `seen_at[v], seen_rows[v, size]` follow `hidden_rows`: rows that
+                                                       are read in place of the embeddings of the tokens `seen_at`
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
@@ -20,11 +22,24 @@ from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.hearing import add_hearing
-from compiler.frontend.layers.decoder import Batch, HeardCache, KVCache, Layer, StateCache, Step, classified, embed, logits, stream_norm
+from compiler.frontend.layers.decoder import (
+    Batch,
+    HeardCache,
+    KVCache,
+    Layer,
+    SeenRows,
+    StateCache,
+    Step,
+    classified,
+    embed,
+    logits,
+    stream_norm,
+)
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import decoder_family
+from compiler.frontend.seeing import add_seeing
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
@@ -43,6 +58,7 @@ UNUSED = (
     *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),
     "mtp.*",  # multi-token prediction
     *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
+    *("model.vision_model.*", "model.connector.*"),
     *("vision_model.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*"),
 )
 
@@ -97,6 +113,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
         states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
         heard=next((_heard_cache(group, s) for _, group in groups if isinstance(group, HeardGroup)), None),
+        seen=_seen_rows(config, bounds) if entry == BOTH and config.vision is not None else None,
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
@@ -106,6 +123,8 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         net.builder.returns(_result(step, family, entry))
     if batch.heard is not None:
         add_hearing(net, config, batch.heard.group)
+    if batch.seen is not None:
+        add_seeing(net, config)
     return net.builder.finish()
 
 
@@ -138,9 +157,14 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
     return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), (held,))
 
 
+def _seen_rows(config: ModelConfig, bounds: StepBounds) -> SeenRows:
+    v = DimVar("v", 0, bounds.max_tokens)
+    return SeenRows(Var("seen_at", tensor((v,), DType.I32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)))
+
+
 def _prefix(dtypes: Mapping[str, DType]) -> str:
     """Return the prefix of the names of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
-    known = (f"{PREFIX}decoder.", f"language_model.{PREFIX}", f"{PREFIX}language_model.", PREFIX, "backbone.")
+    known = (f"{PREFIX}decoder.", f"language_model.{PREFIX}", f"{PREFIX}language_model.", f"{PREFIX}text_model.", PREFIX, "backbone.")
     return next(filter(None, (prefix_of(dtypes, prefix) for prefix in known)), "")
 
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 
+from compiler.frontend.config import Vision as Seeing
 from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
 from deploy.model_loading.fingerprint import fingerprint_of
@@ -16,7 +17,7 @@ from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
 from server.engine.worker import LoadedModel
-from server.messages import CachePages, ClassScores, Load, PairPrompt, Ready
+from server.messages import CachePages, ClassScores, Load, PairPrompt, Ready, Vision
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -68,6 +69,7 @@ def _ready(known: Timed) -> Ready:
         generates=mode.generates and config.hearing is None,
         num_hops=0 if config.hearing is None else config.hearing.num_hops,
         num_mels=0 if config.hearing is None else config.hearing.num_mels,
+        vision=_vision_of(config.vision, mode.generates),
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
@@ -79,6 +81,13 @@ def _ready(known: Timed) -> Ready:
         compile_s=program.compile_s,
         load_s=time.perf_counter() - known.began_s,
     )
+
+
+def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
+    if vision is None or not generates:
+        return None
+    cutting = vision.cutting
+    return Vision(vision.crop_size, vision.num_rows, cutting.longest_edge, cutting.splits, vision.image_token)
 
 
 def _cache_groups(known: Timed) -> tuple[CachePages, ...]:

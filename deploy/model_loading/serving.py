@@ -17,6 +17,7 @@ from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
+from deploy.model_loading.seeing import Seer, seeing_limits
 from deploy.model_loading.weights import Bound
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup
 from runtime.kv_pool import KVPool
@@ -25,7 +26,7 @@ from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
-from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -67,7 +68,10 @@ def serve(known: Bound) -> Served:
 def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Model:
     match mode:
         case Generator():
-            return CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
+            pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
+            if (vision := mode.files.config.vision) is None:
+                return CompiledModel(session, pool, limits)
+            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size))
         case Transcriber():
             return HearingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():
@@ -89,7 +93,9 @@ def _is_finite(model: Model) -> bool:
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
     silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
-    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard))
+    seeing = model.limits.seeing
+    seen = () if seeing is None else (Seen(bytes(seeing.crop_bytes), b"", 0, 0, 1),)
+    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
 
@@ -104,7 +110,8 @@ def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]
         return StepLimits(
             *sizes, groups, embedding_size=len(hearing.aligned) * hearing.num_frames, num_hops=hearing.num_hops, hearing_cost=cost
         )
-    return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates)
+    seeing = None if config.vision is None or not mode.generates else seeing_limits(config.vision, config)
+    return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates, seeing=seeing)
 
 
 def _vector_size(config: ModelConfig) -> int:
@@ -142,7 +149,7 @@ class _Stepping:
     def copy_page(self, group: int, source: int, target: int) -> None:
         self._pool.copy_page(group, source, target)
 
-    def _call(self, entry: str, batch: StepBatch, *rows: NDArray[np.int32]) -> Any:
+    def _call(self, entry: str, batch: StepBatch, *rows: NDArray[Any]) -> Any:
         return self._session.call(entry, *arguments_of(batch, self._pool.groups), *rows, *self._pool.arguments, views=True)
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
@@ -180,6 +187,19 @@ class HearingModel(CompiledModel):
         loudest = np.array([[heard.loudest]], np.float32)
         slots = np.arange(group.num_frames, dtype=np.int32) + heard.page * group.num_parts * PAGE_SIZE
         self._session.call(HEAR, samples, loudest, sounding, slots, *tensors, views=True)
+
+
+class SeeingModel(CompiledModel):
+    """A decoder that sees images. Before a step, it encodes the crops that have tokens in that step."""
+
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits, seer: Seer) -> None:
+        super().__init__(session, pool, limits)
+        self._seer = seer
+
+    def run(self, batch: StepBatch) -> Logits:
+        at, rows = self._seer.look(batch.seen)
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, at, rows)
+        return Logits(logits)
 
 
 class EmbeddingModel(_Stepping):

@@ -10,6 +10,7 @@ from pathlib import Path
 from compiler.bind import bind_weights
 from compiler.frontend.errors import ModelError
 from compiler.frontend.hearing import ENTRY as HEAR
+from compiler.frontend.seeing import ENTRY as SEE
 from deploy.cache import NOT_CACHED
 from deploy.model_loading.known import carried
 from deploy.model_loading.plan import Planned
@@ -34,6 +35,8 @@ def bind(known: Planned) -> Bound:
         raise ModelError(f"{known.files.path}: {error}") from error
     if known.files.config.hearing is not None:  # small, so it is prepared at every start
         bind_weights(known.session, known.program.executable, HEAR, known.mode.weights)
+    if SEE in known.program.executable.meta.functions:
+        bind_weights(known.session, known.program.executable, SEE, known.mode.weights)
     return Bound(**carried(known, Planned), packed=packed)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
-from server.engine.step_model import NO_ROWS, Heard, Places, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]
 
@@ -37,6 +37,7 @@ class _Prepared:
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._hears = limits.num_hops > 0
+        self._sees = limits.seeing is not None
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -93,6 +94,7 @@ class BatchBuilder:
             logit_rows=logit_rows,
             hidden_rows=hidden_rows,
             heard=_heard(items, places) if self._hears else (),
+            seen=_seen(items, query_starts) if self._sees else (),
         )
         assert query_starts[-1] == num_tokens, plan
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
@@ -142,3 +144,18 @@ def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
         for item, page in zip(items, pages, strict=True)
         if item.start == 0 and (audio := item.seq.request.submit.audio) is not None
     )
+
+
+def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
+    """Return the crops of images that have tokens in this step."""
+    found: list[Seen] = []
+    for item, first in zip(items, query_starts, strict=False):
+        crops = item.seq.request.crops
+        if not crops or item.start >= crops[-1].stop:
+            continue
+        for placed in crops:
+            start, stop = max(placed.start, item.start), min(placed.stop, item.stop)
+            if start < stop:
+                at, row = int(first) + start - item.start, start - placed.start
+                found.append(Seen(placed.crop.pixels, placed.key, at, row, stop - start))
+    return tuple(found)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 
+import numpy as np
+
 from runtime.spectrogram import AROUND, HOP
-from server.engine.request import Request, Sequence, Stage
+from server.engine.request import PlacedCrop, Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
-from server.engine.step_model import StepLimits
+from server.engine.step_model import SeeingLimits, StepLimits
 from server.interfaces import RequestError
 from server.messages import Embed, ErrorCode, SamplingParams, Submit
 
@@ -23,6 +25,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
     _check_audio(submit, limits.num_hops)
+    crops = placed_crops(submit, limits.seeing)
     num_prompt = len(submit.prompt_ids)
     if num_prompt >= limits.max_context:
         raise RequestError(
@@ -37,14 +40,15 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             "model with a larger kv_cache_bytes",
         )
     params = submit.params
-    request = Request(submit, arrival, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
+    marks = tuple((placed.start, placed.crop.digest) for placed in crops)
+    request = Request(submit, arrival, crops=crops, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
     for choice in range(submit.num_choices):
         emitted = submit.emitted[choice] if submit.emitted else ()
         seq = Sequence(
             request,
             choice,
             token_ids=[*submit.prompt_ids, *emitted],
-            held=Held.nothing(limits, submit.cache_salt),
+            held=Held.nothing(limits, submit.cache_salt, marks),
             row=row_behind(submit, choice, emitted),
             max_len=max_len,
             rank=(submit.priority, arrival, choice),
@@ -81,6 +85,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     )
     _check_ids(submit, limits.vocab_size)
     _check_audio(submit, limits.num_hops)
+    placed_crops(submit, limits.seeing)
     num_tokens = len(embed.prompt_ids)
     if num_tokens > limits.capacity:
         raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {limits.capacity}")
@@ -127,6 +132,29 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
     if rest or not 1 <= hops <= num_hops:
         text = f"the audio has {len(submit.audio.samples)} bytes; expected f32 samples of 1 to {num_hops} hops of {HOP}, and {AROUND} more"
         raise RequestError(ErrorCode.INVALID_VALUE, text)
+
+
+def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCrop, ...]:
+    """Return the crops of a request at the runs of image tokens of its prompt. Raise RequestError unless each crop has one such run, and
+    there are no others: an image token without an image means nothing."""
+    if seeing is None:
+        if submit.crops:
+            raise RequestError(ErrorCode.INVALID_VALUE, "the request has images, and this model sees none")
+        return ()
+    places = np.flatnonzero(np.asarray(submit.prompt_ids) == seeing.image_token)
+    if len(places) != len(submit.crops) * seeing.crop_tokens:
+        wanted = f"{len(submit.crops)} crops of images take {len(submit.crops) * seeing.crop_tokens}"
+        raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {len(places)} image tokens ({seeing.image_token}); {wanted}")
+    runs = places.reshape(len(submit.crops), seeing.crop_tokens)
+    found: list[PlacedCrop] = []
+    for crop, run in zip(submit.crops, runs, strict=True):
+        start, stop = int(run[0]), int(run[-1]) + 1
+        if stop - start != seeing.crop_tokens:
+            raise RequestError(ErrorCode.INVALID_VALUE, f"the image tokens from {start} to {stop} have others between them")
+        if len(crop.pixels) != seeing.crop_bytes:
+            raise RequestError(ErrorCode.INVALID_VALUE, f"a crop has {len(crop.pixels)} bytes; expected {seeing.crop_bytes}")
+        found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop))
+    return tuple(found)
 
 
 def _ends(ids: Collection[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from server.constraints.matcher import Matcher
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
-from server.messages import IDLE, Embed, FinishReason, Submit, TokenLogprob
+from server.messages import IDLE, Crop, Embed, FinishReason, Submit, TokenLogprob
 
 TURN = 32  # tokens that a sequence may generate before other sequences of its key go first
 
@@ -25,6 +25,16 @@ class Stage(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedCrop:
+    """A crop of an image, and the positions of the prompt that read its rows."""
+
+    crop: Crop
+    key: bytes  # under which its rows are shared: the salt of the request and the digest of the pixels
+    start: int
+    stop: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A Submit and its choices. `leader` computes the prompt; then each of `followers` is forked from it. A text to embed is a request
@@ -36,6 +46,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
+    crops: tuple[PlacedCrop, ...] = ()  # of the prompt's images, ascending
     ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
     num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache
 

@@ -41,6 +41,18 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """The tokens of a crop of an image that are in a step: `count` tokens from index `at` of the step on, which read the rows of the crop
+    from `row` on."""
+
+    pixels: bytes
+    key: bytes  # crops with equal keys have equal pixels, and may share what was computed
+    at: int
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     tokens: NDArray[np.int32]  # [t]
     positions: NDArray[np.int32]  # [t] position of each token in its sequence
@@ -51,6 +63,7 @@ class StepBatch:
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
+    seen: tuple[Seen, ...] = ()  # the crops that have tokens in this step, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,16 @@ class GroupLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SeeingLimits:
+    """The crops of images that a model sees."""
+
+    crop_bytes: int
+    crop_tokens: int  # tokens of the prompt that read a crop's rows
+    image_token: int
+    cost: int  # prompt tokens that take about as long as encoding a crop
+
+
+@dataclass(frozen=True, slots=True)
 class StepLimits:
     """The limits of one step: num_rows <= max_seqs for logits and hidden states together, num_seqs <= max_seqs, num_tokens <= max_tokens. A
     sequence has at most max_context tokens."""
@@ -82,6 +105,7 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # hops of the audio that a sequence is about, 10 ms each; 0: the model hears nothing
     hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
+    seeing: SeeingLimits | None = None  # None: the model sees no images
 
     @property
     def capacity(self) -> int:

@@ -12,6 +12,7 @@ from typing import Protocol
 from typing_extensions import TypedDict
 
 from server.defaults import Defaults
+from server.images.sight import Sight
 from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
@@ -112,6 +113,7 @@ class Loaded:
     renderer: Renderer | None  # renders the chat template; None if there is no template
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
     speech: SpeechTokens | None = None  # tokens of transcripts; None if the model hears no audio
+    sight: Sight | None = None  # None: the model sees no images
     defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from server.defaults import Defaults
+from server.images.decoder import ImageDecoder
+from server.images.sight import Sight
 from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer
 from server.messages import FETCH, ErrorCode, Progress
 from server.models.admission import Admission
@@ -61,7 +63,9 @@ class Starter:
         )
         defaults = spec.defaults.over(tokenizer.defaults)
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
-        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech)
+        decoder = ImageDecoder(self.settings.max_image_pixels, self.settings.max_held_image_bytes)  # its process starts with its first call
+        sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
+        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""

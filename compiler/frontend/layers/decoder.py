@@ -15,14 +15,14 @@ from compiler.frontend.layers.xielu import xielu
 from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
 from compiler.ir.types import TensorType
 from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND, PAGE
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, SUBTRACT, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
-from compiler.ops.index import TAKE
-from compiler.ops.manipulate import EXPAND_DIMS
+from compiler.ops.index import SCATTER, TAKE
+from compiler.ops.manipulate import BROADCAST_TO, EXPAND_DIMS
 from compiler.ops.normalize import SOFTMAX
 from compiler.ops.reduce import SUM
 from runtime.cache_groups import HeardGroup, KVGroup, StateGroup
@@ -48,6 +48,7 @@ class Batch:
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
     heard: HeardCache | None
+    seen: SeenRows | None
     starts: Var  # `starts` and `saved` are used only in models with states: see compiler/ops/states.py
     saved: Var
 
@@ -60,7 +61,8 @@ class Batch:
         heard = () if self.heard is None else (self.heard,)
         held = (var for cache in (*self.caches, *self.states, *heard) for var in cache.held)
         pages = (cache.pages for cache in heard)
-        return self.tokens, self.positions, *slots, self.seq_ids, *tables, *states, *pages, *rows, *held
+        seen = () if self.seen is None else (self.seen.at, self.seen.rows)
+        return self.tokens, self.positions, *slots, self.seq_ids, *tables, *states, *pages, *rows, *seen, *held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +92,14 @@ class HeardCache:
     group: HeardGroup
     pages: Var  # page of each sequence
     held: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenRows:
+    """The inputs of a step for tokens of images. A step without images has none of them."""
+
+    at: Var  # indices of these tokens in the step
+    rows: Var  # what is read in place of their embeddings: see `compiler/frontend/seeing.py`
 
 
 Cache = KVCache | StateCache
@@ -175,8 +185,13 @@ class Layer:
 
 
 def embed(step: Step) -> Var:
-    c = step.config
-    return scaled(step, step.net.embedding(step.embedding, step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
+    c, net, seen = step.config, step.net, step.batch.seen
+    x = scaled(step, net.embedding(step.embedding, step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
+    if seen is None:
+        return x
+    everywhere = ShapeValue((_extent(seen.rows, 0), Dim.of(c.hidden_size)))
+    places = net.call(BROADCAST_TO, net.call(EXPAND_DIMS, seen.at, axes=1), everywhere)
+    return net.call(SCATTER, x, places, seen.rows, axis=0)
 
 
 def logits(step: Step, x: Var) -> Var:

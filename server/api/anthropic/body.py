@@ -8,10 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
-from server.api.request.schema import Choices, Effort, Int, JsonObject, Label, Text
+from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Text, text_unless
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
-BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+class ImageSource(Options):
+    type: Label
+    media_type: Label | None = None
+    data: Text | None = None
+    url: Text | None = None
 
 
 class ContentBlock(Options):
@@ -22,6 +29,7 @@ class ContentBlock(Options):
     thinking: Text | None = None
     signature: Text | None = None  # accepted, but thoughts are not signed here
     data: Text | None = None
+    source: ImageSource | None = None
     id: Label | None = None
     name: Label | None = None
     input: JsonObject | None = None
@@ -43,7 +51,7 @@ ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=T
 
 class AnthropicMessage(Options):
     role: Literal["user", "assistant", "system"]
-    content: Text | ContentBlocks
+    content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentBlocks, Tag(IN_PARTS)], text_unless(list)]
 
 
 class AnthropicTool(Options):

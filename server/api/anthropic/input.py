@@ -11,7 +11,9 @@ from server.api.request.prepare import invalid
 from server.api.request.schema import (
     CalledFunction,
     ChatBody,
+    ContentPart,
     FunctionDefinition,
+    GivenImage,
     JsonSchemaFormat,
     Message,
     MessageCall,
@@ -19,6 +21,7 @@ from server.api.request.schema import (
     NamedTool,
     ResponseFormat,
     Tool,
+    joined,
 )
 from server.errors import UNSUPPORTED_CONTENT, ApiError
 from server.text.dialects.dialect import Dialect
@@ -67,14 +70,16 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     made: list[Message] = []
-    texts: list[str] = []
+    parts: list[ContentPart] = []
     thoughts: list[str] = []
     calls: list[MessageCall] = []
     for index, block in enumerate(message.content):
         at = f"{where}.content[{index}]"
         match block.type:
             case "text":
-                texts.append(_required(block.text, f"{at}.text"))
+                parts.append(ContentPart(type="text", text=_required(block.text, f"{at}.text")))
+            case "image":
+                parts.append(_image(block, at))
             case "thinking":
                 thoughts.append(block.thinking or "")
             case "redacted_thinking":
@@ -83,16 +88,38 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
                 function = CalledFunction(name=_required(block.name, f"{at}.name"), arguments=block.input or {})
                 calls.append(MessageCall(id=_required(block.id, f"{at}.id"), type="function", function=function))
             case "tool_result":
-                result = _text(block.content, f"{at}.content")
-                result = f"Error: {result}" if block.is_error else result
+                result = _result(block.content, f"{at}.content", is_error=bool(block.is_error))
                 made.append(Message(role="tool", content=result, tool_call_id=_required(block.tool_use_id, f"{at}.tool_use_id")))
             case _:
                 raise _not_understood(block, at)
-    if texts or thoughts or calls or not made:
-        said = Message(role=message.role, content="".join(texts), reasoning_content="".join(thoughts) or None)
+    if parts or thoughts or calls or not made:
+        said = Message(role=message.role, content=joined(parts), reasoning_content="".join(thoughts) or None)
         said.tool_calls = calls or None
         made.append(said)
     return made
+
+
+def _image(block: ContentBlock, where: str) -> GivenImage:
+    source = block.source
+    if source is None or source.type not in ("base64", "url"):
+        found = None if source is None else source.type
+        raise invalid(f"{where}.source", f"{where}.source has type {found!r:.40}; expected base64 or url")
+    if source.type == "url":
+        return GivenImage(image_url=_required(source.url, f"{where}.source.url"), place=f"{where}.source.url")
+    data = _required(source.data, f"{where}.source.data")
+    return GivenImage(image_url=f"data:{source.media_type or 'image'};base64,{data}", place=f"{where}.source.data")
+
+
+def _result(content: str | Sequence[ContentBlock] | None, where: str, *, is_error: bool) -> str | list[ContentPart]:
+    """Return the content of a tool result: texts, one a line, and images."""
+    error = "Error: " if is_error else ""
+    if content is None or isinstance(content, str) or all(block.type != "image" for block in content):
+        return error + _text(content, where)
+    parts: list[ContentPart] = [ContentPart(type="text", text=error)] if error else []
+    for index, block in enumerate(content):
+        at = f"{where}[{index}]"
+        parts.append(_image(block, at) if block.type == "image" else ContentPart(type="text", text=_text([block], where) + "\n"))
+    return parts
 
 
 def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:

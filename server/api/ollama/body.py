@@ -13,7 +13,9 @@ from server.api.request.schema import (
     CalledFunction,
     ChatBody,
     CompletionBody,
+    ContentPart,
     Effort,
+    GivenImage,
     Int,
     JsonObject,
     JsonSchemaFormat,
@@ -24,6 +26,7 @@ from server.api.request.schema import (
     SamplingBody,
     Text,
     Tools,
+    joined,
 )
 from server.errors import UNSUPPORTED_CONTENT, UNSUPPORTED_FIELD, ApiError
 
@@ -146,14 +149,15 @@ def chat_of(body: OllamaChatBody) -> ChatBody:
 
 def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
     """Convert a prompt to a conversation, because Ollama applies the chat template to prompts too."""
-    _check_images(body.images, "images")
     system = [Message(role="system", content=body.system)] if body.system else []
-    return _chat(body, [*system, Message(role="user", content=body.prompt or "")], None)
+    return _chat(body, [*system, Message(role="user", content=_content(body.prompt or "", body.images, "images"))], None)
 
 
 def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
     """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens."""
-    _check_images(body.images, "images")
+    if body.images:
+        message = f"images has {len(body.images)} images, and no chat template is applied to this prompt; ask /api/chat"
+        raise ApiError(UNSUPPORTED_CONTENT, message, param="images")
     if body.system and not body.raw:
         raise ApiError(UNSUPPORTED_FIELD, "no chat template is applied to this prompt; put the text of system into it", param="system")
     settings = body.settings
@@ -176,13 +180,14 @@ def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> Cha
 
 
 def _message(message: OllamaMessage, where: str) -> Message:
-    _check_images(message.images, f"{where}.images")
-    made = Message(role=message.role, content=message.content, reasoning_content=message.thinking, name=message.tool_name)
+    content = _content(message.content, message.images, f"{where}.images")
+    made = Message(role=message.role, content=content, reasoning_content=message.thinking, name=message.tool_name)
     made.tool_call_id = message.tool_call_id
     made.tool_calls = [MessageCall(id=call.id, type="function", function=call.function) for call in message.tool_calls or ()] or None
     return made
 
 
-def _check_images(images: Images | None, param: str) -> None:
-    if images:
-        raise ApiError(UNSUPPORTED_CONTENT, f"{param} has {len(images)} images; only text is understood", param=param)
+def _content(text: str, images: Images | None, where: str) -> str | list[ContentPart]:
+    """Return the content of a message, in which images come before the text, as Ollama writes them."""
+    given = (GivenImage(image_url=f"data:image;base64,{data}", place=f"{where}[{index}]") for index, data in enumerate(images or ()))
+    return joined([*given, ContentPart(type="text", text=text)])

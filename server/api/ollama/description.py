@@ -124,6 +124,7 @@ def capabilities(loaded: Loaded) -> list[str]:
         "completion": loaded.ready.generates,
         "tools": loaded.chats and loaded.dialect.reads_tools,
         "thinking": loaded.chats and loaded.dialect.thinks,
+        "vision": loaded.chats and loaded.sight is not None,
         "insert": loaded.ready.generates and loaded.dialect.infill is not None,
         "embedding": bool(loaded.ready.embedding_size),
     }

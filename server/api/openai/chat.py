@@ -15,6 +15,7 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.chat_answer import ChatAnswer
 from server.api.request.conversation import for_template
 from server.api.request.fields import check_unknown
+from server.api.request.images import crops_of, pictures_of
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import (
@@ -35,7 +36,7 @@ from server.api.request.texts import check_chars, encode_prompts, kept_of, most_
 from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use, with_tools
 from server.api.routes import gives, new_router
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
-from server.messages import CachePages, Constraint, Thinking
+from server.messages import CachePages, Constraint, Crop, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
@@ -79,8 +80,29 @@ def router(context: Context) -> APIRouter:
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     require_generator(model, loaded)
     body = with_tools(body)
-    text = await render_prompt(lambda: _offered(body, loaded, settings), loaded, who)
-    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings))
+    text, crops = await written_prompt(body, model, loaded, who, settings, lambda body: _offered(body, loaded, settings))
+    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings, crops))
+
+
+async def written_prompt(
+    body: ChatBody,
+    model: Model,
+    loaded: Loaded,
+    who: Caller,
+    settings: ServerSettings,
+    make: Callable[[ChatBody], Conversation] | None = None,
+) -> tuple[str, tuple[Crop, ...]]:
+    """Return the prompt of a conversation, and the crops of its images. `make` checks the body, and converts it for the template."""
+    seen, pictures = await pictures_of(body, model, loaded, settings)
+    if make is None:
+        text = await render_prompt(lambda: conversation_of(seen, tool_use(seen).tools, _marker_of(loaded)), loaded, who)
+    else:
+        text = await render_prompt(lambda: make(seen), loaded, who)
+    return (text if loaded.sight is None else loaded.sight.expanded(text, pictures)), crops_of(pictures)
+
+
+def _marker_of(loaded: Loaded) -> str | None:
+    return None if loaded.sight is None else loaded.sight.marker
 
 
 def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
@@ -88,10 +110,10 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
     check_sizes(body)
     if body.truncate_prompt_tokens is None:
         _check_conversation(body, loaded)
-    return conversation_of(body, tool_use(body).tools)
+    return conversation_of(body, tool_use(body).tools, _marker_of(loaded))
 
 
-def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
+def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, crops: tuple[Crop, ...] = ()) -> ChatPlan:
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = kept_of(body.truncate_prompt_tokens, context, asked)
@@ -120,6 +142,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
         settings=settings,
         num_choices=body.n or 1,
         shown=loaded.dialect.shown,
+        crops=crops,
     )
     rules = loaded.dialect.rules(
         use.schemas,
@@ -142,8 +165,9 @@ class Conversation:
     variables: dict[str, object]
 
 
-def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
-    messages = for_template(body.messages)
+def conversation_of(body: ChatBody, tools: Sequence[Tool], marker: str | None = None) -> Conversation:
+    """Return the arguments for the chat template. `marker` stands for an image; without it, images are refused."""
+    messages = for_template(body.messages, marker)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", body.reasoning_effort)
@@ -167,9 +191,10 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded.dialect))
+    sight = loaded.sight
     try:
         return await loaded.renderer.render(
-            made.messages,
+            made.messages if sight is None else sight.in_parts(made.messages),
             made.tools,
             add_generation_prompt=made.adds_prompt,
             continue_final_message=made.continues,

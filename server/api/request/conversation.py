@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 from server.api.request.limits import read_json
 from server.api.request.prepare import invalid
-from server.api.request.schema import TEXT_PARTS, ContentPart, Message, MessageCall
+from server.api.request.schema import IMAGE_PART, IMAGE_PARTS, TEXT_PARTS, ContentPart, Message, MessageCall
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, object]]:
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+def for_template(messages: Sequence[Message], marker: str | None = None) -> list[dict[str, object]]:
+    """Return the messages for a template. `marker` stands for an image in their contents; without it, an image is refused."""
+    return [_message(message, f"messages[{index}]", marker) for index, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str) -> dict[str, object]:
+def _message(message: Message, where: str, marker: str | None) -> dict[str, object]:
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = ROLES.get(message.role, message.role)
-    rendered["content"] = text_of(message.content, f"{where}.content") or message.refusal or ""
+    rendered["content"] = text_of(message.content, f"{where}.content", marker) or message.refusal or ""
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     for name, value in (
         ("name", message.name),
@@ -38,22 +39,34 @@ def _message(message: Message, where: str) -> dict[str, object]:
     return rendered
 
 
-def text_of(content: str | Sequence[ContentPart] | None, where: str = "content") -> str:
+def text_of(content: str | Sequence[ContentPart] | None, where: str = "content", marker: str | None = None) -> str:
+    """Return the text of a content, with the marker in place of each image."""
     if content is None or isinstance(content, str):
-        return content or ""
+        return _without(marker, content or "", where)
     texts: list[str] = []
     for index, part in enumerate(content):
-        if part.type not in TEXT_PARTS:
-            raise ApiError(
-                UNSUPPORTED_CONTENT,
-                f"{where}[{index}] has type {part.type!r:.40}; only text is understood",
-                param=f"{where}[{index}].type",
-            )
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise invalid(f"{where}[{index}].text", f"{where}[{index}] has no text")
-        texts.append(text)
+        if part.type == IMAGE_PART and marker is not None:
+            texts.append(marker)
+            continue
+        texts.append(_without(marker, part_text(part, f"{where}[{index}]"), f"{where}[{index}].text"))
     return "".join(texts)
+
+
+def part_text(part: ContentPart, where: str) -> str:
+    if part.type not in TEXT_PARTS:
+        what = "no images are understood here" if part.type in IMAGE_PARTS else "only text is understood"
+        raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise invalid(f"{where}.text", f"{where} has no text")
+    return text
+
+
+def _without(marker: str | None, text: str, where: str) -> str:
+    """Return a text. Raise ApiError if it has the marker, which stands for an image."""
+    if marker and marker in text:
+        raise invalid(where, f"{where} has the text {marker!r}, which stands for an image; leave it out, or write it otherwise")
+    return text
 
 
 def _call(call: MessageCall) -> dict[str, object]:

@@ -27,7 +27,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
     messages = list(_named(body.messages))
     end, following = 0, 0  # the end of the last message found, and the index of the one after it
     for index, (name, message) in enumerate(messages):
-        said = text_of(message.content)
+        said = text_of(message.content, marker="")  # an image is no text
         text = said.strip()  # as templates write it
         start = prompt.find(text, end) if text else -1
         if start < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, BeforeValidator, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.api.request.fields import FOREIGN, KNOWN, UNKNOWN_TYPE, Foreign, Options, foreign_unless
@@ -33,6 +33,8 @@ Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
+IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # an image in chat, and in /v1/responses
+IMAGE_PARTS = (IMAGE_PART, ITEM_IMAGE)
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
@@ -150,15 +152,45 @@ class GenerationBody(SamplingBody):
     store: bool | None = None
 
 
+AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; no identifiers, so no error's path has them
+
+
+def text_unless(*kinds: type) -> Discriminator:
+    """Return the discriminator of a union of a text and of something else, whose values are of these types. An error then names what is
+    wrong in the value, not only that it is no text."""
+    return Discriminator(lambda value: IN_PARTS if isinstance(value, kinds) else AS_TEXT)
+
+
+class ImageUrl(Options):
+    url: Text
+    detail: Literal["auto", "low", "high"] | None = None
+
+
 class ContentPart(Options):
     type: Label
     text: Text | None = None
     refusal: Text | None = None
+    image_url: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ImageUrl, Tag(IN_PARTS)], text_unless(dict, ImageUrl)] | None = None
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a text part. A part of another type is refused as a whole, so no field is reported."""
-        return super().unknown if self.type in TEXT_PARTS else {}
+        """Return the unknown fields of a part. A part of an unknown type is refused as a whole, so no field is reported."""
+        return super().unknown if self.type in (*TEXT_PARTS, *IMAGE_PARTS) else {}
+
+
+class GivenImage(ContentPart):
+    """An image of another API's request, converted to a part. No body is validated as this class."""
+
+    type: Label = IMAGE_PART
+    place: str  # path of the image in that request
+    detail: str | None = None
+
+
+def joined(parts: Sequence[ContentPart]) -> str | list[ContentPart]:
+    """Return a content of parts: a text if there are only texts."""
+    if all(type(part) is ContentPart and part.text is not None for part in parts):
+        return "".join(part.text or "" for part in parts)
+    return [*parts]
 
 
 ContentParts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
@@ -178,7 +210,7 @@ class MessageCall(Options):
 
 class Message(Options):
     role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # any role is accepted: the template decides what it means
-    content: Text | ContentParts | None = None
+    content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentParts, Tag(IN_PARTS)], text_unless(list)] | None = None
     name: Label | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=4096, fail_fast=True)] | None = None
     function_call: CalledFunction | None = None

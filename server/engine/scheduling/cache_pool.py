@@ -26,8 +26,9 @@ class Held:
     num_unpublished: int = 0  # `publish` has nothing to do while fewer tokens than this are computed
 
     @staticmethod
-    def nothing(limits: StepLimits, salt: str) -> Held:
-        return Held(Chain(salt.encode()), tuple(PageList(page_size=group.page_size) for group in limits.groups))
+    def nothing(limits: StepLimits, salt: str, marks: tuple[tuple[int, bytes], ...] = ()) -> Held:
+        """Return no pages yet. `marks` are those of a `Chain`."""
+        return Held(Chain(salt.encode(), marks), tuple(PageList(page_size=group.page_size) for group in limits.groups))
 
     def change(self) -> None:
         """Record that a list of pages has changed."""
@@ -78,7 +79,7 @@ class CachePool:
     def fork(self, source: Held, target: Held, num_tokens: int) -> int:
         """Let `target` share the pages of the first tokens of `source`, at most `num_tokens` of them. Return how many tokens are shared, or
         0 if some pages are gone."""
-        assert source.chain.salt == target.chain.salt
+        assert (source.chain.salt, source.chain.marks) == (target.chain.salt, target.chain.marks)
         num_tokens = self._last_stop(num_tokens)
         if not self._can_go_on(source, num_tokens):
             return 0

@@ -27,16 +27,18 @@ class Chain:
     with `rewind`, so the digests stay valid when the pages are given back."""
 
     salt: bytes
+    marks: tuple[tuple[int, bytes], ...] = ()  # position of the first token of each crop of an image, and the digest of its pixels
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest, and so identifies the whole
-        beginning of the sequence."""
+        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest and the crops of images that begin
+        here, and so identifies the whole beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE
             tokens = np.asarray(token_ids[first : first + PAGE_SIZE], "<i4")
-            self.digests.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+            pixels = b"".join(mark for start, mark in self.marks if first <= start < first + PAGE_SIZE)
+            self.digests.append(blake2b(parent + tokens.tobytes() + pixels, digest_size=16).digest())
         return self.digests[index]
 
 

@@ -39,7 +39,8 @@ class Item(Struct, eq=False):
     num_rows: int
     draws: bool  # a token is drawn from the last row
     is_prefill: bool
-    num_context: int  # cost of reading the context before this chunk, in prompt tokens
+    num_context: int  # cost of reading the context before this chunk, in prompt tokens, and of encoding
+    num_encoding: int = 0  # cost of encoding audio or images before the step, in prompt tokens
 
     @property
     def stop(self) -> int:
@@ -219,16 +220,12 @@ class Scheduler:
             item.seq.num_awaited -= item.draws
 
     def observe(self, plan: Plan, step_s: float) -> None:
-        if not self._hearing_cost(plan):  # otherwise most of the time went to the audio, not to the step's tokens
+        if not _encoding_cost(plan):  # otherwise most of the time went to audio or images, not to the step's tokens
             self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
 
     def limit_s(self, plan: Plan) -> float:
         """Return how long the step of a plan may take before it counts as stalled."""
-        return self.pace.limit_s(plan.num_tokens + self._hearing_cost(plan))
-
-    def _hearing_cost(self, plan: Plan) -> int:
-        cost = self.limits.hearing_cost
-        return cost and cost * sum(item.start == 0 for item in plan.items.values())
+        return self.pace.limit_s(plan.num_tokens + _encoding_cost(plan))
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
@@ -263,6 +260,7 @@ class Scheduler:
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
+        count = self._affordable(seq, count, budget)
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
             # A step has max_seqs rows at most. Rows that were computed before a preemption do not count.
@@ -296,11 +294,31 @@ class Scheduler:
         assert draws <= wanted <= count, (seq, wanted)
         # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
-        num_context += 0 if start else self.limits.hearing_cost  # at most one window of audio is heard before a step
-        self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context))
+        # at most one window of audio is heard before a step
+        num_encoding = self.limits.hearing_cost * (start == 0) + self._seeing_cost(seq, start, start + count)
+        self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context + num_encoding, num_encoding))
         seq.num_computed += count
         seq.num_awaited += draws
         return True
+
+    def _affordable(self, seq: Sequence, count: int, budget: int) -> int:
+        """Return how many of the next `count` prompt tokens to plan, so that they and the encoding of their images take at most as long as
+        `budget` tokens. A chunk that begins with a crop of an image may always have this one crop."""
+        start = seq.num_computed
+        for placed in seq.request.crops:
+            cut = placed.start - start
+            if 0 < cut < count and cut + self._seeing_cost(seq, start, placed.stop) > budget:
+                return cut
+        return count
+
+    def _seeing_cost(self, seq: Sequence, start: int, stop: int) -> int:
+        """Return the cost of encoding the crops of images that the tokens start .. stop are the first to read, in prompt tokens. A
+        sequence that begins within a crop, after tokens of the prefix cache, is one of them."""
+        seeing, crops = self.limits.seeing, seq.request.crops
+        if seeing is None or not crops or start >= crops[-1].stop:
+            return 0
+        begins = start == seq.num_reused
+        return seeing.cost * sum(placed.start < stop and (placed.start >= start or (begins and placed.stop > start)) for placed in crops)
 
     # --- admission and preemption ----------------------------------------------------------------------------------------
 
@@ -427,3 +445,7 @@ class Scheduler:
         self._open.remove(item)
         seq.num_computed -= item.count
         seq.num_awaited -= item.draws
+
+
+def _encoding_cost(plan: Plan) -> int:
+    return sum(item.num_encoding for item in plan.items.values())

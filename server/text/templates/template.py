@@ -27,6 +27,10 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_fi
 # A template that compares a content with none expects none in an assistant's message that has only calls, such as those of R1 distills.
 TESTS_NONE = re.compile(r"""\bcontent(['"]\])?\s+(is(\s+not)?|==|!=)\s+none\b""", re.IGNORECASE)
 
+# A template that loops over a content and does not ask whether it is a string expects a list of parts, such as those of vision models.
+LOOPS = re.compile(r"""\bfor\s+\w+\s+in\s+message(\.content|\[\s*['"]content['"]\s*\])""")
+TESTS_STRING = re.compile(r"""\bcontent(['"]\s*\])?\s+is\s+(not\s+)?string\b""")
+
 MARKER, FILLER = "\ue000", "\ue001"  # private-use characters, which hardly any text contains
 
 Message = Mapping[str, Any]
@@ -52,11 +56,13 @@ class _Compiled:
     environment: MeteredEnvironment
     template: jinja2.Template
     tests_none: bool  # whether it compares a content with none
+    reads_parts: bool  # whether it reads a content only as a list of parts
 
     @staticmethod
     def of(source: str) -> _Compiled:
         environment = MeteredEnvironment()
-        return _Compiled(environment, _compile(environment, source), TESTS_NONE.search(source) is not None)
+        reads_parts = LOOPS.search(source) is not None and TESTS_STRING.search(source) is None
+        return _Compiled(environment, _compile(environment, source), TESTS_NONE.search(source) is not None, reads_parts)
 
 
 class ChatTemplate:
@@ -105,6 +111,8 @@ class ChatTemplate:
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
+        if compiled.reads_parts:
+            messages = [_in_parts(message) for message in messages]
         names = {
             **self.special_tokens,
             **variables,
@@ -151,6 +159,12 @@ def _without_empty_content(message: Message) -> Message:
     """Return an assistant's message that has only calls with none as its content, and any other message as it is."""
     has_only_calls = message.get("role") == "assistant" and message.get("tool_calls") and message.get("content") == ""
     return {**message, "content": None} if has_only_calls else message
+
+
+def _in_parts(message: Message) -> Message:
+    """Return a message whose content is a list of parts."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}] if content else []} if isinstance(content, str) else message
 
 
 def _with_written_arguments(messages: Sequence[Message]) -> Sequence[Message] | None:

@@ -27,6 +27,7 @@ YARN = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings",
 WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "hunyuan_v1_dense"}
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma3n", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 WITHOUT_ADVICE |= {
+    "idefics3",
     "kimi_k2",
     "lfm2_vl",
     "llama4",
@@ -35,6 +36,7 @@ WITHOUT_ADVICE |= {
     "qwen2_vl_text",
     "qwen3_vl_moe",
     "qwen3_vl_moe_text",
+    "smolvlm",
     "whisper",
 }
 ARCHITECTURES = {

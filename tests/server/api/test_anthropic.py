@@ -19,6 +19,7 @@ SAID = "Hello from the null device."
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 ADD = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 HERMES = (ModelSpec("null", "null", tool_parser="hermes", reasoning=True),)
+PNG = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -217,7 +218,15 @@ def test_tokens_are_counted(server, connect):
         ({"messages": HI}, "max_tokens"),
         ({"max_tokens": 5}, "messages"),
         ({"max_tokens": 0, "messages": HI}, "max_tokens"),
-        ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        (
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].source.type",
+        ),
+        ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
+        (
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": PNG}]}]},
+            "messages[0].content[0].source.data",
+        ),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"max_tokens": 5, "messages": HI, "tools": [ADD], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"max_tokens": 5, "messages": HI, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),

@@ -145,12 +145,12 @@ def test_a_tag_that_clients_add_is_no_part_of_the_name(server, connect):
     ("path", "body", "param"),
     [
         ("/api/chat", {"messages": HI}, "model"),
-        ("/api/chat", {"model": "null", "messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages[0].images"),
+        ("/api/chat", {"model": "null", "messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages[0].images[0]"),
         ("/api/chat", {"model": "null", "messages": HI, "options": {"mirostat": 1}}, "options.mirostat"),
         ("/api/chat", {"model": "null", "messages": HI, "options": {"temperature": -1}}, "options.temperature"),
         ("/api/generate", {"model": "null", "prompt": "x", "template": "x"}, "template"),
         ("/api/generate", {"model": "null", "prompt": "x", "context": [1]}, "context"),
-        ("/api/generate", {"model": "null", "prompt": "x", "images": ["x"]}, "images"),
+        ("/api/generate", {"model": "null", "prompt": "x", "images": ["x"]}, "images[0]"),
         ("/api/embed", {"model": "null"}, "input"),
     ],
 )

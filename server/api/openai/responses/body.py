@@ -8,6 +8,8 @@ from pydantic import Field, Tag, model_validator
 
 from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
 from server.api.request.schema import (
+    AS_TEXT,
+    IN_PARTS,
     Alternatives,
     ContentPart,
     Effort,
@@ -20,6 +22,7 @@ from server.api.request.schema import (
     SamplingBody,
     Text,
     of_type,
+    text_unless,
 )
 
 MCP = "of an MCP server"  # tag of a union
@@ -30,9 +33,14 @@ MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are opt
 class ItemPart(ContentPart):
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None  # of an image
+    file_id: Label | None = None
 
 
 ItemParts = Annotated[list[ItemPart], Field(max_length=4096, fail_fast=True)]
+
+
+TextOrParts = Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ItemParts, Tag(IN_PARTS)], text_unless(list)]
 
 
 class InputItem(Options):
@@ -43,11 +51,11 @@ class InputItem(Options):
     status: Label | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     phase: Label | None = None
-    content: Text | ItemParts | None = None
+    content: TextOrParts | None = None
     call_id: Label | None = None
     name: Label | None = None
     arguments: Text | None = None
-    output: Text | ItemParts | None = None
+    output: TextOrParts | None = None
     summary: ItemParts | None = None
     encrypted_content: Text | None = None
     server_label: Label | None = None

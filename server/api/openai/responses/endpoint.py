@@ -14,7 +14,7 @@ from server.api.answer.generate import Generation
 from server.api.answer.respond import Pieces, json_answer, respond, response_headers
 from server.api.answer.sse import Framing
 from server.api.context import Caller, Context, caller
-from server.api.openai.chat import conversation_of, plan_chat, render_prompt
+from server.api.openai.chat import plan_chat, written_prompt
 from server.api.openai.responses.answer import ResponseAnswer
 from server.api.openai.responses.body import CountedBody, McpOffer, ResponseBody
 from server.api.openai.responses.input import as_items, chat_of, ineffective, items_of, kept_form
@@ -28,7 +28,6 @@ from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, context_of, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
 from server.api.request.texts import encode_prompts
-from server.api.request.tool_choice import tool_use
 from server.api.routes import gives, new_router
 from server.errors import INTERNAL, NOT_FOUND_PATH, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.mcp.servers import McpServers
@@ -125,7 +124,7 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)
-        text = await render_prompt(lambda: conversation_of(chat, tool_use(chat).tools), loaded, who)
+        text, _ = await written_prompt(chat, model, loaded, who, settings)
         most = max(context_of(loaded), MAX_COUNTED)
         encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, "input", special=False, context=most))
         counted: InputTokens = {"object": "response.input_tokens", "input_tokens": len(encoded[0])}

@@ -13,6 +13,7 @@ from server.api.openai.responses.body import (
     MCP_TYPES,
     AllowedToolNames,
     InputItem,
+    ItemPart,
     McpChoice,
     ResponseBody,
     ResponseTool,
@@ -20,14 +21,17 @@ from server.api.openai.responses.body import (
 )
 from server.api.openai.responses.mcp.functions import McpFunction, function_name
 from server.api.openai.responses.store import Items, ResponseStore
-from server.api.request.conversation import text_of
+from server.api.request.conversation import part_text, text_of
 from server.api.request.fields import Foreign
 from server.api.request.prepare import invalid
 from server.api.request.schema import (
+    ITEM_IMAGE,
     AllowedTools,
     CalledFunction,
     ChatBody,
+    ContentPart,
     FunctionDefinition,
+    GivenImage,
     JsonSchemaFormat,
     Message,
     MessageCall,
@@ -37,6 +41,7 @@ from server.api.request.schema import (
     SamplingBody,
     Tool,
     ToolsAllowed,
+    joined,
 )
 from server.errors import UNSUPPORTED_CONTENT, ApiError
 from server.open_values import new_hex
@@ -145,7 +150,7 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
         kind = item.type or "message"
         if kind == "function_call_output":
             growing = None
-            output = text_of(_required(item.output, f"{where}.output"), f"{where}.output")
+            output = _content(_required(item.output, f"{where}.output"), f"{where}.output")
             messages.append(Message(role="tool", content=output, tool_call_id=_required(item.call_id, f"{where}.call_id")))
             continue
         if kind in MCP_TYPES:
@@ -153,8 +158,8 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
             continue
         if kind == "message" and item.role != "assistant":
             growing = None
-            text = text_of(_required(item.content, f"{where}.content"), f"{where}.content")
-            messages.append(Message(role=_required(item.role, f"{where}.role"), content=text))
+            content = _content(_required(item.content, f"{where}.content"), f"{where}.content")
+            messages.append(Message(role=_required(item.role, f"{where}.role"), content=content))
             continue
         text = text_of(item.content, f"{where}.content")
         if growing is None or (kind == "message" and (growing.content or growing.tool_calls)) or (kind == "reasoning" and _said(growing)):
@@ -169,6 +174,22 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
             call = MessageCall(id=_required(item.call_id, f"{where}.call_id"), type="function", function=function)
             growing.tool_calls = [*(growing.tool_calls or ()), call]
     return messages
+
+
+def _content(content: str | Sequence[ItemPart], where: str) -> str | list[ContentPart]:
+    """Return the content of a message or of a tool's output: a text, or parts if there are images."""
+    if isinstance(content, str):
+        return content
+    parts: list[ContentPart] = []
+    for index, part in enumerate(content):
+        if part.type != ITEM_IMAGE:
+            parts.append(ContentPart(type="text", text=part_text(part, f"{where}[{index}]")))
+            continue
+        place = f"{where}[{index}].image_url"
+        if not isinstance(part.image_url, str):
+            raise invalid(place, f"{place} is absent or no text; expected a data: URL, since files are no images here")
+        parts.append(GivenImage(image_url=part.image_url, place=place, detail=part.detail))
+    return joined(parts)
 
 
 def _add_mcp(

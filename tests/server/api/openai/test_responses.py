@@ -345,7 +345,7 @@ def test_a_failure_in_a_stream_ends_it_as_a_failed_response(serve, answering):
         ({"input": "hi", "tools": [ADD], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"type": "shell_call", "action": {"commands": ["ls"]}, "call_id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "tool_search_call", "arguments": {"query": "x"}}]}, "input[0].type"),
         ({"input": [{"id": "msg_nowhere"}]}, "input[0].id"),

@@ -35,7 +35,7 @@ ROWS: dict[str, Row] = {
         [*MESSAGES, {"role": "assistant", "content": "He"}],
         [*USED, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]}],
         refused=([{"role": "user", "content": [{"type": "image", "source": PNG}]}],),
-        note="text, reasoning, tool calls and their results; other blocks are refused",
+        note="text, reasoning, tool calls and their results, and images for vision models; other blocks are refused",
     ),
     "max_tokens": honoured(5),
     "cache_control": no_effect(CACHED, None, note="the prefix cache finds shared prefixes by itself"),

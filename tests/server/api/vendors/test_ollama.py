@@ -55,7 +55,6 @@ SHARED: dict[str, Row] = {
     "logprobs": honoured(True),
     "top_logprobs": honoured(2, beside={"logprobs": True}),
 }
-NO_IMAGE = "only text is understood"
 CHAT: dict[str, Row] = {
     **SHARED,
     "messages": honoured(
@@ -66,7 +65,7 @@ CHAT: dict[str, Row] = {
             {"role": "tool", "tool_name": "add", "content": "1"},
         ],
         refused=([{"role": "user", "content": "hi", "images": ["aGk="]}],),
-        note="images are refused",
+        note="images only for vision models",
     ),
     "tools": honoured([TOOL]),
 }
@@ -78,7 +77,7 @@ GENERATE: dict[str, Row] = {
     "suffix": refused("the end", note="unless the model can fill in the middle"),
     "template": refused("{{ .Prompt }}"),
     "context": refused([1, 2]),
-    "images": refused(["aGk="], accepted=([],), note=NO_IMAGE),
+    "images": refused(["aGk="], accepted=([],), note="unless the model sees images"),
     **dict.fromkeys(("width", "height", "steps"), no_effect(8, note="no images are generated; named in `X-Ignored-Params`")),
 }
 EMBED: dict[str, Row] = {

@@ -48,6 +48,28 @@ def test_page_zero_is_never_handed_out() -> None:
     assert pool.make_writable(nothing(pool), 0, 1) is None
 
 
+def test_images_are_part_of_a_prefix() -> None:
+    """Equal tokens with other images share the pages before the first image that differs, and equal images are found again."""
+    pool, limits = pool_of(40), limits_of(GroupLimits(2))
+
+    def shared(*marks: tuple[int, bytes]) -> int:
+        held = Held.nothing(limits, "", marks)
+        found = pool.reuse(held, TEXT, 96)
+        if found < 96:
+            assert pool.make_writable(held, found, 96) is not None
+            pool.publish(held, TEXT, 96)
+        pool.release(held)
+        pool.check_integrity([])
+        return found
+
+    assert shared((20, b"red"), (70, b"blue")) == 0
+    assert shared((20, b"red"), (70, b"blue")) == 96
+    assert shared((20, b"red"), (70, b"green")) == 64
+    assert shared((20, b"grey"), (70, b"blue")) == 16
+    assert shared() == 16
+    assert shared((20, b"red")) == 64
+
+
 def test_full_pages_are_found_again_and_partial_ones_are_not() -> None:
     pool = pool_of(10)
     first = filled(pool, 40)

@@ -105,6 +105,21 @@ def test_a_template_that_tests_for_none_gets_none_beside_calls(test: str) -> Non
     assert ChatTemplate(source.replace(test, "not message.content"), {}).render([calls]) == "calls;"
 
 
+LOOP = "{% for message in messages %}{% for part in message['content'] %}{{ part['text'] }}|{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [LOOP, LOOP.replace("message['content']", "message.content"), LOOP.replace("['c", "[ 'c")])
+def test_a_template_that_loops_over_contents_gets_parts(source: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}, {"role": "user", "content": [{"text": "a"}]}]
+    assert ChatTemplate(source, {}).render(messages) == "Hi|a|"
+
+
+@pytest.mark.parametrize("test", ["message['content'] is string", "message.content is not string"])
+def test_a_template_that_asks_for_strings_gets_them(test: str) -> None:
+    source = "{% for message in messages %}{% if " + test + " %}{{ message.content }}{% endif %}{% endfor %}" + LOOP
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}]).startswith("Hi" if "not" not in test else "||")
+
+
 def test_a_template_that_only_adds_contents_gets_texts() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     assert ChatTemplate("{{ 'x' + messages[0].content }}", {}).render([call]) == "x"

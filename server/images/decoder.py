@@ -1,0 +1,76 @@
+"""The decoder of images as the front uses it: every image is a call of the job `Decoding`, which runs in another process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from server.errors import IMAGE_NOT_DECODED, INVALID_IMAGE, ApiError
+from server.images.cutting import Plan
+from server.images.decoding import Decoding, File, Outcome
+from server.isolated.calls import Calls
+from server.isolated.job import CallError, Failure
+from server.messages import Crop
+
+PATIENCE_S = 60.0
+SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image as a model sees it: `rows` times `columns` crops, and one of the whole."""
+
+    rows: int
+    columns: int
+    crops: Sequence[Crop]
+
+
+class ImageDecoder:
+    """Decodes images, and counts the pixels that requests hold: those that run or wait keep theirs, because a worker may die."""
+
+    def __init__(self, most_pixels: int, most_held_bytes: int) -> None:
+        self.num_held_bytes = 0
+        self._most_held_bytes = most_held_bytes
+        self._calls = Calls(Decoding(most_pixels), PATIENCE_S)
+
+    async def decode(self, url: str, plan: Plan, param: str) -> Picture:
+        """Return the image in a data: URL. Raise ApiError if there is none; `param` is the field with the URL."""
+        if self.num_held_bytes >= self._most_held_bytes:
+            held = f"the running and waiting requests hold {self.num_held_bytes >> 20} MiB of images (max_held_image_bytes)"
+            raise ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because {held}; try again later", param=param)
+        try:
+            answer = await self._calls.call(msgspec.msgpack.encode(File(_data_of(url, param), plan)))
+        except CallError as error:
+            raise _described(error, param) from None
+        outcome = msgspec.msgpack.decode(answer, type=Outcome)
+        if outcome.fault:
+            raise ApiError(INVALID_IMAGE, f"{param} cannot be decoded: {outcome.fault}", param=param)
+        for crop in outcome.crops:
+            self._count(len(crop.pixels))
+            weakref.finalize(crop, self._count, -len(crop.pixels)).atexit = False
+        return Picture(outcome.rows, outcome.columns, outcome.crops)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_held_bytes += num_bytes
+
+
+def _data_of(url: str, param: str) -> str:
+    """Return the base64 text of a data: URL."""
+    begin, comma, data = url[:SCHEME_CHARS].partition(",")
+    scheme = begin.partition(":")[0].lower()
+    if scheme != "data" or ":" not in begin:
+        message = f"{param} begins with {url[:24]!r}; expected a data: URL, because this server fetches no images"
+        raise ApiError(INVALID_IMAGE, message, param=param)
+    if not comma or not begin.lower().endswith(";base64"):
+        raise ApiError(INVALID_IMAGE, f"{param} begins with {url[:60]!r}; expected data:image/png;base64,DATA", param=param)
+    return data + url[SCHEME_CHARS:]
+
+
+def _described(error: CallError, param: str) -> ApiError:
+    if error.failure in (Failure.TOO_LARGE, Failure.KILLED):
+        most = f"{Decoding.call_s:g} s of CPU time or {Decoding.call_bytes >> 20} MiB"
+        return ApiError(INVALID_IMAGE, f"{param} cannot be decoded: it takes more than {most}", param=param)
+    return ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because the server is busy; try again later", param=param)

@@ -1,0 +1,126 @@
+"""The job that decodes one image, in a process of `server.isolated`. What the file declares is checked before its pixels are decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from contextlib import suppress
+from hashlib import blake2b
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from server.images.cutting import Plan, crops_of
+from server.messages import Crop
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = {"PNG": b"\x89PNG\r\n\x1a\n", "JPEG": b"\xff\xd8\xff", "GIF": b"GIF8", "WEBP": b"RIFF"}  # formats, and how their files begin
+MODULES = (  # all that Pillow could import for a file of these formats: a call can open no files
+    *("PngImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "GifImagePlugin", "WebPImagePlugin", "TiffImagePlugin"),
+    *("ImageOps", "ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
+)
+REMEDY = "images need a package that is not installed; the operator can add it with pip install 'relaxserve[media]'"
+
+
+class ImageFault(ValueError):
+    """Raised for an image that cannot be decoded. The message is for the client."""
+
+
+class File(msgspec.Struct, frozen=True):
+    """The work of a call."""
+
+    text: str  # the file in base64
+    plan: Plan
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of a call: an image in crops, or why there is none."""
+
+    rows: int = 0
+    columns: int = 0
+    crops: tuple[Crop, ...] = ()
+    fault: str = ""
+
+
+class Decoding:
+    """Decodes images of at most `most_pixels` pixels."""
+
+    prepare_s = 30.0
+    call_s = 20.0
+    call_bytes = 1 << 30
+
+    def __init__(self, most_pixels: int) -> None:
+        self._most_pixels = most_pixels
+
+    def prepare(self) -> None:
+        with suppress(ImportError):
+            for name in MODULES:
+                import_module(f"PIL.{name}")
+            for format in FORMATS:  # the first file of a format loads its library
+                _example(format)
+
+    def warm(self) -> None:
+        with suppress(ImportError):
+            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 16, splits=True))
+
+    def run(self, work: bytes) -> bytes:
+        file = msgspec.msgpack.decode(work, type=File)
+        try:
+            grid, parts = crops_of(_opened(_bytes_of(file.text), self._most_pixels), file.plan)
+        except ImageFault as error:
+            return msgspec.msgpack.encode(Outcome(fault=str(error)))
+        crops = tuple(Crop(pixels, blake2b(pixels, digest_size=16).digest()) for pixels in parts)
+        return msgspec.msgpack.encode(Outcome(grid.rows, grid.columns, crops))
+
+
+def _bytes_of(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise ImageFault("its data is not base64") from None
+
+
+def _opened(data: bytes, most_pixels: int) -> Image:
+    """Return the first frame of an image in RGB, upright. Transparent places are white."""
+    if not any(data.startswith(start) for start in FORMATS.values()):
+        raise ImageFault(f"it begins with {data[:4]!r}; expected a file of {', '.join(FORMATS)}")
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise ImageFault(REMEDY) from None
+    Image.MAX_IMAGE_PIXELS = None  # the size is checked here
+    try:
+        image = Image.open(io.BytesIO(data), formats=[*FORMATS])
+        width, height = image.size
+        if width < 1 or height < 1:
+            raise ImageFault(f"it has {width} x {height} pixels; expected at least one")
+        if width * height > most_pixels:
+            raise ImageFault(f"it has {width} x {height} pixels; expected at most {most_pixels} (max_image_pixels)")
+        image.load()
+        return _opaque(ImageOps.exif_transpose(image))
+    except (MemoryError, ImageFault):
+        raise
+    except Exception as error:  # decoders raise errors of any kind for damaged files
+        raise ImageFault(f"it is damaged ({type(error).__name__}: {error})"[:300]) from None
+
+
+def _opaque(image: Image) -> Image:
+    from PIL import Image as images
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    colours = image.convert("RGBA")
+    return images.alpha_composite(images.new("RGBA", colours.size, "white"), colours).convert("RGB")
+
+
+def _example(format: str) -> bytes:
+    """Return a small file of a format, and decode it once."""
+    images: Any = import_module("PIL.Image")
+    out = io.BytesIO()
+    images.new("RGB", (9, 5), "red").save(out, format)
+    images.open(io.BytesIO(out.getvalue()), formats=[format]).load()
+    return out.getvalue()

@@ -1,0 +1,76 @@
+"""What a model sees: its decoder of images, and how images are written into its prompt.
+
+In texts and prompts, a marker stands for an image until the prompt is rendered. It is the text of the image token, which no text of a
+client may contain. Then each marker becomes the tokens of the image's crops, as Idefics3 and SmolVLM were trained:
+
+    a fake token, the place of the crop, its image tokens; a line break after each row of crops; at last the same for the whole image
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from server.errors import INVALID_VALUE, ApiError
+from server.images.cutting import Plan
+from server.images.decoder import ImageDecoder, Picture
+from server.interfaces import Tokenizer
+from server.messages import Vision
+
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    vision: Vision
+    marker: str
+    decoder: ImageDecoder
+
+    @staticmethod
+    def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
+        """Return what a model sees, or None if its vocabulary lacks the image token."""
+        marker = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
+        return Sight(vision, marker, decoder) if marker else None
+
+    def plan(self, detail: str | None) -> Plan:
+        """Return how an image is cut. With detail `low`, the model sees only the whole."""
+        vision = self.vision
+        return Plan(vision.crop_size, vision.longest_edge, vision.splits and detail != "low")
+
+    def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
+        """Return a prompt with the tokens of each image in place of its marker."""
+        pieces = prompt.split(self.marker)
+        if len(pieces) != len(pictures) + 1:
+            message = (
+                f"the chat template writes {len(pieces) - 1} images, and the messages have {len(pictures)}: "
+                f"put images only where the template shows them, and {self.marker!r} in no text"
+            )
+            raise ApiError(INVALID_VALUE, message, param="messages")
+        found = [pieces[0]]
+        for picture, piece in zip(pictures, pieces[1:], strict=True):
+            found += [self._written(picture), piece]
+        return "".join(found)
+
+    def _written(self, picture: Picture) -> str:
+        tokens = self.marker * self.vision.crop_tokens
+        rows = [
+            "".join(f"{AROUND}<row_{row + 1}_col_{column + 1}>{tokens}" for column in range(picture.columns)) + "\n"
+            for row in range(picture.rows)
+        ]
+        return "".join(rows) + ("\n" if rows else "") + f"{AROUND}{WHOLE}{tokens}{AROUND}"
+
+    def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+        """Return messages in which a content with images is a list of parts, as templates expect: texts, and an image for each marker."""
+        return [
+            {**message, "content": self._parts(content)}
+            if isinstance(content := message.get("content"), str) and self.marker in content
+            else {**message}
+            for message in messages
+        ]
+
+    def _parts(self, content: str) -> list[dict[str, str]]:
+        first, *others = content.split(self.marker)
+        parts = [{"type": "text", "text": first}] if first else []
+        for text in others:
+            parts += [{"type": "image"}, *([{"type": "text", "text": text}] if text else [])]
+        return parts

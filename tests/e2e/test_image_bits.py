@@ -1,0 +1,178 @@
+"""An answer about images depends only on its request, to the last bit: alone, beside others, in chunks that cut images, after prefixes that
+were found in the cache, after preemptions and after kills of the worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from deploy.model_loading.load import load_model
+from server.engine.worker import LoadedModel
+from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
+from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
+from tests.e2e.test_group_bits import going_on, is_over
+from tests.golden.make_idefics3 import CROP, IMAGE, ROWS, TOKENS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "idefics3"
+
+pytestmark = pytest.mark.xdist_group("bits of images")
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16"])
+def model(request: pytest.FixtureRequest) -> LoadedModel:
+    return load_model(Load("m", str(GOLDEN), request.param, max_batch=32), lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def rig(model: LoadedModel) -> Callable[..., Rig]:
+    """Return engines that have seen no image yet."""
+
+    def fresh(**narrower: object) -> Rig:
+        model.step_model._seer._kept.clear()
+        return Rig(model, None, **narrower)
+
+    return fresh
+
+
+def crop(seed: int) -> Crop:
+    pixels = np.random.default_rng(seed).integers(0, 256, CROP * CROP * 3, dtype=np.uint8).tobytes()
+    return Crop(pixels, blake2b(pixels, digest_size=16).digest())
+
+
+@pytest.fixture(scope="module")
+def submits() -> list[Submit]:
+    """Return requests of which several have the same images, and several have the same tokens and other images."""
+    rng, found = random.Random(1), []
+    words = [number for number in range(len(TOKENS)) if number != IMAGE]
+    for i in range(24):
+        prompt, crops = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
+        for _ in range(rng.choice((0, 1, 2, 5))):
+            crops.append(crop(rng.randrange(3)))
+            prompt += [*rng.sample(words, rng.choice((0, 2))), *[IMAGE] * ROWS]
+        prompt += rng.sample(words, 3)
+        params = SamplingParams(
+            max_tokens=rng.randrange(12, 30),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=rng.getrandbits(63),
+            ignore_eos=True,
+            logprobs=rng.choice((None, 2)),
+            prompt_logprobs=rng.choice((None, None, 1)),
+        )
+        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), crops=tuple(crops)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+    return outcomes_alone(rig, submits)
+
+
+def test_in_a_batch_and_from_a_warm_cache(rig, submits, alone) -> None:
+    check_in_a_batch(rig(), submits, alone)
+
+
+@pytest.mark.parametrize("chunk", [16, 21, 64])
+def test_in_chunks(rig, submits, alone, chunk: int) -> None:
+    check_in_chunks(rig, submits, alone, chunk)
+
+
+def test_after_preemptions(rig, submits, alone, model) -> None:
+    (pages,) = model.step_model.limits.groups
+    check_after_preemptions(rig(groups=(replace(pages, num_pages=14),)), submits, alone)
+
+
+def test_after_kills(rig, submits, alone) -> None:
+    rng, sent, num_workers = random.Random(0), {}, 0
+    submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
+    expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
+    while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
+        num_workers += 1
+        worker = rig()
+        worker.outcomes = sent
+        for submit in left:
+            worker.engine.submit(submit)
+        for _ in range(rng.randrange(5, 20)):
+            worker.engine.step()
+            worker.engine.check_integrity()
+    assert num_workers > 2
+    same(sent, expected)
+
+
+def test_images_are_not_encoded_again(rig, model, monkeypatch) -> None:
+    """A crop is encoded once for all requests of one salt, and once more for another salt."""
+    encoded: list[int] = []
+    seer = model.step_model._seer
+    encode = seer._encoded
+    monkeypatch.setattr(seer, "_encoded", lambda crops: encoded.append(len(crops)) or encode(crops))
+    worker, params = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    first = Submit("a", (1, *[IMAGE] * ROWS, 2), params, crops=(crop(0),))
+    worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
+    assert encoded == [1]
+    worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
+    assert encoded == [1, 1]
+
+
+def test_equal_tokens_with_other_images_share_no_prefix(rig) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
+    prompt = (*range(20), *[IMAGE] * ROWS, *range(20))
+    first, second = (Submit(name, prompt, params, crops=(crop(seed),)) for name, seed in (("a", 0), ("b", 1)))
+    worker = rig()
+    outcomes = worker.run([first]) | worker.run([second])
+    assert worker.engine.scheduler.pool.num_found_tokens == 16  # the page before the image
+    assert outcomes["a", 0].logprobs != outcomes["b", 0].logprobs
+    worker.run([msgspec.structs.replace(first, request_id="c")])
+    assert worker.engine.scheduler.pool.num_found_tokens == 16 + len(prompt) // 16 * 16
+
+
+def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
+    worker, counts = rig(seeing=replace(model.step_model.limits.seeing, cost=512)), []  # as much as a step's budget of prompt tokens
+    seer = model.step_model._seer
+    look = seer.look
+
+    def counted(seen):
+        counts.append(len({one.key for one in seen} - seer._kept.keys()))
+        return look(seen)
+
+    monkeypatch.setattr(seer, "look", counted)
+    given = [submit for submit in submits if submit.crops][:8]
+    names = {submit.request_id for submit in given}
+    same(worker.run(given), {key: outcome for key, outcome in alone.items() if key[0] in names})
+    assert max(counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "crops", "text"),
+    [
+        ((IMAGE,) * ROWS, 0, f"has {ROWS} image tokens ({IMAGE}); 0 crops of images take 0"),
+        ((IMAGE,) * (ROWS - 1), 1, f"1 crops of images take {ROWS}"),
+        ((1, 2), 1, "has 0 image tokens"),
+        ((IMAGE, 1, *[IMAGE] * (ROWS - 1)), 1, "have others between them"),
+    ],
+)
+def test_prompts_that_do_not_fit_their_images_are_refused(rig, prompt: tuple[int, ...], crops: int, text: str) -> None:
+    failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), crops=(crop(0),) * crops))
+    assert failure.code is ErrorCode.INVALID_VALUE
+    assert text in failure.message
+
+
+def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig) -> None:
+    small = Submit("r", (IMAGE,) * ROWS, SamplingParams(max_tokens=3), crops=(Crop(b"abc", b"d"),))
+    assert "a crop has 3 bytes; expected 6912" in _failure(rig(), small).message
+    assert "image tokens" in _failure(rig(), Embed("e", (1, IMAGE))).message
+
+
+def _failure(worker: Rig, message: Submit | Embed) -> Failed:
+    failed: list[object] = []
+    worker.engine._outbox._publish = failed.append
+    worker.engine.submit(message) if isinstance(message, Submit) else worker.engine.embed(message)
+    while worker.engine.has_work:
+        worker.engine.step()
+    (failure,) = (one for one in failed if isinstance(one, Failed))
+    return failure

@@ -1,0 +1,47 @@
+"""Damaged images are refused or decoded. They end no process but their own, and the next image is decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from server.errors import ApiError
+from server.images.cutting import Plan
+from server.images.decoder import ImageDecoder
+from tests.server.audio.test_hostile import AT_ONCE, damaged
+from tests.server.images.files import FORMATS, data_url, encoded, image
+
+PLAN = Plan(16, 32, splits=True)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("count", [16, pytest.param(2500, marks=pytest.mark.slow)])
+def test_damaged_images(format: str, count: int) -> None:
+    whole = encoded(image(), format)
+
+    async def outcome(decoder: ImageDecoder, data: bytes) -> str:
+        try:
+            picture = await decoder.decode(data_url(data), PLAN, "url")
+        except ApiError as error:
+            assert error.kind.code == "invalid_image"
+            return error.message
+        assert len(picture.crops) == picture.rows * picture.columns + 1
+        return ""
+
+    async def check() -> list[str]:
+        decoder, rng, gate = ImageDecoder(1_000_000, 1 << 30), random.Random(format), asyncio.Semaphore(AT_ONCE)
+
+        async def one(data: bytes) -> str:
+            async with gate:
+                return await outcome(decoder, data)
+
+        found = await asyncio.gather(*(one(damaged(whole, rng)) for _ in range(count)))
+        assert await outcome(decoder, whole) == ""
+        return found
+
+    found = asyncio.run(check())
+    assert all(text.startswith("url cannot be decoded: ") for text in found if text)
+    assert any(found)
+    assert not any("Errno" in text for text in found)  # a call opens no files, not even to import a module

@@ -1,0 +1,42 @@
+"""Images are written into prompts as models were trained, and nothing that a client writes can take the place of an image."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.errors import ApiError
+from server.images.decoder import ImageDecoder, Picture
+from server.images.sight import Sight
+from server.messages import Crop, Vision
+
+SIGHT = Sight(Vision(crop_size=8, crop_tokens=2, longest_edge=16, splits=True, image_token=3), "<image>", ImageDecoder(1, 1 << 30))
+CROP = Crop(b"", b"")
+
+
+def test_an_image_in_parts_is_written_row_by_row() -> None:
+    found = SIGHT.expanded("a<image>b", [Picture(2, 1, [CROP] * 3)])
+    row = "<fake_token_around_image><row_{}_col_1><image><image>\n"
+    whole = "\n<fake_token_around_image><global-img><image><image><fake_token_around_image>"
+    assert found == "a" + row.format(1) + row.format(2) + whole + "b"
+
+
+def test_an_image_of_one_crop_is_only_the_whole() -> None:
+    found = SIGHT.expanded("<image>", [Picture(0, 0, [CROP])])
+    assert found == "<fake_token_around_image><global-img><image><image><fake_token_around_image>"
+
+
+@pytest.mark.parametrize("prompt", ["", "<image>", "<image><image><image>"])
+def test_a_template_that_writes_another_number_of_images_is_refused(prompt: str) -> None:
+    with pytest.raises(ApiError, match="the messages have 2") as caught:
+        SIGHT.expanded(prompt, [Picture(0, 0, [CROP])] * 2)
+    assert caught.value.param == "messages"
+
+
+def test_only_contents_with_images_become_parts() -> None:
+    messages = [{"role": "user", "content": "a<image><image>b"}, {"role": "assistant", "content": "c"}, {"role": "tool", "content": None}]
+    parts = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    assert SIGHT.in_parts(messages) == [{"role": "user", "content": parts}, *messages[1:]]
+
+
+def test_detail_low_does_not_split() -> None:
+    assert [SIGHT.plan(detail).splits for detail in (None, "auto", "high", "low")] == [True, True, True, False]
