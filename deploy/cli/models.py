@@ -115,7 +115,7 @@ def _list_available(held: set[str], as_json: bool) -> None:
     answers.print(table)
 
 
-def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `relaxserve ls` shows them.", metavar="SOURCE...")]) -> None:
+def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `relaxserve ls` shows them.", metavar="SOURCE")]) -> None:
     """Remove downloaded models from this machine. A server that has loaded one keeps serving it until it restarts.
 
     [bold]Examples[/bold]

@@ -76,10 +76,16 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download a model, resuming an interrupted download, and load it under the requested name."""
+        """Download a model, resuming an interrupted download, and load it under the requested name. A name that the server serves already,
+        and that names nothing to download, is here."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
-        spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), registry)
+        try:
+            spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), registry)
+        except ApiError:
+            if not _is_served(name, registry):
+                raise
+            spec = None
         lines = _pulled(spec, registry)
         if body.stream is not False:
             return EventStream(lines, headers, heartbeat_s=settings.heartbeat_s, framing=FRAMING)
@@ -168,9 +174,12 @@ def _plain(name: str) -> str:
     return next((name.removeprefix(hub) for hub in HUBS if name.startswith(hub)), name).removesuffix(":latest")
 
 
-async def _pulled(spec: ModelSpec, registry: Registry) -> AsyncGenerator[bytes, None]:
-    """Yield a line for each step of the download and the load. Raise ApiError if either fails."""
+async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[bytes, None]:
+    """Yield a line for each step of the download and the load; None: of a model that is here. Raise ApiError if either fails."""
     yield _line("pulling manifest")
+    if spec is None:
+        yield _line("success")
+        return
     try:
         if registry.library is not None and _is_downloaded(spec.source, registry):
             async with aclosing(registry.library.pull(spec.source)) as parts:
@@ -203,6 +212,10 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
     if model is not None:
         await registry.unload(model.spec.name, drain_s=settings.drain_s)
     return source
+
+
+def _is_served(name: str, registry: Registry) -> bool:
+    return name in registry.aliases() or any(model.spec.name == name and model.loaded is not None for model in registry.models())
 
 
 def _is_downloaded(source: str, registry: Registry) -> bool:
