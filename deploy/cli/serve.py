@@ -50,7 +50,6 @@ from deploy.settings import (
     service_links,
 )
 from server.defaults import DefaultsError, read_texts
-from server.models.load_report import LOADS, summary
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
 from server.settings import ServerSettings, SettingsError
 
@@ -97,6 +96,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         )
     specs = _formed(specs, form)
     from deploy.logs import configure
+    from server.models.load_report import LOADS
 
     configure(settings.log_level, settings.log_format)
     if shows_bars(settings) and settings.log_level != "debug":
@@ -132,6 +132,8 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
 async def greet(registry: Registry, url: str) -> bool:
     """Show the progress of loads until they have ended, then print one line: the server's address and its models. Return False if loads
     were requested and none succeeded."""
+    from server.models.load_report import LOADS
+
     operations = registry.operations.all()
     if shows_bars(registry.settings):
         with Bars() as bars:
@@ -154,6 +156,8 @@ def shows_bars(settings: ServerSettings) -> bool:
 
 
 def greeting(registry: Registry, url: str) -> str:
+    from server.models.load_report import summary
+
     ready = [model for model in registry.models() if model.loaded is not None]
     models = ", ".join(summary(model) for model in ready) or "no model is loaded"
     if [model.spec.source for model in ready] == [demo.NAME]:
