@@ -185,4 +185,6 @@ def _message(message: OllamaMessage, where: str) -> Message:
 
 def _check_images(images: Images | None, param: str) -> None:
     if images:
-        raise ApiError(UNSUPPORTED_CONTENT, f"{param} has {len(images)} image{'s' * (len(images) > 1)}; only text is understood", param=param)
+        raise ApiError(
+            UNSUPPORTED_CONTENT, f"{param} has {len(images)} image{'s' * (len(images) > 1)}; only text is understood", param=param
+        )
