@@ -66,7 +66,7 @@ REASONS = {
     "python": {
         "README 14": r"/api/push",  # models are published elsewhere
         "README 18": NO_DECISIONS,
-        "README 19": r"Error: model 'does-not-yet-exist' is not loaded[\s\S]*allow_hub",  # it downloads the model then
+        "README 19": r"Error: model 'does-not-yet-exist' is not loaded[\s\S]*does not exist below",  # it pulls the model then
         "chat-with-history.py": rf"{SAID}\n[\s\S]*EOFError",  # it asks for further messages
         "generate-image.py": NOT_LOADED,
         "multimodal-chat.py": NO_IMAGES,
@@ -88,48 +88,87 @@ ELSEWHERE = {
 }
 
 
-def served() -> dict[str, Any]:
-    tokenizer = ByteTokenizer(specials=FIM)
-    tokenizer.chat_template = ThinkingTemplate()
-    names = ModelSpec("null", "null", aliases=(*MODELS, *CODERS, *VISION), reasoning=True)
-    return {"tokenizer": tokenizer, "script": replace(NullScript(), answer=answer, embedding_size=8), "initial": (names,)}
+def tokenizer() -> ByteTokenizer:
+    made = ByteTokenizer(specials=FIM)
+    made.chat_template = ThinkingTemplate()
+    return made
 
 
-def require_end(language: str, name: str, command: list[str | Path], folder: Path, url: str) -> None:
-    """Run a program that may ask for an image, and require that it ends as `REASONS` says."""
-    (folder / "cat.png").symlink_to(ROOT / "docs" / "images" / "console.png")
+SERVED = {
+    "tokenizer": tokenizer(),
+    "script": replace(NullScript(), answer=answer, embedding_size=8),
+    "initial": (ModelSpec("null", "null", aliases=(*MODELS, *CODERS, *VISION), reasoning=True),),
+}
+pytestmark = pytest.mark.parametrize("shared_server", [SERVED], indirect=True)
+
+
+# Runs all programs in one process, so that the client is imported only once, and prints what each says.
+RUN_ALL = """
+import contextlib, io, json, sys, traceback
+sys.path.insert(0, ".")
+for name, text in json.load(open("programs.json")).items():
+    said, sys.stdin, status = io.StringIO(), io.StringIO("cat.png\\n"), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            exec(compile(text, name, "exec"), {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    print(json.dumps([name, status, said.getvalue()]))
+"""
+Ended = tuple[int, str]  # the status of a program, and what it has said
+
+
+def run(command: list[str | Path], folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that may ask for an image."""
+    if not (folder / "cat.png").exists():
+        (folder / "cat.png").symlink_to(ROOT / "docs" / "images" / "console.png")
     environment = {**os.environ, "OLLAMA_HOST": url, "OLLAMA_API_KEY": "unused"}
-    done = subprocess.run(command, cwd=folder, env=environment, input="cat.png\n", capture_output=True, text=True, timeout=300)
-    said, reason = f"{done.stdout}\n{done.stderr}", REASONS[language].get(name)
-    print(f"=== {name}: {done.returncode}\n{said}")
+    return subprocess.run(command, cwd=folder, env=environment, input="cat.png\n", capture_output=True, text=True, timeout=300)
+
+
+def require_end(language: str, name: str, status: int, said: str) -> None:
+    """Require that a program ended as `REASONS` says."""
+    reason = REASONS[language].get(name)
     if reason is not None:
         assert re.search(reason, said), said
-    else:
-        assert done.returncode == 0 and "rror" not in said, said
-        assert done.stdout.strip() or name.startswith("README") or "helper" in name, "it says nothing"
+        return
+    assert status == 0 and "rror" not in said, said
+    assert said.strip() or name.startswith("README") or "helper" in name, "it says nothing"
+
+
+@pytest.fixture(scope="module")
+def python_ends(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    folder, url = tmp_path_factory.mktemp("python"), shared_server.url
+    programs = {name: text for name, text in PYTHON.items() if name not in ELSEWHERE}
+    for name in (name for name in programs if name.endswith("helper.py")):
+        (folder / name).write_text(programs[name])
+    whole = {name: ADDRESS.sub(url, f"import ollama\n{text}" if name.startswith("README") else text) for name, text in programs.items()}
+    last = dict.fromkeys(name for name, text in programs.items() if "delete(" in text)  # they delete a model that others ask
+    (folder / "programs.json").write_text(json.dumps({name: whole[name] for name in [*(whole.keys() - last.keys()), *last]}))
+    done = run([sys.executable, "-c", RUN_ALL], folder, url)
+    assert done.returncode == 0, done.stderr
+    return {name: (status, said) for name, status, said in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("name", [name for name in PYTHON if name not in ELSEWHERE])
-def test_python(name: str, serve: Any, tmp_path: Path) -> None:
-    url = serve(**served()).url
-    for other in (other for other in PYTHON if other.endswith("helper.py")):
-        (tmp_path / other).write_text(PYTHON[other])
-    text = f"import ollama\n{PYTHON[name]}" if name.startswith("README") else PYTHON[name]
-    (tmp_path / "program.py").write_text(ADDRESS.sub(url, text))
-    require_end("python", name, [sys.executable, "program.py"], tmp_path, url)
+def test_python(name: str, python_ends: dict[str, Ended]) -> None:
+    require_end("python", name, *python_ends[name])
 
 
 @pytest.mark.parametrize("name", JAVASCRIPT)
-def test_javascript(name: str, serve: Any, tmp_path: Path) -> None:
+def test_javascript(name: str, shared_server: Any, tmp_path: Path) -> None:
     if not (PACKAGES / "tsx").exists():
         pytest.skip("needs clients in JavaScript: make .venv/clients")
-    url = serve(**served()).url
+    url = shared_server.url
     (tmp_path / "node_modules").symlink_to(PACKAGES)
     for other in (other for other in JAVASCRIPT if other.endswith("helpers.ts")):
         (tmp_path / Path(other).name).write_text(JAVASCRIPT[other])
     text = JAVASCRIPT[name] if "from 'ollama" in JAVASCRIPT[name] else f"import ollama from 'ollama'\n{JAVASCRIPT[name]}"
-    (tmp_path / "program.mts").write_text(ADDRESS.sub(url, text))
+    (tmp_path / "program.ts").write_text(ADDRESS.sub(url, text))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
     # the client reads no variable, so its requests are sent to another address
     send = f"const send = fetch; globalThis.fetch = (to, how) => send(String(to).replace('{DEFAULT}', '{url}'), how)"
     (tmp_path / "address.mjs").write_text(send)
-    require_end("javascript", name, [node(), "--import", "tsx", "--import", "./address.mjs", "program.mts"], tmp_path, url)
+    done = run([node(), "--import", "tsx", "--import", "./address.mjs", "program.ts"], tmp_path, url)
+    require_end("javascript", name, done.returncode, f"{done.stdout}\n{done.stderr}")
