@@ -335,7 +335,7 @@ def test_a_start_on_a_terminal_is_one_line(demo_server: Any, level: str) -> None
     with terminal(["relaxserve", "serve", "demo", "--port", "0", "--log-level", level], demo_server.environment) as server:
         said = server.until(r"relaxserve at .*\n")
         server.interrupt()
-        assert server.ended() == 0
+        assert server.ended() == 130
     lines = [line for line in said.splitlines() if line.strip()]
     models = r"demo \([\d.]+ MiB in memory, context [\d,]+\), a toy: .*"
     assert re.fullmatch(rf"relaxserve at (http://127\.0\.0\.1:\d+): {models}; console at \1/, API at \1/v1", lines[-1])
