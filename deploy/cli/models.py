@@ -22,9 +22,10 @@ from deploy.cli.output import answers, errors, stages
 from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
 from deploy.client import ServerFault
 from deploy.secrets import hub_token, take_secrets
-from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, model_spec
+from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, downloadable, model_spec
 from runtime.launch import command
 from runtime.units import in_units
+from server.models.sources import without_host
 
 SERVE = (*command("deploy.cli"), "serve")
 READY = re.compile(r"relaxserve at (http://[\w.:\[\]]+): ")
@@ -46,7 +47,7 @@ def pull(source: Wanted) -> None:
     """
     from deploy.model_loading import origins
 
-    token = hub_token(take_secrets(os.environ))
+    source, token = downloadable(source), hub_token(take_secrets(os.environ))
     _fetch(source, token)
     answers.print(f"{source} is in {origins.download(source, hub_token=token)}", highlight=False, soft_wrap=True)
 
@@ -127,7 +128,7 @@ def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `
     from deploy.model_loading import origins
 
     for source in sources:
-        freed = origins.remove(source)
+        freed = origins.remove(without_host(source))
         if not freed:
             known = ", ".join(one.source for one in origins.held()) or "none"
             raise typer.BadParameter(f"{source!r} is not on this machine; these models are: {known}")

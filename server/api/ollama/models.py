@@ -28,7 +28,7 @@ from server.models.aliases import LATEST
 from server.models.operations import OperationState
 from server.models.probe import PLAIN
 from server.models.registry import Registry
-from server.models.sources import is_hub_id, resolve
+from server.models.sources import is_hub_id, resolve, without_host
 from server.models.state import NAME, ModelSpec
 from server.settings import ServerSettings
 
@@ -36,7 +36,6 @@ Alias = Annotated[
     str, BeforeValidator(lambda name: name.removesuffix(LATEST) if isinstance(name, str) else name), Field(pattern=NAME, max_length=128)
 ]
 CREATED = "a created model has the weights and the adapters of another; quantise with `relaxserve serve --quantize`"
-HUBS = ("hf.co/", "huggingface.co/")
 encode = msgspec.json.encode
 
 
@@ -171,7 +170,7 @@ def _lines() -> Responses:
 
 def _plain(name: str) -> str:
     """Return the name without the host and the tag that Ollama's clients add."""
-    return next((name.removeprefix(hub) for hub in HUBS if name.startswith(hub)), name).removesuffix(":latest")
+    return without_host(name).removesuffix(":latest")
 
 
 async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[bytes, None]:

@@ -300,6 +300,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["serve", "--max-model-len", "3"], 2, "'3' is not a number from 16"),
         (["help", "nosuch"], 2, "'nosuch' is no command"),
         (["inspect", "qwen"], 2, "'qwen' does not exist"),
+        (["pull", "llama3.2"], 2, "'llama3.2' cannot be downloaded; expected a hub id"),
         (["serve", "--max-body-bytes", "much"], 2, "'much'"),
         (["serve", "demo", "--max-batch", "5000"], 2, "'5000' is not a number from 1 to 4096"),
         (["serve", "demo", "--kv-cache-bytes", "much"], 2, "'much' is not a number of bytes"),
