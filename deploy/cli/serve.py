@@ -304,7 +304,7 @@ class ServeCommand(TyperCommand):
     column with other names, and with names that turn switches off, would leave little room for the meanings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        options: list[Any] = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
         before = [(param, vars(param).copy()) for param in options]
         try:
             for param in options:
