@@ -2,8 +2,9 @@
 
     pip download --no-deps --no-binary :all: ollama==0.6.3 && tar xf ollama-0.6.3.tar.gz
     npm pack ollama@0.6.4 && tar xf ollama-0.6.4.tgz
-    git clone https://github.com/ollama/ollama-js && git -C ollama-js checkout f23d7ee
     python tests/golden/make_ollama_examples.py ollama-0.6.3 package ollama-js
+
+`ollama-js` is a clone of the JavaScript client's repository, at the commit f23d7ee.
 
 `vendors/ollama_examples.json` has for each client its version, its licence, and its programs: the files below `examples`, and the blocks of
 code of its README. Blocks that only name a function, such as `ollama.chat(request)`, and blocks for the vendor's own address are left out.
