@@ -43,7 +43,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(call CURRENT,$(VENV))
 	@$(PIP) -q setuptools $$($(NEEDED))
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -q server compiler runtime deploy
 	@touch $@
 
