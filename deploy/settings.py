@@ -22,7 +22,7 @@ from deploy import catalogue, demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
 from server.defaults import DefaultsError, read_values
-from server.models.sources import GGUF, is_hub_id, names_of, settled
+from server.models.sources import GGUF, is_hub_id, names_of, settled, without_host
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 from server.text.dialects.registry import FORMATS
@@ -46,7 +46,7 @@ class Setting:
 
 SETTINGS = (
     Setting("host", LISTEN, "Address to listen on."),
-    Setting("port", LISTEN, "Port to listen on; 0 takes a free one."),
+    Setting("port", LISTEN, "Port; 0 takes a free one."),
     Setting("insecure", LISTEN, "Serve other machines without API keys."),
     Setting("proxy_networks", LISTEN, "Proxy whose X-Forwarded-For names the client; may be repeated."),
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),
@@ -374,9 +374,8 @@ def model_spec(text: str) -> ModelSpec:
     exists = _exists(source)
     if source == demo.NAME and not exists:
         return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
-    if not exists and not _may_be_downloaded(source):
-        expected = "expected a folder, a .gguf file, a hub id such as ORGANISATION/NAME, or a name that `relaxserve ls --available` lists"
-        raise SettingsError(f"model {source!r:.200} does not exist; {expected}")
+    if not exists:
+        source = downloadable(source, "does not exist; expected a folder, a .gguf file, ")
     found = str(settled(Path(source).expanduser())) if exists else source
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
@@ -389,7 +388,12 @@ def _exists(source: str) -> bool:
         raise SettingsError(f"model {source!r:.200} cannot be read: {error.strerror}") from error
 
 
-def _may_be_downloaded(source: str) -> bool:
-    """Return whether a source that does not exist on this machine is in the catalogue, or has the form of a hub id. A name that ends in
-    `.gguf` is that of a file, unless it follows a repository and a colon."""
-    return catalogue.find(source) is not None or (is_hub_id(source) and (":" in source or not source.endswith(GGUF)))
+def downloadable(source: str, fault: str = "cannot be downloaded; expected ") -> str:
+    """Return a source that is in the catalogue or has the form of a hub id, without the hub's address. Raise SettingsError for any other,
+    before the hub is asked. A name that ends in `.gguf` is that of a file, unless it follows a repository and a colon."""
+    plain = without_host(source)
+    if catalogue.find(plain) is not None or (is_hub_id(plain) and (":" in plain or not plain.endswith(GGUF))):
+        return plain
+    raise SettingsError(
+        f"model {source!r:.200} {fault}a hub id such as ORGANISATION/NAME, or a name that `relaxserve ls --available` lists"
+    )

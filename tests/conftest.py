@@ -222,6 +222,7 @@ def _environment(cache_folder: Path) -> dict[str, str]:
 
 
 GREETING_S = 900.0
+READY = re.compile(r"^relaxserve at (http://[\w.:]+): ", re.MULTILINE)
 
 
 def greeting(server: subprocess.Popen[str], timeout_s: float = GREETING_S) -> tuple[str, str]:
@@ -231,14 +232,12 @@ def greeting(server: subprocess.Popen[str], timeout_s: float = GREETING_S) -> tu
     limit = threading.Timer(timeout_s, server.kill)
     limit.start()
     try:
-        while not re.search(r"-d '|-F file=", banner):  # the end of the example
+        while (found := READY.search(banner)) is None:
             line = server.stderr.readline()
             assert line, f"the server ended, or was not ready within {timeout_s:g} s: {banner}"
             banner += line
     finally:
         limit.cancel()
-    found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
-    assert found is not None, banner
     return found[1], banner
 
 

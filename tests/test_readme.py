@@ -36,8 +36,9 @@ def test_snippet(number: int, demo_server: Any) -> None:
     assert demo_server.run(*command).strip()
 
 
-def test_the_printed_call_works(demo_server: Any) -> None:
-    call = demo_server.banner[demo_server.banner.index("try:\n") + len("try:\n") :]
+def test_the_call_that_show_prints_works(demo_server: Any) -> None:
+    _, _, call = demo_server.run("relaxserve", "show", "demo").rpartition("\ncurl ")
+    call = f"curl {call}"
     assert demo_server.url in call
     assert "Paris" in demo_server.run("bash", "-euc", call)
 

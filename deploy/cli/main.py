@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, launch, models, replay, running, serve
 from deploy.cli.output import answers, errors
 
-ALIASES = {"list": "ls", "images": "ls", "remove": "rm"}  # words of Ollama and docker
+ALIASES = {"list": "ls", "images": "ls", "remove": "rm", "rmi": "rm"}  # words of Ollama and docker
 
 
 class Commands(TyperGroup):
@@ -58,6 +58,35 @@ app.command("bench", rich_help_panel=COMPILER, add_help_option=False, context_se
 )
 
 
+@app.command("help", hidden=True)
+def help_(ctx: typer.Context, command: Annotated[list[str] | None, typer.Argument(help="Name of a command.")] = None) -> None:
+    """Show the help of a command, or list all commands.
+
+    [bold]Examples[/bold]
+
+      relaxserve help serve
+    """
+    parent = ctx.find_root()
+    found: Any = parent.command
+    for name in command or ():
+        below = found.get_command(parent, name) if isinstance(found, TyperGroup) else None
+        if below is None:
+            raise typer.BadParameter(f"{name!r} is no command; `relaxserve help` lists them")
+        found, parent = below, typer.Context(below, info_name=below.name, parent=parent)
+    typer.echo(found.get_help(parent))
+
+
+@app.command("version", hidden=True)
+def version_() -> None:
+    """Show the version.
+
+    [bold]Examples[/bold]
+
+      relaxserve version
+    """
+    _tell_version(True)
+
+
 def _tell_version(asked: bool) -> None:
     if asked:
         answers.print(f"relaxserve {version('relaxserve')}", highlight=False)
@@ -66,7 +95,9 @@ def _tell_version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Serve language and embedding models, compiled on this machine, over an OpenAI-compatible API."""
 

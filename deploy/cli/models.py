@@ -22,11 +22,12 @@ from deploy.cli.output import answers, errors, stages
 from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
 from deploy.client import ServerFault
 from deploy.secrets import hub_token, take_secrets
-from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, model_spec
+from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, downloadable, model_spec
 from runtime.launch import command
 from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
+from server.models.sources import without_host
 
 SERVE = (*command("deploy.cli"), "serve")
 READY = re.compile(r"relaxserve at (http://[\w.:\[\]]+): ")
@@ -52,7 +53,7 @@ def pull(
     """
     from deploy.model_loading import origins
 
-    token = hub_token(take_secrets(os.environ))
+    source, token = downloadable(source), hub_token(take_secrets(os.environ))
     _fetch(source, token)
     place = origins.download(source, hub_token=token)
     answers.print(f"{source} is in {place}", highlight=False, soft_wrap=True)
@@ -138,7 +139,7 @@ def _list_available(held: set[str], as_json: bool) -> None:
     answers.print(table)
 
 
-def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `relaxserve ls` shows them.", metavar="SOURCE...")]) -> None:
+def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `relaxserve ls` shows them.", metavar="SOURCE")]) -> None:
     """Remove downloaded models from this machine. A server that has loaded one keeps serving it until it restarts.
 
     [bold]Examples[/bold]
@@ -150,7 +151,7 @@ def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `
     from deploy.model_loading import origins
 
     for source in sources:
-        freed = origins.remove(source)
+        freed = origins.remove(without_host(source))
         if not freed:
             known = ", ".join(one.source for one in origins.held()) or "none"
             raise typer.BadParameter(f"{source!r} is not on this machine; these models are: {known}")

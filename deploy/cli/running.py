@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -17,10 +19,12 @@ from deploy.cli.sources import DEFAULT
 from deploy.client import Client, segment
 from deploy.modelfile import Modelfile, ModelfileError
 from deploy.modelfile import read as read_modelfile
+from deploy.settings import KEY_VARIABLE
 from server.defaults import DefaultsError, read_texts
 
 Name = Annotated[str, typer.Argument(help="Name or alias of a model of the server.", metavar="MODEL")]
 NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}  # defaults that Ollama's API calls otherwise
+QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
 OF_NO_PARAMETER = ("system", "template")
 
 
@@ -37,7 +41,7 @@ def stop(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
 
 
 def show(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
-    """Describe a model of a running server: size, context, capabilities, defaults for requests.
+    """Describe a model of a running server: size, context, capabilities, defaults for requests, and a call that works.
 
     [bold]Examples[/bold]
 
@@ -51,6 +55,23 @@ def show(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
     for name, value in _rows(entry, client.post("/api/show", {"model": model})):
         table.add_row(name, escape(value))
     answers.print(table)
+    if call := call_of(entry, client.url, has_key=bool(key)):
+        answers.print(f"\n{call}", markup=False, highlight=False, soft_wrap=True)
+
+
+def call_of(entry: Mapping[str, Any], url: str, *, has_key: bool) -> str:
+    """Return a curl command that asks a model, with a line break that a shell accepts; "" if the model answers none of these paths."""
+    if entry.get("chats"):
+        path, body = "chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}
+    elif entry.get("generates"):
+        path, body = "completions", {"prompt": BEGINNING}
+    elif entry.get("embedding_size"):
+        path, body = "embeddings", {"input": QUESTION}
+    else:
+        return ""
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
+    data = shlex.quote(json.dumps({"model": entry["id"], **body}, ensure_ascii=False))
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n  -d {data}"
 
 
 def _rows(entry: dict[str, Any], shown: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ import inspect
 import logging
 import os
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,7 +51,7 @@ from deploy.settings import (
 )
 from server.defaults import DefaultsError, read_texts
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
-from server.settings import SettingsError
+from server.settings import ServerSettings, SettingsError
 
 if TYPE_CHECKING:
     from server.models.operations import Operation
@@ -61,12 +60,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST = "smollm2"  # the model that a newcomer meets first
-QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
 
 HELP = """Serve models; without any, smollm2 if `relaxserve pull smollm2` has downloaded it, and the built-in demo model.
 
 Every option can also be given as an environment variable (RELAXSERVE_PORT for --port) or as a key in the --config file (port: 9000).
-Options override variables, and variables override the file. --no-SWITCH turns a switch off.
+Options win over variables, variables over the file. --no-SWITCH turns one off.
 
 [bold]Examples[/bold]
 
@@ -74,15 +72,17 @@ Options override variables, and variables override the file. --no-SWITCH turns a
 
   relaxserve serve qwen2.5-coder-1.5b
 
-  relaxserve serve ~/models/Qwen2.5-0.5B-Instruct=qwen --quantize int8 --port 9000
+  relaxserve serve ~/models/Qwen2.5-0.5B-Instruct=qwen --quantize int8
 
-  relaxserve serve --config models.yaml --host 0.0.0.0 --api-key-file /run/secrets/keys
+  relaxserve serve --config models.yaml --host 0.0.0.0 --api-key-file keys
 """
 
 
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
+    arguments.pop("help_all")
+    model = [*(model or ()), *(arguments.pop("more_models") or ())]
     form = {name: value for name in FORM if (value := arguments.pop(name, None)) not in (None, [])}
-    settings, specs = gather(arguments, os.environ, config=config, models=model or ())
+    settings, specs = gather(arguments, os.environ, config=config, models=model)
     token = hub_token(take_secrets(os.environ))
     if links := service_links(os.environ):
         note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service, unless the pod has enableServiceLinks: false"
@@ -96,8 +96,11 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         )
     specs = _formed(specs, form)
     from deploy.logs import configure
+    from server.models.load_report import LOADS
 
     configure(settings.log_level, settings.log_format)
+    if shows_bars(settings) and settings.log_level != "debug":
+        logging.getLogger(LOADS).setLevel(logging.WARNING)
     from deploy.serve import serve as run_server
 
     if not run_server(settings, specs, greet, token):
@@ -127,12 +130,15 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
 
 
 async def greet(registry: Registry, url: str) -> bool:
-    """Show the progress of loads until they have ended, then print the server's address and an example call. Return False if loads were
-    requested and none succeeded."""
+    """Show the progress of loads until they have ended, then print one line: the server's address and its models. Return False if loads
+    were requested and none succeeded."""
+    from server.models.load_report import LOADS
+
     operations = registry.operations.all()
-    if errors.is_terminal and registry.settings.log_format == "text":
+    if shows_bars(registry.settings):
         with Bars() as bars:
             await asyncio.gather(*(_follow(operation, bars) for operation in operations))
+        logging.getLogger(LOADS).setLevel(logging.NOTSET)  # later loads are not watched here
     else:
         await asyncio.gather(*(operation.wait() for operation in operations))  # the log reports when each load begins and ends
     if operations and not registry.models():
@@ -140,39 +146,29 @@ async def greet(registry: Registry, url: str) -> bool:
     if registry.settings.log_format == "json":
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
-    errors.print(f"relaxserve at {url}: console at {url}/, API at {url}/v1, API page at {url}/docs", highlight=False, soft_wrap=True)
-    if call := example(registry, url):
-        errors.print(f"try:\n{call}", markup=False, highlight=False, soft_wrap=True)
-    if [model.spec.source for model in registry.models()] == [demo.NAME]:
-        errors.print(
-            f"the demo model is a toy; `relaxserve pull {FIRST}` downloads a real one, which the next start serves", highlight=False
-        )
+    errors.print(greeting(registry, url), markup=False, highlight=False, soft_wrap=True)
     return True
+
+
+def shows_bars(settings: ServerSettings) -> bool:
+    """Return whether a person watches the loads. Then progress bars and the greeting tell what the lines of the log would."""
+    return errors.is_terminal and settings.log_format == "text"
+
+
+def greeting(registry: Registry, url: str) -> str:
+    from server.models.load_report import summary
+
+    ready = [model for model in registry.models() if model.loaded is not None]
+    models = ", ".join(summary(model) for model in ready) or "no model is loaded"
+    if [model.spec.source for model in ready] == [demo.NAME]:
+        models += f", a toy: `relaxserve pull {FIRST}` downloads a real model, which the next start serves"
+    return f"relaxserve at {url}: {models}; console at {url}/, API at {url}/v1"
 
 
 async def _follow(operation: Operation, bars: Bars) -> None:
     async for _ in operation.watch():
         if operation.ended_at is None:
             bars.show(operation.model, operation.stage, operation.fraction)
-
-
-def example(registry: Registry, url: str) -> str:
-    """Return a curl command for the first loaded model, with a line break that a shell accepts."""
-    for model in registry.models():
-        if model.loaded is None:
-            continue
-        key = ' -H "Authorization: Bearer $KEY"' if registry.settings.has_api_keys else ""
-        if model.loaded.speech is not None:
-            return f"  curl {url}/v1/audio/transcriptions{key} -F model={shlex.quote(model.spec.name)} -F file=@speech.wav"
-        if not model.loaded.ready.generates:
-            path, body = "embeddings", f'{{"model": "{model.spec.name}", "input": "{QUESTION}"}}'
-        elif not model.loaded.chats:
-            path, body = "completions", f'{{"model": "{model.spec.name}", "prompt": "{BEGINNING}"}}'
-        else:
-            messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
-            path, body = "chat/completions", f'{{"model": "{model.spec.name}", "messages": {messages}}}'
-        return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'"
-    return ""
 
 
 # --- options -----------------------------------------------------------------------------------------------------------
@@ -231,18 +227,20 @@ def _within(least: int, most: int) -> Callable[[str], int]:
     return parsed
 
 
-def _of_models(kind: Any, meaning: str, metavar: str = "TEXT", **form: Any) -> Any:
-    return Annotated[kind | None, typer.Option(help=meaning, metavar=metavar, rich_help_panel=OF_MODELS, show_default=False, **form)]
+def _of_models(kind: Any, meaning: str, metavar: str = "TEXT", *names: str, **form: Any) -> Any:
+    shown = {"help": meaning, "metavar": metavar, "rich_help_panel": OF_MODELS, "show_default": False}
+    return Annotated[kind | None, typer.Option(*names, **shown, **form)]
 
 
 OF_MODELS = "Models on the command line"
 OPTIONS = {"aliases": "--alias", "defaults": "--default"}  # options whose name is not that of the field
+CONTEXT = ("--max-context", "--max-model-len", "--ctx-size", "-c")  # the other names are those of vLLM and llama.cpp
 
 # Options that apply to every model named on the command line. The key is the field of a load that the option sets.
 FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
     "calibrate": _of_models(str, CALIBRATE, "FILE"),
-    "max_context": _of_models(int, MAX_CONTEXT, "N", parser=_within(LEAST_CONTEXT, 2**31 - 1)),
+    "max_context": _of_models(int, MAX_CONTEXT, "N", *CONTEXT, parser=_within(LEAST_CONTEXT, 2**31 - 1)),
     "max_batch": _of_models(int, MAX_BATCH, "N", parser=_within(1, MOST_SEQUENCES)),
     "max_gap_ms": _of_models(int, MAX_GAP_MS, "N", parser=_within(1, LONGEST_GAP_MS)),
     "kv_cache_bytes": _of_models(float, KV_CACHE_BYTES, "BYTES", parser=_share),
@@ -251,22 +249,22 @@ FORM: dict[str, Any] = {
     "target": _of_models(str, TARGET),
     "device": _of_models(str, DEVICE),
     "embeddings": _of_models(bool, EMBEDDINGS, ""),
-    "aliases": Annotated[
-        list[str] | None, typer.Option(OPTIONS["aliases"], help=ALIAS, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False)
-    ],
+    "aliases": _of_models(list[str], ALIAS, "TEXT", OPTIONS["aliases"], "--served-model-name"),
     "pin": _of_models(bool, PIN, ""),
-    "tool_parser": Annotated[
-        str | None,
-        typer.Option(
-            "--tool-parser", "--tool-call-parser", help=TOOL_PARSER, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False
-        ),
-    ],
+    "tool_parser": _of_models(str, TOOL_PARSER, "TEXT", "--tool-parser", "--tool-call-parser"),
     "reasoning": _of_models(bool, REASONING, ""),
-    "defaults": Annotated[
-        list[str] | None,
-        typer.Option(OPTIONS["defaults"], help=DEFAULT, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False),
-    ],
+    "defaults": _of_models(list[str], DEFAULT, "TEXT", OPTIONS["defaults"]),
 }
+
+
+HELP_ALL = f"{__name__}.help_all"  # key of the context's data: whether the help shows all options
+
+
+def _show_all(ctx: typer.Context, asked: bool) -> None:
+    if asked:
+        ctx.meta[HELP_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
 
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -276,7 +274,13 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
         typer.Argument(help="PATH_OR_ID[=NAME], 'demo', or a name in `ls --available`.", metavar="MODEL", show_default=False),
     ]
     config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
-    annotations = {"model": model, "config": config} | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
+    help_all = Annotated[
+        bool | None,
+        typer.Option("--help-all", callback=_show_all, is_eager=True, metavar="", help="Show all options and exit.", show_default=False),
+    ]
+    more = _of_models(list[str], "Another way to write MODEL; may be repeated.", "MODEL", "--model", "-m")
+    own = {"model": model, "config": config, "help_all": help_all, "more_models": more}
+    annotations = own | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in annotations.items()
@@ -287,19 +291,30 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+# Parameters of the options on the first page of the help.
+COMMON = {
+    *("quantize", "max_context", "kv_cache_bytes", "device", "embeddings", "aliases", "defaults", "model_root", "allow_hub"),
+    *("config", "host", "port", "api_key_file", "admin_key_file", "memory_limit_bytes", "help", "help_all"),
+}
+FIRST_PAGE = "Options that most people need; --help-all shows all"
+
+
 class ServeCommand(TyperCommand):
-    """The command, whose help shows each option by one name. A column with other names, and with names that turn switches off, would leave
-    little room for the meanings."""
+    """The command, whose help shows what most people need in one panel, and with --help-all everything. It shows each option by one name: a
+    column with other names, and with names that turn switches off, would leave little room for the meanings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        names = [(param, param.opts, param.secondary_opts) for param in self.params if param.param_type_name == "option"]
+        options: list[Any] = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        before = [(param, vars(param).copy()) for param in options]
         try:
-            for param, (first, *_), _ in names:
-                param.opts, param.secondary_opts = [first], []
+            for param in options:
+                param.opts, param.secondary_opts = [next(name for name in param.opts if name.startswith("--"))], []
+                if not ctx.meta.get(HELP_ALL):
+                    param.hidden, param.rich_help_panel = param.name not in COMMON, FIRST_PAGE
             super().format_help(ctx, formatter)
         finally:
-            for param, opts, secondary_opts in names:
-                param.opts, param.secondary_opts = opts, secondary_opts
+            for param, attributes in before:
+                vars(param).update(attributes)
 
 
 serve = _with_options(_serve)

@@ -15,24 +15,24 @@ from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = (
-    "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, auto-fast and int8-fast (round activations to 8 bits), "
-    "6bit, 5bit, 4bit, or a number of bits per weight such as 4.6, quantised once by a text. int8-128 or int4-32 name the inputs per scale."
+    "Number format of the weights: auto (that of the files), bf16, int8, 6bit, 5bit, 4bit, a number of bits such as 4.6, f32, auto-fast, "
+    "int8-fast, int8-128, int4-32 (docs/models.md)."
 )
 CALIBRATE = "Text by which 4bit and other numbers of bits decide what matters."
-MAX_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, if the memory suffices."
+MAX_CONTEXT = "Longest sequence, in tokens; by default the model's, if memory suffices."
 MAX_BATCH = "Maximum number of sequences per step."
 MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
 KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
 NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
-EMBEDDINGS = "Serve embeddings of a model that generates text, too."
+EMBEDDINGS = "Serve embeddings of a decoder, too."
 
 KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights leave."
 ALIAS = "Further name; may be repeated."
 PIN = "Refuse to unload without --force."
 TOOL_PARSER = "Format of tool calls, such as hermes or mistral; by default that of the chat template."
-DEFAULT = "Default for requests, such as temperature=0.2 or system=@FILE; may be repeated."
+DEFAULT = "Default for requests, such as temperature=0.2 or system=@FILE."
 REASONING = "Whether the model writes think blocks; by default as its vocabulary says."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, 'demo', or a name in `ls --available`.")]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CacheNotFound, DryRunFileInfo, scan_cache_dir, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import tqdm
 
 from deploy.model_loading.held import Held
@@ -44,6 +45,13 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
         names = ", ".join(path.name for path in found) or "no file"
         raise FileNotFoundError(f"{source!r} matches {names}; expected one .gguf file of {repo}")
     return found[0]
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why a download failed. Without a network, the library tells of its cache, which nobody has asked for."""
+    if isinstance(error, LocalEntryNotFoundError):
+        return f"the hub does not answer ({error.__cause__ or 'offline'}); check the network, or HTTPS_PROXY"
+    return " ".join(str(error).split())
 
 
 def revision(source: str, token: str | None = None) -> str:

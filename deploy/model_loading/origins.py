@@ -32,7 +32,9 @@ def download(source: str, report: Callable[[float], None] = unwatched, hub_token
     try:
         return library.download(name, report, hub_token)
     except Exception as error:  # huggingface_hub raises many kinds of errors: network, permissions, names
-        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is not a path on this machine, and its download failed: {error}") from error
+        raise LoadError(
+            ErrorCode.FETCH_FAILED, f"{source!r} is not a path on this machine, and its download failed: {library.reason(error)}"
+        ) from error
 
 
 def missing_bytes(source: str, hub_token: str | None = None) -> int:

@@ -35,6 +35,7 @@ from server.metrics import ENGINE, Metrics
 from server.models.aliases import Aliases, names_like
 from server.models.budget import Budget
 from server.models.library import Library
+from server.models.load_report import tell_loaded, tell_loading
 from server.models.model import (
     CompareForms,
     CompileCache,
@@ -60,8 +61,6 @@ from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
-
-MUCH_LARGER = 1.25  # weights that take so many times the bytes of the model's files are worth a line
 
 
 class Registry:
@@ -295,7 +294,7 @@ class Registry:
         operation, name = model.operation, model.spec.name
         labels = (name, ENGINE)
         began = time.monotonic()
-        log.info("loading %s from %s", name, model.spec.source)
+        tell_loading(model.spec)
         try:
             # Identify the source before the worker reads it. If it changes in between, the identity is too old: one needless load follows.
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
@@ -334,28 +333,7 @@ class Registry:
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
         self._count_load(model, loaded.ready, load_s)
-        names = {"kv_cache": "KV cache up to"}  # it takes memory as it fills
-        parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
-        compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
-        log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
-        if loaded.ready.generates and not loaded.chats:
-            log.info("%s has no chat template: it answers /v1/completions and refuses conversations", name)
-        for note in loaded.dialect.notes if loaded.chats else ():
-            log.info("%s: %s", name, note)
-        if loaded.ready.generates:
-            log.info("%s samples by default with %s", name, loaded.sampling_note)
-        if loaded.defaults.given:
-            log.info("%s has defaults for requests: %s", name, loaded.defaults.note)
-        least_bytes = self._weigh(msgspec.structs.replace(spec, quantize="auto"))
-        if spec.quantize != "auto" and loaded.ready.weights_bytes > MUCH_LARGER * least_bytes > 0:
-            taken, least = in_units(loaded.ready.weights_bytes), in_units(least_bytes)
-            log.info("%s: its weights take %s as %s; auto keeps the numbers of its files, about %s", name, taken, spec.quantize, least)
-        if loaded.ready.context_note:
-            log.info("%s: %s", name, loaded.ready.context_note)
-        if loaded.ready.embedding_note:
-            log.info("%s: %s", name, loaded.ready.embedding_note)
-        if loaded.ready.device_note:
-            log.warning("%s: %s", name, loaded.ready.device_note)
+        tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
     def _fail(self, model: Model, error: ApiError) -> None:
         self._forget(model)

@@ -19,6 +19,7 @@ from server.settings import ServerSettings
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # may end with a colon and the end of a file name
 CACHED = re.compile(r"/models--[^/]+?--([^/]+?)(?:/snapshots(?:/[^/]+)?)?/?$")  # a repository in the hub's cache
 
+HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("huggingface.co", "hf.co"))
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096
@@ -37,9 +38,10 @@ def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -
         raise _invalid(source, "lies outside the model root; expected a path below it")
     if exists and path != root:
         return str(settled(root / source))
-    may_be_downloaded = source in names or is_hub_id(source)
+    plain = without_host(source)
+    may_be_downloaded = plain in names or is_hub_id(plain)
     if settings.allow_hub and may_be_downloaded:
-        return source
+        return plain
     remedy = ", and this server downloads none: start it with --allow-hub" if may_be_downloaded else ""
     raise _invalid(source, f"does not exist below the model root{remedy}")
 
@@ -50,6 +52,11 @@ def require_download(source: str, settings: ServerSettings, names: Container[str
         raise _invalid(source, "cannot be downloaded; expected a name of the catalogue, or ORGANISATION/NAME or ORGANISATION/NAME:FILE")
     if not settings.allow_hub:
         raise _invalid(source, "would be downloaded, and this server downloads nothing: start it with --allow-hub")
+
+
+def without_host(source: str) -> str:
+    """Return a source without the address of the hub, with which users of Ollama and of the hub's pages write it."""
+    return next((source.removeprefix(host) for host in HOSTS if source.startswith(host)), source)
 
 
 def is_hub_id(source: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.settings import SETTINGS, gather, model_spec, num_bytes, parse, service_links
+from deploy.settings import SETTINGS, downloadable, gather, model_spec, num_bytes, parse, service_links
 from server.settings import ServerSettings, SettingsError
 
 SAMPLES = {
@@ -122,8 +122,15 @@ def test_what_does_not_exist_is_not_sought_on_the_hub(source: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("source", ["org/name", "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m", "org/name:file-Q4_K_M.gguf"])
-def test_a_hub_id_is_sought_on_the_hub(source: str) -> None:
-    assert model_spec(source).source == source
+@pytest.mark.parametrize("host", ["", "hf.co/", "huggingface.co/", "https://huggingface.co/"])
+def test_a_hub_id_is_sought_on_the_hub(source: str, host: str) -> None:
+    assert model_spec(host + source).source == downloadable(host + source) == source
+
+
+@pytest.mark.parametrize("source", ["llama3.2", "qwen2.5:0.5b", "a/b/c", "https://example.com/org/name", "org/name.gguf"])
+def test_what_cannot_be_downloaded_is_refused_before_the_hub_is_asked(source: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot be downloaded; expected a hub id such as ORGANISATION/NAME, or a name that"):
+        downloadable(source)
 
 
 @pytest.mark.parametrize(

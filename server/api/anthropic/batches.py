@@ -94,7 +94,7 @@ def router(context: Context) -> APIRouter:
         records = batches.batches_of(caller(request).tenant, OF_ANTHROPIC)
         if before_id is not None:
             records = _before(records, before_id, limit)
-        page, ends = page_of(records, limit, after_id, MOST_LISTED)
+        page, ends = page_of(records, limit, after_id, MOST_LISTED, None)
         listed: MessageBatchList = {"data": [describe(record, request) for record in page], **ends}
         return json_answer(listed)
 

@@ -85,7 +85,8 @@ class OllamaAnswer(BlockAnswer):
         self._ended = ended
         self._worker = loaded.worker
         self._writer = None if plan.job.submit.params.logprobs is None else LogprobWriter(loaded.tokenizer, as_ids=False)
-        self._logprobs: list[bytes] = []  # log-probabilities of tokens that no line has told yet
+        self._logprobs: list[bytes] = []  # log-probabilities of all tokens so far
+        self._num_told = 0  # how many of them earlier lines of a stream have told
         self._is_chat = is_chat
         self._model = model
         self._began_s = time.monotonic()
@@ -153,6 +154,7 @@ class OllamaAnswer(BlockAnswer):
             said: dict[str, object] = {"message": {"role": "assistant", "content": texts[Kind.TEXT], **thinking, **further}}
         else:
             said = {"response": texts[Kind.TEXT], **thinking}
+        self._num_told = 0  # the lines that a stream would have are not sent
         return [self._head, self._told_logprobs(), b",", encode({**said, "done": True, **self._counts()})[1:]]
 
     def _line(self, form: bytes, text: str) -> bytes:
@@ -160,10 +162,8 @@ class OllamaAnswer(BlockAnswer):
 
     def _told_logprobs(self) -> bytes:
         """Return the field of the log-probabilities since the last line, if the request asks for them."""
-        if not self._logprobs:
-            return b""
-        told, self._logprobs = b",".join(self._logprobs), []
-        return b',"logprobs":[%b]' % told
+        new, self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
+        return b',"logprobs":[%b]' % b",".join(new) if new else b""
 
     def _calls(self, blocks: Sequence[Block]) -> list[OllamaToolCall]:
         made: list[OllamaToolCall] = []

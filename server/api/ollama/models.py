@@ -28,7 +28,7 @@ from server.models.aliases import LATEST
 from server.models.operations import OperationState
 from server.models.probe import PLAIN
 from server.models.registry import Registry
-from server.models.sources import is_hub_id, resolve
+from server.models.sources import is_hub_id, resolve, without_host
 from server.models.state import NAME, ModelSpec
 from server.settings import ServerSettings
 
@@ -36,7 +36,6 @@ Alias = Annotated[
     str, BeforeValidator(lambda name: name.removesuffix(LATEST) if isinstance(name, str) else name), Field(pattern=NAME, max_length=128)
 ]
 CREATED = "a created model has the weights and the adapters of another; quantise with `relaxserve serve --quantize`"
-HUBS = ("hf.co/", "huggingface.co/")
 encode = msgspec.json.encode
 
 
@@ -76,10 +75,16 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download a model, resuming an interrupted download, and load it under the requested name."""
+        """Download a model, resuming an interrupted download, and load it under the requested name. A name that the server serves already,
+        and that names nothing to download, is here."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
-        spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), registry)
+        try:
+            spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), registry)
+        except ApiError:
+            if not _is_served(name, registry):
+                raise
+            spec = None
         lines = _pulled(spec, registry)
         if body.stream is not False:
             return EventStream(lines, headers, heartbeat_s=settings.heartbeat_s, framing=FRAMING)
@@ -165,12 +170,15 @@ def _lines() -> Responses:
 
 def _plain(name: str) -> str:
     """Return the name without the host and the tag that Ollama's clients add."""
-    return next((name.removeprefix(hub) for hub in HUBS if name.startswith(hub)), name).removesuffix(":latest")
+    return without_host(name).removesuffix(":latest")
 
 
-async def _pulled(spec: ModelSpec, registry: Registry) -> AsyncGenerator[bytes, None]:
-    """Yield a line for each step of the download and the load. Raise ApiError if either fails."""
+async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[bytes, None]:
+    """Yield a line for each step of the download and the load; None: of a model that is here. Raise ApiError if either fails."""
     yield _line("pulling manifest")
+    if spec is None:
+        yield _line("success")
+        return
     try:
         if registry.library is not None and _is_downloaded(spec.source, registry):
             async with aclosing(registry.library.pull(spec.source)) as parts:
@@ -203,6 +211,10 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
     if model is not None:
         await registry.unload(model.spec.name, drain_s=settings.drain_s)
     return source
+
+
+def _is_served(name: str, registry: Registry) -> bool:
+    return name in registry.aliases() or any(model.spec.name == name and model.loaded is not None for model in registry.models())
 
 
 def _is_downloaded(source: str, registry: Registry) -> bool:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
-from server.api.request.paging import Ends, page_of
+from server.api.request.paging import NO_ID, Ends, page_of
 from server.api.request.prepare import invalid
 from server.api.request.uploads import limited
 from server.api.routes import gives, new_router
@@ -63,10 +63,17 @@ def router(context: Context) -> APIRouter:
             raise
 
     @routes.get("/v1/files", responses=gives(FileList))
-    async def list_files(request: Request, purpose: str | None = None, limit: int = MOST_LISTED, after: str | None = None) -> Response:
-        """List the caller's files, the newest first."""
+    async def list_files(
+        request: Request,
+        purpose: str | None = None,
+        limit: int = MOST_LISTED,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """List the caller's files, the newest first unless `order` is `asc`."""
         files = [file for file in batches.files_of(caller(request).tenant) if purpose is None or file.purpose == purpose]
-        page, ends = page_of(files, limit, after, MOST_LISTED)
+        files = files if order == "desc" else files[::-1]
+        page, ends = page_of(files, limit, after, MOST_LISTED, NO_ID)
         listed: FileList = {"object": "list", "data": [describe(file) for file in page], **ends}
         return json_answer(listed)
 

@@ -15,6 +15,9 @@ class Listed(Protocol):
     def id(self) -> str: ...
 
 
+NO_ID = ""  # of an empty page, in OpenAI's lists: their document has no null there
+
+
 class Ends(TypedDict):
     """The fields of a page of a list, beside its entries."""
 
@@ -26,8 +29,8 @@ class Ends(TypedDict):
 R = TypeVar("R", bound=Listed)
 
 
-def page_of(records: Sequence[R], limit: int, after: str | None, most: int) -> tuple[Sequence[R], Ends]:
-    """Return the entries of one page of a list, and its ends."""
+def page_of(records: Sequence[R], limit: int, after: str | None, most: int, no_id: str | None) -> tuple[Sequence[R], Ends]:
+    """Return the entries of one page of a list, and its ends. `no_id` stands for the ids of an empty page."""
     if not 1 <= limit <= most:
         raise invalid("limit", f"limit is {limit}; expected 1 to {most}")
     begin = 0
@@ -36,5 +39,5 @@ def page_of(records: Sequence[R], limit: int, after: str | None, most: int) -> t
         if not begin:
             raise invalid("after", f"after is {after!r:.80}; expected the id of an entry of the list")
     page = records[begin : begin + limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    first, last = (page[0].id, page[-1].id) if page else (no_id, no_id)
     return page, {"first_id": first, "last_id": last, "has_more": begin + limit < len(records)}

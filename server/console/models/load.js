@@ -55,7 +55,8 @@ export class LoadForm {
     this.fields.source.placeholder = downloads.allowed ? "folder, file or org/name" : "folder or file";
     const {length} = local.data, where = `below ${local.model_root}`;
     const counted = !length ? `There is no model ${where}.` : idle.length ? `${idle.length} of ${length} models ${where} can be loaded.` : `All ${length} models ${where} are loaded.`;
-    this.offers.textContent = `${counted}${downloads.allowed ? " Names of the hub and of the catalogue are downloaded." : " This server downloads no models: start it with --allow-hub for that."}`;
+    this.offers.replaceChildren(counted, ...(downloads.allowed ? [" Names of the hub and of the catalogue are downloaded."]
+      : [" This server downloads no models: start it with ", h("code", {class: "whole"}, "--allow-hub"), " for that."]));
   }
 
   fill(source, name = "") {

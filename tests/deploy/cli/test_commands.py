@@ -48,7 +48,7 @@ def test_every_help_has_examples(command: str) -> None:
 
 
 def test_a_default_that_help_shows_can_be_given() -> None:
-    said = CliRunner().invoke(app, ["serve", "--help"], prog_name="relaxserve", env={"COLUMNS": "200"}).output
+    said = CliRunner().invoke(app, ["serve", "--help-all"], prog_name="relaxserve", env={"COLUMNS": "200"}).output
     for setting in SETTINGS:
         option = f"│ --{setting.name.replace('_', '-')} "
         if DEFAULTS[setting.name] not in (None, (), False):
@@ -71,12 +71,34 @@ def test_every_field_of_a_model_is_an_option(command: str) -> None:
     assert missing == ({"source", "name"} if command == "serve" else {"source", "calibrate"}), "these are arguments: PATH_OR_ID=NAME"
 
 
-def test_the_help_of_serve_fits_into_a_terminal() -> None:
-    """On 80 columns, most of the width belongs to the meanings."""
-    said = CliRunner().invoke(app, ["serve", "--help"], prog_name="relaxserve", env={"COLUMNS": "80"}).output.splitlines()
+def help_of_serve(option: str) -> list[str]:
+    return CliRunner().invoke(app, ["serve", option], prog_name="relaxserve", env={"COLUMNS": "80"}).output.splitlines()
+
+
+def test_the_help_of_serve_is_a_page_and_says_where_the_rest_is() -> None:
+    said = help_of_serve("--help")
+    assert len(said) <= 60 and help_of_serve("-h") == said
+    options = re.findall(r"^│ (--[\w-]+)", "\n".join(said), re.MULTILINE)
+    assert {"--port", "--quantize", "--api-key-file", "--config", "--help-all"} <= set(options) and "--max-choices" not in options
+
+
+def test_the_whole_help_of_serve_has_every_option() -> None:
+    """On 80 columns, most of the width belongs to the meanings. What the first page leaves out can be given all the same."""
+    said = help_of_serve("--help-all")
     (line,) = (line for line in said if "--max-body-bytes" in line)
     assert line.index("Largest request body") < 40
     assert len(said) < 200 and not any("--no-" in line and "│" in line for line in said)
+    root: Any = typer.main.get_command(app)
+    shown = set(re.findall(r"^│ (--[\w-]+)", "\n".join(said), re.MULTILINE))
+    assert {param.opts[0] for param in root.commands["serve"].params if param.param_type_name == "option"} <= shown
+
+
+@pytest.mark.parametrize("command", ["serve", "cache ls", ""])
+def test_help_is_a_command_too(command: str) -> None:
+    helped, asked = (
+        CliRunner().invoke(app, words, prog_name="relaxserve") for words in (["help", *command.split()], [*command.split(), "-h"])
+    )
+    assert helped.exit_code == 0 and helped.output.split() == asked.output.split()
 
 
 def test_unload_waits_longer_than_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +296,11 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["serve", "/no/such/model"], 2, "'/no/such/model' does not exist"),
         (["serve", "nosuch.gguf"], 2, "'nosuch.gguf' does not exist"),
         (["run", "nosuch"], 2, "'nosuch' does not exist"),
+        (["serve", "-m", "nosuch", "-c", "512", "--served-model-name", "x"], 2, "'nosuch' does not exist"),
+        (["serve", "--max-model-len", "3"], 2, "'3' is not a number from 16"),
+        (["help", "nosuch"], 2, "'nosuch' is no command"),
         (["inspect", "qwen"], 2, "'qwen' does not exist"),
+        (["pull", "llama3.2"], 2, "'llama3.2' cannot be downloaded; expected a hub id"),
         (["serve", "--max-body-bytes", "much"], 2, "'much'"),
         (["serve", "demo", "--max-batch", "5000"], 2, "'5000' is not a number from 1 to 4096"),
         (["serve", "demo", "--kv-cache-bytes", "much"], 2, "'much' is not a number of bytes"),
@@ -302,6 +328,19 @@ def test_what_goes_wrong_is_said_in_a_line(command: list[str], status: int, comp
     said = demo_server.run("relaxserve", *command, status=status, COLUMNS="500")
     assert complaint in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_start_on_a_terminal_is_one_line(demo_server: Any, level: str) -> None:
+    """The lines of the log about loads are for those who have no progress bar, and for those who ask for them."""
+    with terminal(["relaxserve", "serve", "demo", "--port", "0", "--log-level", level], demo_server.environment) as server:
+        said = server.until(r"relaxserve at .*\n")
+        server.interrupt()
+        assert server.ended() == 130
+    lines = [line for line in said.splitlines() if line.strip()]
+    models = r"demo \([\d.]+ MiB in memory, context [\d,]+\), a toy: .*"
+    assert re.fullmatch(rf"relaxserve at (http://127\.0\.0\.1:\d+): {models}; console at \1/, API at \1/v1", lines[-1])
+    assert (len(lines) == 1) is (level == "info") and ("demo is ready after" in said) is (level == "debug")
 
 
 def test_a_port_that_is_taken_is_refused(demo_server: Any) -> None:
@@ -383,8 +422,8 @@ def test_an_interrupt_during_the_imports_ends_without_a_traceback() -> None:
 
 
 def test_the_version_can_be_asked_for() -> None:
-    said = CliRunner().invoke(app, ["--version"], prog_name="relaxserve")
-    assert said.exit_code == 0 and re.fullmatch(r"relaxserve \d+\.\d+\.\d+\n", said.output)
+    said = [CliRunner().invoke(app, [word], prog_name="relaxserve") for word in ("--version", "-V", "version")]
+    assert all(one.exit_code == 0 and re.fullmatch(r"relaxserve \d+\.\d+\.\d+\n", one.output) for one in said)
 
 
 def test_the_usage_of_bench_names_what_it_takes() -> None:

@@ -28,6 +28,7 @@ def test_list_and_remove_are_ls_and_rm() -> None:
         ("list", "List the downloaded models"),
         ("images", "List the downloaded models"),
         ("remove", "Remove downloaded"),
+        ("rmi", "Remove downloaded"),
     ):
         assert meaning in CliRunner().invoke(app, [word, "--help"], prog_name="relaxserve").output
 

@@ -245,6 +245,13 @@ def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         locate("org/name")
 
 
+def test_without_a_network_the_reason_is_a_line(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint="http://127.0.0.1:1"))
+    with pytest.raises(LoadError) as caught:
+        locate("org/never")
+    assert "its download failed: the hub does not answer (" in caught.value.message and "\n" not in caught.value.message
+
+
 def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in model is found by its name. It is also found by the path that it had before an upgrade moved it, which a state file may
     contain. A different folder called demo is not mistaken for it."""

@@ -304,3 +304,13 @@ def test_a_failure_in_a_stream_is_a_line(serve, answering, connect):
     client = connect(serve(script=answering("abcdef", fail_after=3)))
     with pytest.raises(ollama.ResponseError, match="the script ends in an error here"):
         list(client.chat(model="null", messages=HI, stream=True))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_token_has_a_log_probability(server, connect, stream):
+    """A whole answer has those of all tokens, a stream those of its lines."""
+    fields = {"logprobs": True, "top_logprobs": 2}
+    client = connect(server)
+    for told in (client.chat(model="null", messages=HI, stream=stream, **fields), client.generate("null", "hi", stream=stream, **fields)):
+        found = [one for line in told for one in line.logprobs or ()] if stream else told.logprobs
+        assert "".join(one.token for one in found) == SAID and all(len(one.top_logprobs) == 2 for one in found)

@@ -8,6 +8,7 @@ import pytest
 
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.models.state import ModelSpec
 from tests.doubles.library import Shelf
 
 ollama = pytest.importorskip("ollama")
@@ -134,3 +135,15 @@ def test_a_model_is_not_changed(server, client, field):
     answer = server.http().post("/api/create", json=body)
     assert answer.status_code == 400 and answer.json()["error"].startswith(f"{field} is not supported: a created model has the weights")
     assert server.http().post("/api/create", json={"model": "other"}).status_code == 400
+
+
+def test_a_served_name_is_here(serve):
+    """Programs pull their model before they ask it. Without a hub, an alias is all that the name can mean."""
+    server = serve(initial=(ModelSpec("null", "null", aliases=("llama3.2",)),))
+    client = ollama.Client(host=server.url)
+    for name in ("llama3.2", "llama3.2:latest", "null"):
+        assert [line.status for line in client.pull(name, stream=True)] == ["pulling manifest", "success"]
+        assert client.pull(name).status == "success"
+    with pytest.raises(ollama.ResponseError, match="nosuch"):
+        client.pull("nosuch")
+    client._client.close()

@@ -125,7 +125,7 @@ def test_a_generator_gives_no_vectors(server, path, body):
 
 
 def test_a_model_s_description_says_how_it_scores(serve, answering, caplog):
-    caplog.set_level(logging.INFO, "server.models.registry")
+    caplog.set_level(logging.INFO, "server.models.load_report")
     note = "rerank and score compare embeddings by their cosine"
     for fields, scoring in (
         ({"embedding_size": 8, "embedding_note": note}, "cosine"),

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from server.models.model import Footprint
+from server.models.state import ModelSpec
 from tests.doubles.library import Shelf
+from tests.doubles.worker import NullScript
 from tests.server.console.conftest import CHOOSE, TOOLS, ask, send
 
 pytestmark = pytest.mark.xdist_group("console")
@@ -134,6 +137,15 @@ def test_models(page, site, look):
     page.see("other fits.")
     page.click("#models .load summary", "More settings")
     look("models-plan")
+
+
+def test_memory_with_long_figures(page, serve, look):
+    large = NullScript(weights_bytes=120 << 30, kv_cache_bytes=4 << 30)
+    footprints = {"writer": Footprint(120 << 30, 0, 4 << 30, 4096)}
+    server = serve(initial=[ModelSpec("writer", "writer")], scripts={"writer": large}, footprints=footprints)
+    page.open(f"{server.url}/#/models")
+    page.see("now, at most 124.00 GiB", "#models [aria-label=Memory]")
+    look("models-memory")
 
 
 def test_models_and_downloads(page, site, look):

@@ -24,6 +24,7 @@ from server.api.openai.responses.shapes import InputItemList, InputTokens, Respo
 from server.api.openai.responses.store import Items, ResponseStore, Stored
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
+from server.api.request.paging import NO_ID
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, context_of, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
@@ -173,7 +174,7 @@ def router(context: Context) -> APIRouter:
         listed = items if order == "asc" else items[::-1]
         begin = next((at for at, (item_id, _) in enumerate(listed, 1) if item_id == after), 0) if after else 0
         page = listed[begin : begin + limit]
-        ends = encode({"first_id": page[0][0] if page else None, "last_id": page[-1][0] if page else None})
+        ends = encode({"first_id": page[0][0] if page else NO_ID, "last_id": page[-1][0] if page else NO_ID})
         more = b"true" if begin + limit < len(listed) else b"false"
         data = b",".join(item for _, item in page)
         return Pieces([b'{"object":"list","data":[' + data + b'],"has_more":' + more + b"," + ends[1:]], {})

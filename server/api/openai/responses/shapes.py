@@ -194,6 +194,6 @@ class ResponseDeleted(TypedDict):
 class InputItemList(TypedDict):
     object: Literal["list"]
     data: Sequence[Mapping[str, Any]]
-    first_id: str | None
-    last_id: str | None
+    first_id: str
+    last_id: str
     has_more: bool

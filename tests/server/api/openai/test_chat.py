@@ -165,13 +165,13 @@ def test_a_tool_choice_of_another_type_is_refused_by_its_type(server):
 def test_a_load_tells_how_it_samples(serve, caplog, defaults, said):
     tokenizer = ByteTokenizer()
     tokenizer.generation_defaults = defaults
-    with caplog.at_level("INFO", "server.models.registry"):
+    with caplog.at_level("INFO", "server.models.load_report"):
         serve(tokenizer=tokenizer)
     assert f"null samples by default with {said}" in caplog.text
 
 
 def test_a_model_without_a_chat_template_says_so(serve, caplog):
-    with caplog.at_level("INFO", "server.models.registry"):
+    with caplog.at_level("INFO", "server.models.load_report"):
         server = serve(tokenizer=ByteTokenizer(chat=False))
     assert server.http().get("/v1/models/null").json()["chats"] is False
     assert "null has no chat template: it answers /v1/completions and refuses conversations" in caplog.text

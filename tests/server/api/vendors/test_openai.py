@@ -191,6 +191,9 @@ def test_stored_responses_are_returned_as_the_document_states_them(server: Any) 
     assert found == made
     items = client_of(server).get(f"/v1/responses/{made['id']}/input_items").json()
     require_valid(validator("GET /responses/{response_id}/input_items", WHOLE), items, made)
+    rest = client_of(server).get(f"/v1/responses/{made['id']}/input_items", params={"after": items["data"][-1]["id"]}).json()
+    require_valid(validator("GET /responses/{response_id}/input_items", WHOLE), rest, made)
+    assert rest["data"] == []
     next_one = {"model": "null", "input": "c", "previous_response_id": made["id"]}
     require_as_stated(RESPONSES, post(server, RESPONSES, next_one), next_one)
 

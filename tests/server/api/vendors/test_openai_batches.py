@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from server.batches.records import ENDED
+from server.models.state import ModelSpec
 from tests.doubles.worker import NullScript
 from tests.server.api.vendors.openai_rows import BATCHES
-from tests.server.api.vendors.test_openai import DOCUMENT, WHOLE, of, properties, require_valid, validator
+from tests.server.api.vendors.test_openai import DOCUMENT, NUM_REQUESTS, WHOLE, of, properties, require_valid, validator
 
 ENDPOINT = "/v1/chat/completions"
 LINE = {"custom_id": "a", "method": "POST", "url": ENDPOINT, "body": {"model": "null", "messages": [{"role": "user", "content": "hi"}]}}
@@ -26,9 +28,9 @@ def asked(client: Any, method: str, path: str, stated: str, **request: Any) -> A
     return response.json()
 
 
-def uploaded(client: Any, *lines: object) -> Any:
+def uploaded(client: Any, *lines: object, **fields: Any) -> Any:
     data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    return asked(client, "POST", "/files", "/files", files={"file": ("a.jsonl", data)}, data={"purpose": "batch"})
+    return asked(client, "POST", "/files", "/files", files={"file": ("a.jsonl", data)}, data={"purpose": "batch", **fields})
 
 
 def begun(client: Any, file: Any, **fields: Any) -> Any:
@@ -96,3 +98,48 @@ def test_fields_are_handled_as_their_rows_say(serve: Any, tmp_path: Path) -> Non
         },
     )
     assert kept.headers["x-ignored-params"] == "output_expires_after"
+
+
+def test_generated_requests_get_answers_as_the_document_states_them(serve: Any, tmp_path: Path) -> None:
+    """Of each endpoint, NUM_REQUESTS valid requests: at first there is nothing to list, at last there are many files and batches."""
+    rng = random.Random("files and batches")
+    client = serve(batch_dir=tmp_path / "batches", initial=(ModelSpec("null", "null", aliases=("org/other",)),)).http()
+    files: list[Any] = []
+    batches: list[Any] = []
+    for _ in range(NUM_REQUESTS):
+        asked(client, "GET", "/files", "/files", params=page(files, 10_000, rng, order=["asc", "desc"]))
+        asked(client, "GET", "/files", "/files", params=page([], 10_000, rng, purpose=["batch", "user_data"]))
+        asked(client, "GET", "/batches", "/batches", params=page(batches, 100, rng))
+        asked(client, "GET", "/models", "/models")
+        asked(client, "GET", f"/models/{rng.choice(['null', 'org/other'])}", "/models/{model}")
+        files.append(
+            uploaded(client, *[LINE] * rng.randint(1, 3), **chosen(rng, purpose=["batch", "user_data"]), **rng.choice([EXPIRY, {}]))
+        )
+        asked(client, "GET", f"/files/{rng.choice(files)['id']}", "/files/{file_id}")
+        fields = {name: row.accepted for name, row in BATCHES.items() if name != "input_file_id"}
+        batches.append(begun(client, uploaded(client, LINE), **chosen(rng, **fields)))
+        asked(client, "GET", f"/batches/{rng.choice(batches)['id']}", "/batches/{batch_id}")
+        stopped = client.post(f"/v1/batches/{batches[-1]['id']}/cancel")
+        stated = (
+            of({"$ref": "#/$defs/ErrorResponse"}) if stopped.status_code == 409 else validator("POST /batches/{batch_id}/cancel", WHOLE)
+        )
+        require_valid(stated, stopped.json(), batches[-1])
+        found = ended(client, batches[-1])
+        gone = [found[name] for name in ("input_file_id", "output_file_id", "error_file_id") if name in found]
+        for file_id in gone + ([files.pop(0)["id"]] if len(files) > MOST_FILES else []):
+            asked(client, "DELETE", f"/files/{file_id}", "/files/{file_id}")
+
+
+MOST_FILES = 20  # more would make the lists long, and the test slow
+EXPIRY = {"expires_after[anchor]": "created_at", "expires_after[seconds]": 3600}
+
+
+def page(listed: list[Any], most: int, rng: random.Random, **choices: list[str]) -> dict[str, Any]:
+    """Return the parameters of a list."""
+    after = {"after": [rng.choice(listed)["id"]]} if listed else {}
+    return chosen(rng, limit=[1, 7, most], **after, **choices)
+
+
+def chosen(rng: random.Random, **choices: Any) -> dict[str, Any]:
+    """Return some of the fields, each with one of its values."""
+    return {name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.6}

@@ -1,0 +1,38 @@
+"""What a load tells: its lines in the log, and the summary of a model in the line of a start."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from server.models.load_report import LOADS, summary
+from server.models.state import ModelSpec
+from tests.doubles.worker import ByteTokenizer
+from tests.server.conftest import with_answer
+
+CLASSES = {"classes": ("good", "bad"), "generates": False}
+VECTORS = {"embedding_size": 8, "generates": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "chats", "said"),
+    [
+        ({}, True, "null (0 B in memory, context 4,096)"),
+        ({}, False, "null (no chat template: completions only, 0 B in memory, context 4,096)"),
+        (VECTORS, True, "null (embeddings, 0 B in memory, context 4,096)"),
+        (CLASSES, True, "null (classes, 0 B in memory, context 4,096)"),
+    ],
+)
+def test_a_summary_says_what_a_model_answers(serve: Any, fields: dict[str, Any], chats: bool, said: str) -> None:
+    server = serve(script=with_answer("", **fields), tokenizer=ByteTokenizer(chat=chats))
+    assert [summary(model) for model in server.registry.models()] == [said]
+
+
+def test_the_log_names_a_load_and_its_end(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, LOADS):
+        serve(initial=(ModelSpec("null", "null", quantize="f32"),), weigh=lambda _spec: 1 << 18)
+    said = [record.getMessage() for record in caplog.records if record.name == LOADS]
+    assert said[0] == "loading null from null" and said[1].startswith("null is ready after ")
+    assert "null: its weights take 1.0 MiB as f32; auto keeps the numbers of its files, about 256.0 KiB" in said
