@@ -22,7 +22,7 @@ EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this fa
 LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
 SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
 UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
-IDLE_SHARE = 0.04  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
+IDLE_SHARE = 0.02  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
 IDLE_STEP_S = 0.05  # longest step of idle sequences alone
 RECENT = 64  # steps after which the correction of a size class expires
 

@@ -2,7 +2,7 @@
 
 A separate server serves the model. Live clients stream one answer after another, with pauses. First they are alone, then a batch runs
 beside them, and then they are alone again; figures compare the medians of their latencies. The throughput of the batch is compared with
-what is left: its rate when nobody else asks, times the share of time that the same live requests do not need when they run without pauses.
+what is left: its rate when nobody else asks, times the share of time in which no live request runs while they are alone.
 
 Then the server is killed (SIGKILL) at random instants and started again with the same folder, until the whole batch is answered. Each line
 must have one answer, and the answers of some lines must be those of the same live requests.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import random
@@ -74,26 +73,35 @@ class Live:
 
     first_s: list[float] = field(default_factory=list[float])
     whole_s: list[float] = field(default_factory=list[float])
+    spans_s: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])  # when each request ran
+
+    @property
+    def busy_s(self) -> float:
+        """The time during which at least one request ran."""
+        total = reached_s = 0.0
+        for began_s, ended_s in sorted(self.spans_s):
+            total += max(0.0, ended_s - max(began_s, reached_s))
+            reached_s = max(reached_s, ended_s)
+        return total
 
 
-def live(url: str, model: str, num_clients: int, lasts_s: float | None, num_requests: int = 0) -> Live:
-    """Let clients stream answers: with pauses for a time, or a number of answers without pauses."""
+def live(url: str, model: str, num_clients: int, lasts_s: float) -> Live:
+    """Let clients stream answers, with pauses, for a time."""
     found, parts = Live(), urlsplit(url)
     assert parts.hostname is not None and parts.port is not None, url
-    host, port, end_s = parts.hostname, parts.port, time.monotonic() + (lasts_s or 0.0)
-    numbers = itertools.count()
+    host, port, end_s = parts.hostname, parts.port, time.monotonic() + lasts_s
 
     async def one(client: int) -> None:
         chance = random.Random(client)
-        while time.monotonic() < end_s if lasts_s is not None else next(numbers) < num_requests:
-            if lasts_s is not None:
-                await asyncio.sleep(chance.uniform(*PAUSE_S))
+        while time.monotonic() < end_s:
+            await asyncio.sleep(chance.uniform(*PAUSE_S))
             body = {"model": model, "prompt": f"Question {chance.random()} of client {client}: what is the sea?", "ignore_eos": True}
             began_s, times_s = time.perf_counter(), list[float]()
             async for _ in post_stream(host, port, {**body, "max_tokens": NUM_LIVE_NEW}):
                 times_s.append(time.perf_counter())
             found.first_s.append(times_s[0] - began_s)
             found.whole_s.append(times_s[-1] - began_s)
+            found.spans_s.append((began_s, times_s[-1]))
 
     async def everyone() -> None:
         await asyncio.gather(*(one(client) for client in range(num_clients)))
@@ -137,7 +145,6 @@ def beside(place: Place, num_clients: int, lasts_s: float) -> list[Figure]:
         url = str(client.base_url)
         live(url, model, num_clients, 5.0)
         alone = live(url, model, num_clients, lasts_s)
-        busy_s = _took_s(lambda: live(url, model, num_clients, None, len(alone.whole_s)))
         batch_id = begin(client, model, range(MOST_LINES))
         time.sleep(2.0)
         undisturbed = rate(client, batch_id, lasts_s)
@@ -147,20 +154,14 @@ def beside(place: Place, num_clients: int, lasts_s: float) -> list[Figure]:
         client.post(f"/v1/batches/{batch_id}/cancel").raise_for_status()
         time.sleep(2.0)
         again = live(url, model, num_clients, lasts_s)
-    before = Live(alone.first_s + again.first_s, alone.whole_s + again.whole_s)
-    left = 1 - busy_s / lasts_s
-    note = f"{undisturbed:.1f} lines/s alone, {shared:.1f} beside; live requests without pauses take {busy_s / lasts_s:.2f} of the time"
+    before = Live(alone.first_s + again.first_s, alone.whole_s + again.whole_s, alone.spans_s + again.spans_s)
+    left = 1 - before.busy_s / (2 * lasts_s)
+    note = f"{undisturbed:.1f} lines/s alone, {shared:.1f} beside; alone, live requests run for {1 - left:.2f} of the time"
     return [
         _slower("live answers", before.whole_s, both.whole_s),
         _slower("first tokens of live answers", before.first_s, both.first_s),
         Figure("batch: share of what is left", shared / (undisturbed * left), "", 0.9, at_least=True, note=note),
     ]
-
-
-def _took_s(work: Any) -> float:
-    began_s = time.perf_counter()
-    work()
-    return time.perf_counter() - began_s
 
 
 def _slower(name: str, alone_s: Sequence[float], beside_s: Sequence[float]) -> Figure:
@@ -172,27 +173,25 @@ def _slower(name: str, alone_s: Sequence[float], beside_s: Sequence[float]) -> F
 def killed(place: Place, num_lines: int, num_kills: int, num_clients: int, seed: int) -> list[Figure]:
     """Kill the server again and again while live clients and a batch run."""
     chance, batch_id, num_done = random.Random(seed), "", list[int]()
-    marks = sorted(chance.uniform(0, 0.95) * num_lines for _ in range(num_kills))
-    for mark in [*marks, None]:
-        with place.served() as (client, model, process):
+    for mark in sorted(chance.uniform(0, 0.95) * num_lines for _ in range(num_kills)):
+        with place.served() as (client, model, process), ThreadPoolExecutor(1) as pool:
             batch_id = batch_id or begin(client, model, range(num_lines))
-            if mark is not None:
-                with ThreadPoolExecutor(1) as pool:
-                    cut = pool.submit(_until_cut, str(client.base_url), model, num_clients)
-                    while num_answered(client, batch_id) < mark:
-                        time.sleep(chance.uniform(0, LOOK_S))
-                    num_done.append(num_answered(client, batch_id))
-                    os.killpg(process.pid, signal.SIGKILL)
-                    cut.result()
-                continue
-            while (found := batch(client, batch_id))["status"] not in ("completed", "failed", "expired", "cancelled"):
-                time.sleep(1.0)
-            answers = client.get(f"/v1/files/{found['output_file_id']}/content").raise_for_status().text.splitlines()
-            by_id = {answer["custom_id"]: answer for answer in map(json.loads, answers)}
-            num_different = 0
-            for number in chance.sample(range(num_lines), min(NUM_COMPARED, num_lines)):
-                now = client.post("/v1/chat/completions", json=line(model, number)["body"]).raise_for_status().json()
-                num_different += by_id[str(number)]["response"]["body"]["choices"] != now["choices"]
+            cut = pool.submit(_until_cut, str(client.base_url), model, num_clients)
+            while num_answered(client, batch_id) < mark:
+                time.sleep(chance.uniform(0, LOOK_S))
+            num_done.append(num_answered(client, batch_id))
+            os.killpg(process.pid, signal.SIGKILL)
+            cut.result()
+    with place.served() as (client, model, _):
+        batch_id = batch_id or begin(client, model, range(num_lines))
+        while (found := batch(client, batch_id))["status"] not in ("completed", "failed", "expired", "cancelled"):
+            time.sleep(1.0)
+        answers = client.get(f"/v1/files/{found['output_file_id']}/content").raise_for_status().text.splitlines()
+        by_id = {answer["custom_id"]: answer for answer in map(json.loads, answers)}
+        num_different = 0
+        for number in chance.sample(range(num_lines), min(NUM_COMPARED, num_lines)):
+            now = client.post("/v1/chat/completions", json=line(model, number)["body"]).raise_for_status().json()
+            num_different += by_id[str(number)]["response"]["body"]["choices"] != now["choices"]
     note = f"{num_lines} lines, killed at {', '.join(map(str, num_done))}"
     return [
         Figure("lines without an answer", num_lines - len(by_id), "", 0, note=note),
