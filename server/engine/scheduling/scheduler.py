@@ -171,10 +171,13 @@ class Scheduler:
         return self._open
 
     def extend(self) -> Plan:
-        """Add prompts to the open plan while it has room. Items that were planned before are kept."""
+        """Add prompts to the open plan while it has room. Items that were planned before are kept, but for idle ones beside a prompt that
+        has arrived since."""
         plan = self._open
         if self.paused:
             return plan
+        if plan.num_idle and self._live_prompt_waits:
+            self._withdraw_idle()
         most = self.pace.prefill_budget(plan.num_decode)
         while (budget := self._left_of(most)) > 0 and (seq := self.queue.head(self._fresh_first)) is not None and seq not in plan.items:
             if seq.is_idle and self._left_for_idle() < 1:
@@ -194,10 +197,21 @@ class Scheduler:
 
     def _left_for_idle(self) -> int:
         """Return how many more tokens of idle sequences the open plan may take: none while a prompt of another sequence waits."""
-        plan, first = self._open, self.queue.first_priority
-        if first is not None and first < IDLE:
+        plan = self._open
+        if self._live_prompt_waits:
             return 0
         return self.pace.idle_budget(plan.num_tokens - plan.num_idle) - plan.num_idle
+
+    @property
+    def _live_prompt_waits(self) -> bool:
+        first = self.queue.first_priority
+        return first is not None and first < IDLE
+
+    def _withdraw_idle(self) -> None:
+        for item in [item for item in self._open.items.values() if item.seq.is_idle]:
+            self._unplan(item.seq)
+            if item.is_prefill and item.seq not in self.queue:
+                self.queue.push(item.seq)
 
     def settle(self, plan: Plan) -> Plan:
         """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed."""

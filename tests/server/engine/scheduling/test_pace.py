@@ -10,9 +10,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 
+from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.pace import IDLE_STEP_S, RECENT, SMALLEST, Measured, Pace, StepCosts
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import IDLE, SamplingParams, Submit
@@ -344,6 +346,25 @@ def test_a_batch_waits_while_a_prompt_waits(rig) -> None:
     assert len(one.outcomes["batch", 0].token_ids) <= before + 1, "a token was under way"
     one.run()
     assert len(one.outcomes["batch", 0].token_ids) == 50
+
+
+@pytest.mark.parametrize("num_prompt", [40, 3])
+def test_a_prompt_that_arrives_late_takes_the_place_of_a_batch_in_the_next_step(rig, num_prompt: int) -> None:
+    """The overlapped engine plans a step while the one before runs. Beside a prompt that arrives meanwhile, no idle token stays in it."""
+    sizes: list[int] = []
+    lines = [Submit(f"line {i}", tuple(range(i, num_prompt + i)), SamplingParams(20, ignore_eos=True), priority=IDLE) for i in range(6)]
+    pace = Pace(LIMITS.max_tokens, Measured(), UNBOUNDED_S)
+    one = rig(OverlappedEngine, limits=LIMITS, pace=pace, cost=SimpleNamespace(spend=sizes.append))
+    for line in lines:
+        one.engine.submit(line)
+    for number in range(3, 30, 4):
+        one.steps(4)
+        one.engine.submit(Submit(f"late {number}", (1, 2, 3, number), SamplingParams(1, ignore_eos=True)))
+        one.steps(1)
+        assert sizes[-1] == 4, "the prompt alone"
+    outcomes = one.run()
+    alone = rig(limits=LIMITS).run(lines)
+    assert all(outcomes[line.request_id, 0].token_ids == alone[line.request_id, 0].token_ids for line in lines)
 
 
 def test_a_batch_gives_up_its_places(rig) -> None:
