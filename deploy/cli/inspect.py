@@ -105,7 +105,7 @@ def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[
 
 
 def _measured(quality: Quality | LoadError | None) -> tuple[str, ...]:
-    from deploy.quality.label import divergence_of
+    from server.models.quality import divergence_of
 
     if quality is None or isinstance(quality, LoadError):
         return "", "", "", ""

@@ -62,8 +62,8 @@ def pull(
 
 
 def _label(source: str, place: str) -> None:
-    from deploy.quality.label import in_words
     from deploy.quality.measure import quality_of
+    from server.models.quality import in_words
 
     try:
         with stages(source) as report:

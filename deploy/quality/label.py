@@ -19,8 +19,6 @@ from server.messages import QualityLabel
 log = logging.getLogger(__name__)
 
 VERSION = 1  # raised when equal models get other labels
-LEAST = 1e-8  # KL divergence that comes from the order of sums
-POOR = 200.0  # perplexity of exact weights from which on a model does not know the languages of the text, or its file is damaged
 TEXT = Path(__file__).with_name("label.txt")  # prose, questions, code, tables, a letter, a log and four languages
 
 
@@ -48,14 +46,3 @@ def keep_label(cache: Kept | None, fingerprint: str, label: QualityLabel) -> Non
         store(place, msgspec.json.encode(label))
     except OSError as error:
         log.warning(NOT_CACHED, "a quality label", place.parent, error.strerror or error)
-
-
-def in_words(label: QualityLabel) -> str:
-    found = f"KL {divergence_of(label)}, top-1 {label.top1_agreement:.1%}, perplexity {label.perplexity:.4g}"
-    exact = f"{label.exact_perplexity:.4g} with exact weights"
-    why = "; the file may be damaged, or the model does not know such text" if label.exact_perplexity > POOR else ""
-    return f"{found} ({exact}{why}), over {label.num_tokens:,} tokens"
-
-
-def divergence_of(label: QualityLabel) -> str:
-    return f"{label.kl_divergence:.1e}" if label.kl_divergence > LEAST else "0"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from runtime.units import in_units
 from server.models.model import Loaded, Model
+from server.models.quality import in_words
 from server.models.state import ModelSpec
 
 LOADS = __name__  # the name of the logger
@@ -41,6 +42,8 @@ def _notes(model: Model, loaded: Loaded, least_bytes: int) -> Iterator[str]:
         yield f"{name} has no chat template: it answers /v1/completions and refuses conversations"
     for note in loaded.dialect.notes if loaded.chats else ():
         yield f"{name}: {note}"
+    if ready.label is not None:
+        yield f"{name} has a quality of {in_words(ready.label)}"
     if ready.generates:
         yield f"{name} samples by default with {loaded.sampling_note}"
     if loaded.defaults.given:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from deploy.quality.label import POOR, in_words
 from deploy.quality.measure import quality_of
 from server.messages import Load
+from server.models.quality import POOR, in_words
 from tests.real.conftest import file_of
 
 DAMAGED = "blk.0.ffn_down.weight"

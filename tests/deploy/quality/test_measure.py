@@ -16,11 +16,11 @@ from deploy.cli.main import app
 from deploy.forms import ServedForm, fastest_without_loss
 from deploy.model_loading.load import load_model
 from deploy.quality import measure
-from deploy.quality.label import in_words
 from deploy.quality.measure import Exact, Quality, divergences, exact_of, quality_of
 from deploy.quality.observe import log_softmax
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
+from server.models.quality import in_words
 from tests.conftest import ROOT
 
 LOAD = Load("demo", str(demo.MODEL), "bf16")

@@ -1,0 +1,19 @@
+"""A quality label in words."""
+
+from __future__ import annotations
+
+from server.messages import QualityLabel
+
+LEAST = 1e-8  # KL divergence that comes from the order of sums
+POOR = 200.0  # perplexity of exact weights from which on a model does not know the languages of the text, or its file is damaged
+
+
+def in_words(label: QualityLabel) -> str:
+    found = f"KL {divergence_of(label)}, top-1 {label.top1_agreement:.1%}, perplexity {label.perplexity:.4g}"
+    exact = f"{label.exact_perplexity:.4g} with exact weights"
+    why = "; the file may be damaged, or the model does not know such text" if label.exact_perplexity > POOR else ""
+    return f"{found} ({exact}{why}), over {label.num_tokens:,} tokens"
+
+
+def divergence_of(label: QualityLabel) -> str:
+    return f"{label.kl_divergence:.1e}" if label.kl_divergence > LEAST else "0"
