@@ -45,6 +45,7 @@ class ServerSettings:
     publish: tuple[str, ...] = ()  # models that browsers may download and run
     state_file: Path | None = None  # stores the loaded models, which a restart loads again
     mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
+    image_hosts: tuple[str, ...] = ()  # hosts from which images of requests are fetched; none: images are data: URLs
     memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
@@ -71,10 +72,12 @@ class ServerSettings:
     max_audio_s: float = 3600.0  # longest audio of a transcription
     max_images: int = 64  # limit on the images of one request
     max_image_pixels: int = 40_000_000  # limit on the pixels of an image, checked before it is decoded
+    max_image_bytes: int = 20 << 20  # largest file of an image that is fetched
     max_held_image_bytes: int = 1 << 30  # pixels of images that the requests of a model hold, after which further images are refused
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server
+    image_fetch_s: float = 10.0  # longest time for fetching an image
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # time for the whole body
@@ -133,6 +136,10 @@ FORMS = {
     "cors_origins": (
         r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",
         "an origin as browsers send it: https://HOST or http://HOST:PORT, or * for all",
+    ),
+    "image_hosts": (
+        r"\*|(private\+)?(\*\.)?[\w-][\w.-]*(:\d{1,5})?",
+        "HOST, *.HOST, HOST:PORT or *, such as images.example.com, or private+HOST for a host on a private network",
     ),
     "mcp_servers": (
         r"[\w.-]{1,64}=(private\+)?https?://(?![^/?#]*@)[\w.-]+(:\d{1,5})?([/?][!-~]*)?|"

@@ -11,11 +11,13 @@ import msgspec
 from server.errors import IMAGE_NOT_DECODED, INVALID_IMAGE, ApiError
 from server.images.cutting import Plan
 from server.images.decoding import Decoding, File, Outcome
+from server.images.fetching import Fetcher, FetchFault
 from server.isolated.calls import Calls
 from server.isolated.job import CallError, Failure
 from server.messages import Crop
 
 PATIENCE_S = 60.0
+SCHEMES = ("http://", "https://")
 SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 
 
@@ -31,18 +33,20 @@ class Picture:
 class ImageDecoder:
     """Decodes images, and counts the pixels that requests hold: those that run or wait keep theirs, because a worker may die."""
 
-    def __init__(self, most_pixels: int, most_held_bytes: int) -> None:
+    def __init__(self, most_pixels: int, most_held_bytes: int, fetcher: Fetcher) -> None:
         self.num_held_bytes = 0
+        self._fetcher = fetcher
         self._most_held_bytes = most_held_bytes
         self._calls = Calls(Decoding(most_pixels), PATIENCE_S)
 
     async def decode(self, url: str, plan: Plan, param: str) -> Picture:
-        """Return the image in a data: URL. Raise ApiError if there is none; `param` is the field with the URL."""
+        """Return the image at a URL: its data, or a file on a host that the operator allows. Raise ApiError if there is none; `param` is
+        the field with the URL."""
         if self.num_held_bytes >= self._most_held_bytes:
             held = f"the running and waiting requests hold {self.num_held_bytes >> 20} MiB of images (max_held_image_bytes)"
             raise ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because {held}; try again later", param=param)
         try:
-            answer = await self._calls.call(msgspec.msgpack.encode(File(_data_of(url, param), plan)))
+            answer = await self._calls.call(msgspec.msgpack.encode(await self._file(url, plan, param)))
         except CallError as error:
             raise _described(error, param) from None
         outcome = msgspec.msgpack.decode(answer, type=Outcome)
@@ -53,6 +57,14 @@ class ImageDecoder:
             weakref.finalize(crop, self._count, -len(crop.pixels)).atexit = False
         return Picture(outcome.rows, outcome.columns, outcome.crops)
 
+    async def _file(self, url: str, plan: Plan, param: str) -> File:
+        if not url[:8].lower().startswith(SCHEMES):
+            return File(_data_of(url, param), plan)
+        try:
+            return File("", plan, await self._fetcher.fetch(url))
+        except FetchFault as fault:
+            raise ApiError(INVALID_IMAGE, f"{param} cannot be fetched: {fault}", param=param) from None
+
     def _count(self, num_bytes: int) -> None:
         self.num_held_bytes += num_bytes
 
@@ -62,7 +74,7 @@ def _data_of(url: str, param: str) -> str:
     begin, comma, data = url[:SCHEME_CHARS].partition(",")
     scheme = begin.partition(":")[0].lower()
     if scheme != "data" or ":" not in begin:
-        message = f"{param} begins with {url[:24]!r}; expected a data: URL, because this server fetches no images"
+        message = f"{param} begins with {url[:24]!r}; expected a data: URL, or http(s) from a host of image_hosts"
         raise ApiError(INVALID_IMAGE, message, param=param)
     if not comma or not begin.lower().endswith(";base64"):
         raise ApiError(INVALID_IMAGE, f"{param} begins with {url[:60]!r}; expected data:image/png;base64,DATA", param=param)

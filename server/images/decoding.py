@@ -33,8 +33,9 @@ class ImageFault(ValueError):
 class File(msgspec.Struct, frozen=True):
     """The work of a call."""
 
-    text: str  # the file in base64
+    text: str  # the file in base64, unless there is `data`
     plan: Plan
+    data: bytes = b""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ class Decoding:
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)
         try:
-            grid, parts = crops_of(_opened(_bytes_of(file.text), self._most_pixels), file.plan)
+            grid, parts = crops_of(_opened(file.data or _bytes_of(file.text), self._most_pixels), file.plan)
         except ImageFault as error:
             return msgspec.msgpack.encode(Outcome(fault=str(error)))
         crops = tuple(Crop(pixels, blake2b(pixels, digest_size=16).digest()) for pixels in parts)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from server.addresses import is_public, parsed
 from server.mcp.errors import McpLost
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def resolve(host: str, port: int, name: str, *, may_be_private: bool) -> list[str]:
@@ -19,20 +17,9 @@ def resolve(host: str, port: int, name: str, *, may_be_private: bool) -> list[st
         raise McpLost(f"MCP server {name!r} cannot be reached: {host} has no address ({error})") from None
     if not may_be_private:
         for text in found:
-            if not is_public(ipaddress.ip_address(text.partition("%")[0])):
+            if not is_public(parsed(text)):
                 raise McpLost(f"MCP server {name!r} has the private address {text}; allow it in its entry, as NAME=private+URL")
     return list(dict.fromkeys(found))
-
-
-def is_public(address: Address) -> bool:
-    """Return whether an address is on the internet, also if it stands for an IPv4 address."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if address in NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
-    return address.is_global and not address.is_multicast
 
 
 def is_address(host: str) -> bool:

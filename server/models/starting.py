@@ -8,6 +8,7 @@ from functools import partial
 
 from server.defaults import Defaults
 from server.images.decoder import ImageDecoder
+from server.images.fetching import Fetcher
 from server.images.sight import Sight
 from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer
 from server.messages import FETCH, ErrorCode, Progress
@@ -63,7 +64,9 @@ class Starter:
         )
         defaults = spec.defaults.over(tokenizer.defaults)
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
-        decoder = ImageDecoder(self.settings.max_image_pixels, self.settings.max_held_image_bytes)  # its process starts with its first call
+        settings = self.settings
+        fetcher = Fetcher(settings.image_hosts, settings.max_image_bytes, settings.image_fetch_s)
+        decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # its process starts with its first call
         sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
         return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
 

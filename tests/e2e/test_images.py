@@ -6,9 +6,11 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,30 @@ GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "
 pytestmark = pytest.mark.xdist_group("vision server")
 
 
+class Files(BaseHTTPRequestHandler):
+    """Serves the file whose number is the path."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(FILES[int(self.path[1:])])
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
 @pytest.fixture(scope="module")
-def server(cache_folder: Path) -> Iterator[DemoServer]:
-    options = "--quantize", "f32", "--max-images", "4", "--max-image-pixels", "1000000"
+def files() -> Iterator[str]:
+    """Serve the files of images. Yield the host and the port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{http.server_address[1]}"
+        http.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path, files: str) -> Iterator[DemoServer]:
+    options = "--quantize", "f32", "--max-images", "4", "--max-image-pixels", "1000000", "--image-host", f"private+{files}"
     with serving_demo(cache_folder, str(MODEL), *options) as server:
         yield server
 
@@ -64,6 +87,13 @@ def test_answers_are_those_of_transformers(client: openai.OpenAI, number: int) -
     assert answer.prompt_token_ids == ARRAYS[f"prompt_{number}"].tolist()
     assert answer.choices[0].token_ids == ARRAYS[f"continuation_{number}"].tolist()
     assert answer.usage.prompt_tokens == len(ARRAYS[f"prompt_{number}"])
+
+
+def test_an_image_of_an_allowed_host_is_fetched(client: openai.OpenAI, files: str) -> None:
+    given = answered(client, asked(0)).choices[0].token_ids
+    text, images = CONVERSATIONS[0]
+    urls: list[Any] = [{"type": "image_url", "image_url": {"url": f"http://{files}/{number}"}} for number in images]
+    assert answered(client, [{"role": "user", "content": [*urls, {"type": "text", "text": text}]}]).choices[0].token_ids == given
 
 
 def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
@@ -179,7 +209,7 @@ HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0
             [{"type": "image_url", "image_url": {"url": "file:///x.png"}}],
             "invalid_image",
             "messages[0].content[0].image_url.url",
-            "fetches",
+            "expected a data: URL",
         ),
         ([{"type": "image_url"}], "invalid_value", "messages[0].content[0].image_url", "absent"),
         ([part(FILES[1])] * 5, "invalid_value", "messages", "5 images; expected at most 4 (max_images)"),

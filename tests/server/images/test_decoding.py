@@ -15,7 +15,7 @@ from PIL import Image
 from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder, Picture
-from tests.server.images.files import FORMATS, data_url, encoded, image
+from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
 PLAN = Plan(16, 32, splits=True)
 MOST = 1_000_000
@@ -23,7 +23,7 @@ MOST = 1_000_000
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[ImageDecoder]:
-    yield ImageDecoder(MOST, 1 << 30)
+    yield ImageDecoder(MOST, 1 << 30, NOWHERE)
 
 
 def decoded(decoder: ImageDecoder, url: str) -> Picture:
@@ -82,9 +82,14 @@ def test_images_are_turned_upright(decoder: ImageDecoder) -> None:
     assert (turned.rows, turned.columns) == (2, 1)
 
 
-@pytest.mark.parametrize("url", ["http://a/b.png", "https://a/b.png", "file:///etc/passwd", "/etc/passwd", "", "x" * 1000, "ftp:a", "data"])
+@pytest.mark.parametrize("url", ["http://a/b.png", "HTTPS://a/b.png"])
+def test_nothing_is_fetched_unless_the_operator_allows_it(decoder: ImageDecoder, url: str) -> None:
+    assert "cannot be fetched: this server fetches no images from 'a', port" in fault(decoder, url)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "/etc/passwd", "", "x" * 1000, "ftp:a", "data"])
 def test_only_data_urls_are_read(decoder: ImageDecoder, url: str) -> None:
-    assert "expected a data: URL, because this server fetches no images" in fault(decoder, url)
+    assert "expected a data: URL, or http(s) from a host of image_hosts" in fault(decoder, url)
 
 
 @pytest.mark.parametrize("url", ["data:image/png,abc", "data:", "data:image/png;base64", "data:" + "x" * 300 + ";base64,aGk="])
@@ -135,7 +140,7 @@ def test_a_bomb_of_text_is_refused(decoder: ImageDecoder) -> None:
 
 
 def test_pixels_that_requests_hold_are_limited() -> None:
-    decoder, url = ImageDecoder(MOST, 2 * 5 * 16 * 16 * 3), data_url(encoded(image()))
+    decoder, url = ImageDecoder(MOST, 2 * 5 * 16 * 16 * 3, NOWHERE), data_url(encoded(image()))
     held = [decoded(decoder, url), decoded(decoder, url)]
     with pytest.raises(ApiError, match="max_held_image_bytes") as caught:
         decoded(decoder, url)

@@ -11,7 +11,7 @@ from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder
 from tests.server.audio.test_hostile import AT_ONCE, damaged
-from tests.server.images.files import FORMATS, data_url, encoded, image
+from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
 PLAN = Plan(16, 32, splits=True)
 
@@ -31,7 +31,7 @@ def test_damaged_images(format: str, count: int) -> None:
         return ""
 
     async def check() -> list[str]:
-        decoder, rng, gate = ImageDecoder(1_000_000, 1 << 30), random.Random(format), asyncio.Semaphore(AT_ONCE)
+        decoder, rng, gate = ImageDecoder(1_000_000, 1 << 30, NOWHERE), random.Random(format), asyncio.Semaphore(AT_ONCE)
 
         async def one(data: bytes) -> str:
             async with gate:

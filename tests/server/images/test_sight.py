@@ -8,8 +8,9 @@ from server.errors import ApiError
 from server.images.decoder import ImageDecoder, Picture
 from server.images.sight import Sight
 from server.messages import Crop, Vision
+from tests.server.images.files import NOWHERE
 
-SIGHT = Sight(Vision(crop_size=8, crop_tokens=2, longest_edge=16, splits=True, image_token=3), "<image>", ImageDecoder(1, 1 << 30))
+SIGHT = Sight(Vision(crop_size=8, crop_tokens=2, longest_edge=16, splits=True, image_token=3), "<image>", ImageDecoder(1, 1 << 30, NOWHERE))
 CROP = Crop(b"", b"")
 
 

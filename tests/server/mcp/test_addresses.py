@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.mcp.addresses import is_address, is_public, resolve
+from server.addresses import is_public
+from server.mcp.addresses import is_address, resolve
 from server.mcp.errors import McpLost
 from server.mcp.servers import Entry
 

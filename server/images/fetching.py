@@ -1,0 +1,152 @@
+"""Fetch an image from a host that the operator allows (`image_hosts`).
+
+The name is resolved once, and the connection goes to the address that was checked, so a name cannot lead to another address afterwards. A
+redirect is followed only to an allowed host. Time, bytes and the number of fetches at a time are limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import h11
+
+from server.addresses import is_public, parsed
+
+PORTS = {"http": 80, "https": 443}
+REDIRECTS = (301, 302, 303, 307, 308)
+MOST_REDIRECTS = 3
+AT_ONCE = 8  # fetches at a time, each of which holds one image
+PIECE_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
+PRIVATE = "private+"  # before a host on a private network
+
+
+class FetchFault(ValueError):
+    """Raised if an image cannot be fetched. The message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Hosts from which images are fetched: one name, or all names below one if `host` begins with `*.`, or any if it is `*`."""
+
+    host: str
+    port: int | None  # None: the port of the scheme
+    may_be_private: bool
+
+    @classmethod
+    def of(cls, entry: str) -> Self:
+        host, _, port = entry.removeprefix(PRIVATE).partition(":")
+        return cls(host.lower(), int(port) if port else None, entry.startswith(PRIVATE))
+
+    def covers(self, host: str, port: int, scheme: str) -> bool:
+        below = self.host == "*" or (self.host.startswith("*.") and host.endswith(self.host[1:]))
+        return (below or host == self.host) and port == (self.port or PORTS[scheme])
+
+
+class Fetcher:
+    def __init__(self, hosts: Sequence[str], most_bytes: int, patience_s: float) -> None:
+        self._allowed = [Allowed.of(host) for host in hosts]
+        self._most_bytes = most_bytes
+        self._patience_s = patience_s
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        # A slow name server holds up these threads, and not those of other work.
+        self._resolvers = ThreadPoolExecutor(AT_ONCE, "resolve") if hosts else None
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the file at a URL. Raise FetchFault if it may not or cannot be fetched."""
+        try:
+            async with asyncio.timeout(self._patience_s), self._turns:
+                for _ in range(1 + MOST_REDIRECTS):
+                    found = await self._get(url)
+                    if isinstance(found, bytes):
+                        return found
+                    url = urljoin(url, found)
+        except TimeoutError:
+            raise FetchFault(f"it was not fetched within {self._patience_s:g} s (image_fetch_s)") from None
+        except (OSError, ssl.SSLError, h11.ProtocolError) as error:
+            raise FetchFault(f"its host did not send it ({type(error).__name__})") from None
+        raise FetchFault(f"its host redirects more than {MOST_REDIRECTS} times")
+
+    async def _get(self, url: str) -> bytes | str:
+        """Return the file at a URL, or the URL to which its host redirects."""
+        parts, port = _split(url)
+        host = (parts.hostname or "").lower()
+        entry = next((entry for entry in self._allowed if entry.covers(host, port, parts.scheme)), None)
+        if entry is None:
+            raise FetchFault(f"this server fetches no images from {host!r:.80}, port {port} (image_hosts); send a data: URL")
+        for address in await self._addresses(host, port, may_be_private=entry.may_be_private):
+            context = ssl.create_default_context() if parts.scheme == "https" else None
+            try:
+                reader, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname=host if context else None)
+            except OSError:
+                continue
+            try:
+                return await self._exchange(parts, reader, writer)
+            finally:
+                writer.close()
+        raise FetchFault("its host cannot be reached")
+
+    async def _addresses(self, host: str, port: int, *, may_be_private: bool) -> list[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            entries = await loop.run_in_executor(self._resolvers, _resolve, host, port)
+        except (OSError, UnicodeError):
+            raise FetchFault("its host has no address") from None
+        if not may_be_private and not all(is_public(parsed(address)) for address in entries):
+            raise FetchFault("its host has a private address, to which no URL may lead")
+        return entries
+
+    async def _exchange(self, parts: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | str:
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
+        host = parts.netloc.rpartition("@")[2]
+        headers = [("host", host), ("accept", "image/*"), ("user-agent", "relaxserve"), ("connection", "close")]
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        request = connection.send(h11.Request(method="GET", target=target, headers=headers))
+        writer.write((request or b"") + (connection.send(h11.EndOfMessage()) or b""))
+        content = bytearray()
+        while True:
+            match connection.next_event():
+                case h11.NEED_DATA:
+                    connection.receive_data(await reader.read(PIECE_BYTES))
+                case h11.Response() as response:
+                    found = dict(response.headers)
+                    if response.status_code in REDIRECTS and (place := found.get(b"location")):
+                        return place.decode("latin-1")
+                    if response.status_code != 200:
+                        raise FetchFault(f"its host answered with status {response.status_code}")
+                    self._check(int(found.get(b"content-length", b"0")))
+                case h11.Data() as piece:
+                    content += piece.data
+                    self._check(len(content))
+                case h11.EndOfMessage():
+                    return bytes(content)
+                case _:
+                    pass  # an informational response
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._most_bytes:
+            raise FetchFault(f"it has more than {self._most_bytes} bytes (max_image_bytes)")
+
+
+def _split(url: str) -> tuple[SplitResult, int]:
+    if not re.fullmatch(r"[!-~]+", url):
+        raise FetchFault("its URL has characters that no URL may have; write them as %XX")
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in PORTS and parts.hostname and parts.username is None and parts.password is None:
+            return parts, parts.port or PORTS[parts.scheme]
+    raise FetchFault(f"its URL is {url!r:.80}; expected http or https, a host, and no user")
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
