@@ -102,6 +102,8 @@ def router(context: Context) -> APIRouter:
     ) -> Response:
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
+        if body.think and not (loaded.chats and loaded.dialect.thinks):
+            ignored.append("think")
         num_asked = None if body.options is None else body.options.num_predict
         headers = response_headers(loaded, ignored) | capped_header(num_asked, plan.job, name="options.num_predict")
         headers |= {} if asked is None else await prefix_header(asked, plan, loaded)

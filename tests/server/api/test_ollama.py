@@ -199,6 +199,15 @@ def test_the_options_of_ollamas_documents_are_accepted(server, connect):
     assert response.status_code == 200 and response.headers["x-ignored-params"] == "options.repeat_last_n"
 
 
+@pytest.mark.parametrize("think", [True, "high", False])
+def test_thoughts_that_a_model_does_not_have_are_named(serve, answering, think):
+    body = {"model": "null", "messages": HI, "stream": False, "think": think}
+    without = serve(script=answering("Sure.")).http().post("/api/chat", json=body)
+    assert (without.status_code, without.headers.get("x-ignored-params")) == (200, "think" if think else None)
+    has_thoughts = serve(script=answering("<think>hm</think>Sure."), initial=HERMES).http().post("/api/chat", json=body)
+    assert "x-ignored-params" not in has_thoughts.headers
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_durations_are_those_of_prompt_and_answer(serve, answering, connect, stream):
     """Clients divide counts by durations, so no duration is 0."""
