@@ -6,12 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deploy.cli.serve import example
 from deploy.serve import WORKER, own_state, serve, warn_of_open_names
 from server.models.state import StateError
 from server.settings import ServerSettings
@@ -114,19 +112,3 @@ def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> No
     assert "not yours" not in ended.stderr
     # The worker imported the real module `socket`. It fails later, because its file descriptor is not a socket.
     assert "Socket operation on non-socket" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("generates", "chats", "speech", "begins"),
-    [
-        (True, True, None, "chat/completions -H 'Content-Type: application/json'"),
-        (True, False, None, "completions -H 'Content-Type: application/json'"),
-        (False, False, None, "embeddings -H 'Content-Type: application/json'"),
-        (False, False, object(), "audio/transcriptions -F model='a model' -F file=@speech.wav"),
-    ],
-)
-def test_the_example_calls_what_the_model_answers(generates: bool, chats: bool, speech: object, begins: str) -> None:
-    loaded = SimpleNamespace(ready=SimpleNamespace(generates=generates), chats=chats, speech=speech)
-    model = SimpleNamespace(loaded=loaded, spec=SimpleNamespace(name="a model"))
-    registry: Any = SimpleNamespace(models=lambda: [model], settings=ServerSettings())
-    assert example(registry, "http://localhost").startswith(f"  curl http://localhost/v1/{begins}")

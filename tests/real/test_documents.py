@@ -25,6 +25,9 @@ ELSEWHERE = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",
     "serve ./whisper-base": "tests/e2e/test_speech.py",
+    "serve ./SmolVLM-256M-Instruct": "tests/e2e/test_images.py",
+    '"content": [': "tests/e2e/test_images.py",
+    "inspect smollm2 --quality": "tests/deploy/quality/test_measure.py::test_inspect_shows_and_recommends",
     "--mcp servers.json": "tests/real/test_mcp.py",
     "relaxserve chat --mcp": "tests/deploy/cli/test_tool_turns.py",
     "--mcp-server": "tests/server/api/openai/test_mcp.py",
@@ -61,12 +64,13 @@ KEYS = {"api-keys": "sk-of-a-client", "admin-keys": "sk-of-an-admin", "keys.txt"
 
 
 @pytest.fixture(scope="module")
-def environment(cache_folder: Path) -> dict[str, str]:
-    """Return the variables with which commands find the model by its short name, as after `relaxserve pull smollm2`."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the variables with which commands find the model by its short name, as after `relaxserve pull smollm2`. Servers of other tests
+    must not find it: they would serve it beside the demo model."""
+    cache_folder = tmp_path_factory.mktemp("cache")
     downloaded = cache_folder / "models" / "smollm2.gguf"
-    downloaded.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not downloaded.exists():
-        downloaded.symlink_to(file_of("smollm2"))
+    downloaded.parent.mkdir(mode=0o700)
+    downloaded.symlink_to(file_of("smollm2"))
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
     return {**own, "RELAXSERVE_CACHE": str(cache_folder), "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_KEY": KEYS["api-keys"]}
 

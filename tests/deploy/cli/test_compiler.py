@@ -220,6 +220,8 @@ def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
                 f"machine code of kernels: {verb} none",
                 f"quantised weights: {verb} none",
                 f"digests of models' files: {verb} none",
+                f"quality labels: {verb} none",
+                f"predictions of exact weights: {verb} none",
                 f"leftovers of interrupted loads: {verb} none",
             ]
     assert not orphan.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deploy.cli.main import app
+from deploy.cli.running import call_of
 from server.defaults import Defaults
 from server.models.state import ModelSpec
 from tests.server.conftest import serve  # noqa: F401  # a fixture
@@ -73,3 +76,24 @@ def test_stop_frees_the_memory_until_the_next_request(server: Any) -> None:
     assert "null sleeps" in run(server, "stop", "null").output
     assert server.chat(model="null").status_code == 200
     assert "model 'nosuch' is not loaded" in str(run(server, "stop", "nosuch").exception)
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "asked"),
+    [
+        ({"chats": True, "generates": True}, "chat/completions", '"messages"'),
+        ({"chats": False, "generates": True}, "completions", '"prompt"'),
+        ({"chats": False, "generates": False, "embedding_size": 8}, "embeddings", '"input"'),
+    ],
+)
+@pytest.mark.parametrize("has_key", [False, True])
+def test_the_shown_call_asks_what_the_model_answers(entry: dict[str, Any], path: str, asked: str, has_key: bool) -> None:
+    call = call_of({"id": "it's a model", **entry}, "http://localhost", has_key=has_key)
+    assert call.startswith(f"curl http://localhost/v1/{path} ") and asked in call
+    assert ('-H "Authorization: Bearer $RELAXSERVE_KEY"' in call) == has_key
+    words = shlex.split(call)
+    assert json.loads(words[-1])["model"] == "it's a model", "a shell reads the body as it is"
+
+
+def test_a_model_that_answers_none_of_these_paths_has_no_call() -> None:
+    assert call_of({"id": "classes", "chats": False, "generates": False, "embedding_size": None}, "http://localhost", has_key=False) == ""

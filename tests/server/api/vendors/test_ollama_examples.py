@@ -59,7 +59,7 @@ def answer(submit: Submit, _choice: int) -> list[list[int]]:
 
 
 # The reason why an example does not end well, as it says itself.
-NO_IMAGES = r"only text is understood"
+NO_IMAGES = r"only reads text"
 NOT_LOADED = r"model '[^']+' is not loaded"
 NO_DECISIONS = r"/v1/systemone"  # this needs a model that was made for it
 REASONS = {
