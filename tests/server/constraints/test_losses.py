@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -253,6 +254,7 @@ def test_closing_ends_all_at_once(compiler) -> None:
     first = allowed_by(mask_of(matcher))[:1]
     (own,) = levels_of(one)["sequence"]
     os.kill(own, signal.SIGSTOP)  # busy for longer than any grammar takes
+    wait_until(lambda: Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     matcher.advance(first)
     left = {zygote_of(one), *processes_of(one)}
     one.close()
