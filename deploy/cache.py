@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -45,9 +46,11 @@ from deploy.use import markers_of
 from runtime import flags, sealed
 from runtime.device.cuda.assembled import SUFFIX as ASSEMBLED_SUFFIX
 from runtime.errors import RuntimeFault
-from runtime.sealed import key_of, require_private
-from runtime.sections import SectionFile
+from runtime.sealed import key_of, make_private, require_private
+from runtime.sections import SectionFile, writing
 from server.interfaces import CachedModel
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
@@ -295,6 +298,17 @@ class Kept:
                     status = path.stat()
                     if now - status.st_mtime > ABANDONED_S:
                         yield Item(Part.LEFTOVER, (path,), "", _num_bytes(path), status.st_mtime)
+
+
+def keep_sections(place: Path, sections: Mapping[str, memoryview], what: str) -> None:
+    """Write a file of sections into the cache. If it cannot be written, log that `what` is not stored."""
+    try:
+        make_private(place.parent)
+        with writing(place, {name: content.nbytes for name, content in sections.items()}, key_of(place.parent)) as put:
+            for name, content in sections.items():
+                put(name, content)
+    except OSError as error:
+        log.warning(NOT_CACHED, what, place.parent, error.strerror or error)
 
 
 def kept() -> Kept | None:

@@ -7,7 +7,6 @@ probable next tokens; all other tokens count as one, so the measured divergence 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
-from deploy.cache import NOT_CACHED
+from deploy.cache import keep_sections
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.costs import costs_of
 from deploy.model_loading.files import Opened
@@ -35,12 +34,9 @@ from deploy.quality.label import TEXT, keep_label, kept_label, key_of
 from deploy.quality.observe import chunk_of, log_softmax, windows_of
 from deploy.quality.text import tokens_of
 from runtime.sealed import key_of as seal_key_of
-from runtime.sealed import make_private
-from runtime.sections import SectionFile, read_kept, writing
+from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
-
-log = logging.getLogger(__name__)
 
 EXACT = "f32"
 WINDOW = 512  # tokens of the text that are read with a common context
@@ -175,13 +171,7 @@ def _without_storing(known: Compiled) -> Generator[CompiledModel]:
 
 def _keep(place: Path, exact: Exact) -> None:
     sections = {name: getattr(exact, name).reshape(-1).view(np.uint8).data for name in exact.__slots__}
-    try:
-        make_private(place.parent)
-        with writing(place, {name: content.nbytes for name, content in sections.items()}, seal_key_of(place.parent)) as put:
-            for name, content in sections.items():
-                put(name, content)
-    except OSError as error:
-        log.warning(NOT_CACHED, "predictions of exact weights", place.parent, error.strerror or error)
+    keep_sections(place, sections, "predictions of exact weights")
 
 
 def _read(place: Path) -> Exact:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,17 +17,15 @@ from numpy.typing import NDArray
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Form, HeldWeights, two_level_form
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
-from deploy.cache import NOT_CACHED, kept
+from deploy.cache import keep_sections, kept
 from deploy.model_loading.files import Formed, ModelFiles, Opened
 from deploy.model_loading.known import Progress, carried, refusals
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
 from deploy.quantizing.mix import Width
-from runtime.sealed import key_of, make_private
-from runtime.sections import SectionFile, read_kept, writing
+from runtime.sealed import key_of
+from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-
-log = logging.getLogger(__name__)
 
 VERSION = 1  # raised when the same model and text give other numbers
 HEAD = "lm_head.weight"
@@ -90,13 +87,7 @@ def _has_head(result: Result) -> bool:
 def _keep(place: Path, result: Result) -> None:
     sections = {f"{name}.{part}": array.reshape(-1).view(np.uint8).data for name, of in result.parts.items() for part, array in of.items()}
     sections[WIDTHS] = memoryview(msgspec.json.encode(result.widths))
-    try:
-        make_private(place.parent)
-        with writing(place, {name: content.nbytes for name, content in sections.items()}, key_of(place.parent)) as put:
-            for name, content in sections.items():
-                put(name, content)
-    except OSError as error:
-        log.warning(NOT_CACHED, "quantised weights", place.parent, error.strerror or error)
+    keep_sections(place, sections, "quantised weights")
 
 
 def _read(place: Path, tensors: Mapping[str, TensorInfo]) -> Result:

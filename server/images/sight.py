@@ -1,4 +1,4 @@
-"""What a model sees: its decoder of images, and how images are written into its prompt.
+"""Write images into the prompt of a vision model, and hold the decoder of its images.
 
 In texts and prompts, a marker stands for an image until the prompt is rendered. It is the text of the image token, which no text of a
 client may contain. Then each marker becomes the tokens of the image's crops, as Idefics3 and SmolVLM were trained:

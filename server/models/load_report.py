@@ -1,4 +1,4 @@
-"""What the server tells about a load: the lines of the log, and a summary of the model in a few words.
+"""Report a load: write its lines into the log, and summarise the model in a few words.
 
 The lines have a logger of their own, so that a terminal, which shows progress bars and a summary, can leave them out.
 """

@@ -112,8 +112,7 @@ class Pace:
     def observe(self, num_tokens: int, step_s: float, num_idle: int = 0) -> None:
         """Learn from a step of `num_tokens` tokens, `num_idle` of them of idle sequences."""
         if num_live := num_tokens - num_idle:
-            # What idle sequences cost beside others is measured rather than predicted, because a prediction that is 10 % too low would
-            # slow down each step.
+            # Charge idle sequences by the measured time, because a prediction that is 10 % too low would slow down each step.
             live_s = self._costs(num_live)
             self._owed_s += IDLE_SHARE * min(step_s, live_s) - (max(step_s - live_s, 0.0) if num_idle else 0.0)
             self._owed_s = min(self._owed_s, live_s)

@@ -70,7 +70,7 @@ class Place:
 
 @dataclass(slots=True)
 class Live:
-    """What live clients saw."""
+    """The latencies that live clients measured."""
 
     first_s: list[float] = field(default_factory=list[float])
     whole_s: list[float] = field(default_factory=list[float])
