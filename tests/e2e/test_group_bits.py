@@ -92,19 +92,26 @@ def test_after_preemptions(rig, submits, alone, model) -> None:
 
 
 def test_after_kills(rig, submits, alone) -> None:
-    """Engines stop after a random number of steps. New engines continue from the tokens sent so far and give the same result."""
-    rng, sent, num_workers = random.Random(0), {}, 0
+    check_after_kills(lambda rng: rig(max_tokens=rng.choice((32, 128)), max_seqs=32), submits, alone, most_steps=40, num_workers=5)
+
+
+def check_after_kills(
+    start: Callable[[random.Random], Rig], submits: list[Submit], expected: Outcomes, *, most_steps: int, num_workers: int
+) -> None:
+    """Stop engines after a random number of steps. New engines, at least `num_workers` of them, continue from the tokens sent so far and
+    give the same result."""
+    rng, sent, num_started = random.Random(0), {}, 0
     while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
-        num_workers += 1
-        worker = rig(max_tokens=rng.choice((32, 128)), max_seqs=32)
+        num_started += 1
+        worker = start(rng)
         worker.outcomes = sent
         for submit in left:
             worker.engine.submit(submit)
-        for _ in range(rng.randrange(5, 40)):
+        for _ in range(rng.randrange(5, most_steps)):
             worker.engine.step()
             worker.engine.check_integrity()
-    assert num_workers > 4
-    same(sent, alone)
+    assert num_started >= num_workers
+    same(sent, expected)
 
 
 def is_over(submit: Submit, sent: Outcomes) -> bool:

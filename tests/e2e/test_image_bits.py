@@ -17,7 +17,7 @@ from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
-from tests.e2e.test_group_bits import going_on, is_over
+from tests.e2e.test_group_bits import check_after_kills
 from tests.golden.make_idefics3 import CROP, IMAGE, ROWS, TOKENS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "idefics3"
@@ -89,20 +89,9 @@ def test_after_preemptions(rig, submits, alone, model) -> None:
 
 
 def test_after_kills(rig, submits, alone) -> None:
-    rng, sent, num_workers = random.Random(0), {}, 0
     submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
     expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
-    while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
-        num_workers += 1
-        worker = rig()
-        worker.outcomes = sent
-        for submit in left:
-            worker.engine.submit(submit)
-        for _ in range(rng.randrange(5, 20)):
-            worker.engine.step()
-            worker.engine.check_integrity()
-    assert num_workers > 2
-    same(sent, expected)
+    check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
 
 
 def test_images_are_not_encoded_again(rig, model, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from runtime.spectrogram import AROUND, HOP
 from server.engine.worker import LoadedModel
 from server.messages import Audio, ErrorCode, Failed, Load, SamplingParams, Stamps, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, outcomes_alone, same, shuffled
-from tests.e2e.test_group_bits import going_on, is_over
+from tests.e2e.test_group_bits import check_after_kills
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "whisper"
 END, FIRST_STAMP, VOCAB = 50, 58, 60
@@ -74,18 +74,7 @@ def test_after_preemptions(rig, submits, alone, model) -> None:
 
 
 def test_after_kills(rig, submits, alone) -> None:
-    rng, sent, num_workers = random.Random(0), {}, 0
-    while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
-        num_workers += 1
-        worker = rig()
-        worker.outcomes = sent
-        for submit in left:
-            worker.engine.submit(submit)
-        for _ in range(rng.randrange(5, 20)):
-            worker.engine.step()
-            worker.engine.check_integrity()
-    assert num_workers > 2
-    same(sent, alone)
+    check_after_kills(lambda _: rig(), submits, alone, most_steps=20, num_workers=3)
 
 
 def test_a_step_hears_at_most_one_window(rig, submits, monkeypatch) -> None:

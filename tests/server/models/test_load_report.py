@@ -1,4 +1,4 @@
-"""What a load tells: its lines in the log, and the summary of a model in the line of a start."""
+"""Check what a load reports: its lines in the log, and the summary of a model in the line of a start."""
 
 from __future__ import annotations
 

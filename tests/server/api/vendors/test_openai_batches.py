@@ -101,7 +101,7 @@ def test_fields_are_handled_as_their_rows_say(serve: Any, tmp_path: Path) -> Non
 
 
 def test_generated_requests_get_answers_as_the_document_states_them(serve: Any, tmp_path: Path) -> None:
-    """Of each endpoint, NUM_REQUESTS valid requests: at first there is nothing to list, at last there are many files and batches."""
+    """Send NUM_REQUESTS valid requests to each endpoint: at first there is nothing to list, at last there are many files and batches."""
     rng = random.Random("files and batches")
     client = serve(batch_dir=tmp_path / "batches", initial=(ModelSpec("null", "null", aliases=("org/other",)),)).http()
     files: list[Any] = []
