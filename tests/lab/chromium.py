@@ -231,7 +231,8 @@ class Page:
 
     def see(self, text: str, selector: str = "body") -> None:
         """Wait until a visible element that matches the selector shows the text."""
-        self.wait(f"[...document.querySelectorAll({json.dumps(selector)})].some(e => e.innerText.includes({json.dumps(text)}))")
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        self.wait(f"{found}.some(e => e.checkVisibility() && e.innerText.includes({json.dumps(text)}))")  # a hidden element has a text too
 
     def text(self, selector: str = "body") -> str:
         return self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")

@@ -22,8 +22,9 @@ EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this fa
 LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
 SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
 UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
-IDLE_SHARE = 0.02  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
+IDLE_SHARE = 0.01  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
 IDLE_STEP_S = 0.05  # longest step of idle sequences alone
+IDLE_STEP_SHARE = 0.1  # share of the time since the last step of other sequences that a step of idle sequences alone may take
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -108,6 +109,7 @@ class Pace:
         self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
         self._context_tokens = 0.0 if chunk is None else measured.context_s * chunk / self._costs(chunk)
         self._owed_s = 0.0  # seconds by which idle sequences may lengthen the steps of others from now on
+        self._alone_s = 0.0  # seconds of the steps of idle sequences alone since the last step of others
 
     def observe(self, num_tokens: int, step_s: float, num_idle: int = 0) -> None:
         """Learn from a step of `num_tokens` tokens, `num_idle` of them of idle sequences."""
@@ -116,6 +118,7 @@ class Pace:
             live_s = self._costs(num_live)
             self._owed_s += IDLE_SHARE * min(step_s, live_s) - (max(step_s - live_s, 0.0) if num_idle else 0.0)
             self._owed_s = min(self._owed_s, live_s)
+        self._alone_s = 0.0 if num_live else self._alone_s + step_s
         self._costs.observe(num_tokens, step_s)
 
     def limit_s(self, num_tokens: int) -> float:
@@ -131,14 +134,17 @@ class Pace:
 
     def idle_budget(self, num_live: int) -> int:
         """Return how many tokens of idle sequences a step may take. Beside `num_live` tokens of other sequences they may make it longer by
-        what they are owed. A step without others must be short, because the next request waits for it; it may always take as long as two
-        of the shortest steps, since even those are long on a slow machine."""
+        what they are owed. A step without others must be short, because the next request waits for it. It is as short as a step can be when
+        others have just run: between the requests of busy clients are many short pauses. On a slow machine, it may take as long as two of
+        the shortest steps in the end."""
         most = self._max_tokens - num_live
         if num_live:
             if self._owed_s <= 0.0:
                 return 0
             return self._costs.most_tokens(num_live, num_live + most, self._costs(num_live) + self._owed_s) - num_live
-        return self._costs.most_tokens(1, most, max(IDLE_STEP_S, 2 * self._costs(1)))
+        shortest_s = self._costs(1)
+        longest_s = max(IDLE_STEP_S, 2 * shortest_s)
+        return self._costs.most_tokens(1, most, min(max(IDLE_STEP_SHARE * self._alone_s, shortest_s), longest_s))
 
     def context_tokens(self, context: int) -> int:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""

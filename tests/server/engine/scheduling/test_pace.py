@@ -315,15 +315,15 @@ def test_costs_that_were_measured_too_low_slow_down_no_stream(rig, noise: float)
         return serve(rig, Machine(real, noise=noise), Pace(LIMITS.max_tokens, Measured(believed), UNBOUNDED_S), requests)
 
     alone, beside = served(streams), served([*of_a_batch(400, 32), *streams])
-    waits_s = 0.5 * IDLE_STEP_S  # a request waits for half of an idle step on average
-    assert median(beside.whole_s[-60:]) <= 1.08 * median(alone.whole_s) + waits_s
+    assert median(beside.whole_s[-60:]) <= 1.06 * median(alone.whole_s)
+    assert median(beside.first_s[-60:]) <= median(alone.first_s) + believed[1], "a pause between streams begins with short steps"
     assert beside.wall_s <= 2 * served(of_a_batch(400, 32)).wall_s + alone.wall_s, "the batch advances"
 
 
 @machines
 def test_a_batch_gets_all_that_others_leave(rig, machine) -> None:
-    """Beside other requests, a batch takes hardly longer than alone plus the time of the others; alone it uses most of what short steps
-    allow."""
+    """Beside other requests, a batch takes little longer than alone plus the time of the others, because its steps begin short after each
+    of them. Alone it uses most of what short steps allow."""
 
     def served(requests: Sequence[Request]) -> Served:
         return serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), requests)
@@ -331,7 +331,7 @@ def test_a_batch_gets_all_that_others_leave(rig, machine) -> None:
     others = [Request(float(at), 128, 32) for at in range(1, 8)]
     alone = served(of_a_batch())
     both = served([*of_a_batch(), *others])
-    assert max(both.whole_s[:40]) <= 1.1 * (alone.wall_s + sum(both.whole_s[40:]))
+    assert max(both.whole_s[:40]) <= 1.25 * (alone.wall_s + sum(both.whole_s[40:]))
     assert alone.wall_s <= 1.5 * served([Request(0.0, 128, 64)] * 40).wall_s
 
 
