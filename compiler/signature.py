@@ -22,6 +22,7 @@ from compiler.ir.graph.values import MatchCast
 from compiler.ir.graph.visit import free_vars, walk_values
 from compiler.ir.module import IRModule
 from compiler.ir.types import binders_of, substitute, vars_of
+from runtime.files import digest_of_sources
 
 
 class KeyParts(msgspec.Struct, frozen=True):
@@ -39,14 +40,6 @@ def compiler_version() -> str:
     """Return a digest of the compiler's sources and the release of LLVM's binding. A change in either may change the code that the compiler
     emits."""
     return digest_of_sources(Path(__file__).parent, llvmlite.__version__)
-
-
-def digest_of_sources(root: Path, seed: str = "") -> str:
-    """Return a digest of the contents and paths of all Python files below a folder."""
-    digest = hashlib.sha256(seed.encode())
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def key_of(module: IRModule, target: str) -> Key:

@@ -15,6 +15,8 @@
     labels/KEY.label                    quality label of a form (deploy/quality/label.py)
     labels/KEY.exact                    predictions of a model's exact weights, with which labels compare (deploy/quality/measure.py)
 
+    tokenizers/KEY.tokenizer            tokenizer files made from a GGUF file (deploy/model_loading/tokenizer.py)
+
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
@@ -58,12 +60,13 @@ QUANTISED_SUFFIX = ".rsq"
 DIGEST_SUFFIX = ".digest"
 MODELS_SUFFIX = ".models"
 LABEL_SUFFIX, REFERENCE_SUFFIX = ".label", ".exact"
+TOKENIZER_SUFFIX = ".tokenizer"
 MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OURS = re.compile(
-    r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|digest|costs|models|cubin|code|label|exact)(\..+)?"
+    r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|rsq|digest|costs|models|cubin|code|label|exact|tokenizer)(\..+)?"
 )
 
 
@@ -81,10 +84,12 @@ class Part(StrEnum):
     DIGEST = "digests of models' files"
     LABEL = "quality labels"
     REFERENCE = "predictions of exact weights"
+    TOKENIZER = "tokenizers of GGUF files"
     LEFTOVER = "leftovers of interrupted loads"
 
 
-INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST, Part.LABEL, Part.REFERENCE)  # what is of use without a program
+# what is of use without a program
+INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST, Part.LABEL, Part.REFERENCE, Part.TOKENIZER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +112,11 @@ class Kept:
         self._exports = folder / "exports"
         self._quantised = folder / "quantised"
         self._labels = folder / "labels"
+        self._tokenizers = folder / "tokenizers"
 
     def require_private(self) -> None:
         """Raise UnsafeCache if another user can write to one of the folders."""
-        within = self._weights, self._kernels, self._exports, self._quantised, self._labels
+        within = self._weights, self._kernels, self._exports, self._quantised, self._labels, self._tokenizers
         for folder in (self.folder, self.executables.folder, *within):
             require_private(folder)
 
@@ -129,6 +135,10 @@ class Kept:
     def reference_of(self, key: str) -> Path:
         """Return the path of the predictions of one model's exact weights."""
         return self._labels / f"{key}{REFERENCE_SUFFIX}"
+
+    def tokenizer_of(self, key: str) -> Path:
+        """Return the path of the tokenizer files made from one GGUF file."""
+        return self._tokenizers / f"{key}{TOKENIZER_SUFFIX}"
 
     def digest_of(self, identity: str) -> Path:
         """Return the path of the digest of one checkpoint's files."""
@@ -182,7 +192,7 @@ class Kept:
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
         assembled = list(self._assembled())
         found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported(), *self._kept_matrices(), *self._digests()]
-        found += [*self._kept_labels(), *self._references()]
+        found += [*self._kept_labels(), *self._references(), *self._kept_tokenizers()]
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
@@ -214,7 +224,7 @@ class Kept:
         for item in (*self._kept_matrices(), *self._references()):
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in (*self._assembled(), *self._kept_kernels(), *self._digests(), *self._kept_labels()):
+        for item in (*self._assembled(), *self._kept_kernels(), *self._digests(), *self._kept_labels(), *self._kept_tokenizers()):
             path = item.paths[0]
             yield path, _fault(lambda path=path: sealed.load(path))
         for item in self._exported():
@@ -277,6 +287,9 @@ class Kept:
     def _references(self) -> Iterator[Item]:
         return self._files(Part.REFERENCE, self._labels, REFERENCE_SUFFIX)
 
+    def _kept_tokenizers(self) -> Iterator[Item]:
+        return self._files(Part.TOKENIZER, self._tokenizers, TOKENIZER_SUFFIX)
+
     def _exported(self) -> Iterator[Item]:
         for path in sorted(self._exports.glob("*")):
             if _KEY.fullmatch(path.name):
@@ -291,6 +304,7 @@ class Kept:
             *self._kernels.glob("*"),
             *self._quantised.glob("*"),
             *self._labels.glob("*"),
+            *self._tokenizers.glob("*"),
             *self._exports.glob(".*"),
         ):
             if path not in of_items and _OURS.fullmatch(path.name):
@@ -298,6 +312,22 @@ class Kept:
                     status = path.stat()
                     if now - status.st_mtime > ABANDONED_S:
                         yield Item(Part.LEFTOVER, (path,), "", _num_bytes(path), status.st_mtime)
+
+
+def recall(place: Path) -> bytes | None:
+    """Return the content of a sealed file of the cache, or None if there is none, or if it is damaged."""
+    try:
+        return bytes(sealed.load(place))
+    except (OSError, RuntimeFault):
+        return None
+
+
+def keep(place: Path, content: bytes, what: str) -> None:
+    """Write a sealed file into the cache. If it cannot be written, log that `what` is not stored."""
+    try:
+        sealed.store(place, content)
+    except OSError as error:
+        log.warning(NOT_CACHED, what, place.parent, error.strerror or error)
 
 
 def keep_sections(place: Path, sections: Mapping[str, memoryview], what: str) -> None:

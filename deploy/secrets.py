@@ -21,6 +21,11 @@ def take_secrets(environment: MutableMapping[str, str] = os.environ) -> dict[str
     return {name: environment.pop(name) for name in names}
 
 
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of `environment` without secrets, for a process that starts before they are taken."""
+    return {name: value for name, value in environment.items() if not SECRET.search(name)}
+
+
 def hub_token(secrets: Mapping[str, str]) -> str | None:
     return next((secrets[name] for name in HUB_TOKENS if secrets.get(name)), None)
 

@@ -53,10 +53,10 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
-    logs = ("--log-level", settings.log_level, "--log-format", settings.log_format)
-    load = msgspec.structs.replace(load_of(spec, hub_token), logs_cache=events is not None)
+    also = {"logs_cache": events is not None, "log_level": settings.log_level, "log_format": settings.log_format}
+    load = msgspec.structs.replace(load_of(spec, hub_token), **also)
     cache = None if events is None else events.source_of(spec.name)
-    return Supervisor((*WORKER, *logs), load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
+    return Supervisor(WORKER, load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:

@@ -1,9 +1,10 @@
 """Require regular files: opening a FIFO can block forever, and a device can be read without end. Recognise what downloads leave in place of
-a file."""
+a file. Digest the files of a package."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -42,3 +43,11 @@ _STAND_INS = (
 def stand_in(head: bytes) -> str:
     """Say what a file contains in place of a model's data, and what to do about it, or return "". `head` is the file's beginning."""
     return next((said for pattern, said in _STAND_INS if pattern.match(head)), "")
+
+
+def digest_of_sources(root: Path, seed: str = "") -> str:
+    """Return a digest of the contents and paths of all Python files below a folder."""
+    digest = hashlib.sha256(seed.encode())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -167,6 +167,8 @@ class Load(Message, frozen=True, tag=True):
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
     logs_cache: bool = False  # report changes of the prefix cache
+    log_level: str = "info"
+    log_format: str = "text"
 
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for

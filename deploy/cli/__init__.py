@@ -1,5 +1,31 @@
-"""The command line: one file per group of commands; `main` assembles them."""
+"""The command line: one file per group of commands; `commands` registers them."""
 
-from deploy.cli.main import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import os
+import sys
+from collections.abc import Callable
+
+HELP = ("-h", "--help", "--help-all")
+
+
+def main() -> None:
+    imported()()
+
+
+def imported() -> Callable[[], None]:
+    """Import all commands, and return the function that runs the one that the arguments name."""
+    if sys.argv[1:2] == ["serve"] and not {*HELP} & {*sys.argv}:
+        _start_worker()
+    from deploy.cli.commands import app, run
+
+    return lambda: run(app)
+
+
+def _start_worker() -> None:
+    """Start the first worker before the imports of this process, which take as long as its own."""
+    from deploy.secrets import without_secrets
+    from runtime.launch import command
+    from server.workers.starting import start_ahead
+
+    start_ahead(command("deploy.worker"), without_secrets(os.environ))

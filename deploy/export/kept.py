@@ -18,10 +18,11 @@ import deploy.export
 import runtime
 from compiler.cache import Range
 from compiler.machine.target import get
-from compiler.signature import digest_of_sources, key_of
+from compiler.signature import key_of
 from deploy.cache import Kept
 from deploy.export.web import LEVELS, WebModel, export_web, web_model
 from deploy.model_loading.servable import Servable
+from runtime.files import digest_of_sources
 from runtime.web import page_files
 
 

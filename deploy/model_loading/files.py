@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -29,7 +29,9 @@ from deploy.model_loading.known import Asked, carried, refusals
 from deploy.model_loading.locate import locate
 from deploy.model_loading.tokenizer import TokenizerSource
 from server.messages import FETCH
-from server.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ The digest of the files is stored in the cache, because it reads all of them.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.cache import NOT_CACHED
+from deploy.cache import keep, recall
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.locate import CT2
 from deploy.quantizing.kept import settings_of
-from runtime.errors import RuntimeFault
-from runtime.sealed import load, store
 from runtime.split_files import parts_of
-
-log = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
 CHUNK_BYTES = 1 << 20
@@ -41,15 +36,10 @@ def _digest_of(known: Compiled) -> str:
     if known.cache is None:
         return content_digest(known.files.path)
     place = known.cache.digest_of(known.files.weights.digest())
-    try:
-        return bytes(load(place)).decode()
-    except (OSError, RuntimeFault):
-        pass  # it is computed again
+    if (known_before := recall(place)) is not None:
+        return known_before.decode()
     found = content_digest(known.files.path)
-    try:
-        store(place, found.encode())
-    except OSError as error:  # a full or read-only disk
-        log.warning(NOT_CACHED, "the digest of the model's files", place.parent, error.strerror or error)
+    keep(place, found.encode(), "the digest of the model's files")
     return found
 
 

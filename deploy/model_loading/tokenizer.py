@@ -1,8 +1,12 @@
 """Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the readers
-of vocabularies. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model."""
+of vocabularies. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model.
+
+The tokenizer files made from a GGUF file are stored in the cache, because a vocabulary of 260,000 tokens takes a second, in both processes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,17 +15,22 @@ from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import tokenizers
+
 from compiler.frontend.errors import ModelError
+from deploy.cache import keep, kept, recall
 from deploy.model_loading.locate import defaults_of, locate
+from runtime.files import digest_of_sources
 from server.defaults import FILE as DEFAULTS
 from server.defaults import BesideModel
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TOKENIZER, ModelFilesError, TokenizerFiles, missing, read_file, read_files
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
+    from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class TokenizerSource:
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
 
     def build(self) -> Tokenizer:
+        from server.text.tokenizer import Tokenizer
+
         with _refusal(self.path):
             return Tokenizer(self._files.contents)
 
@@ -83,10 +94,32 @@ def _files_in(folder: Path) -> TokenizerFiles:
 
 
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
+    beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
+    return TokenizerFiles({**_made_of(file), **beside})
+
+
+def _made_of(file: GgufFile) -> dict[str, bytes]:
+    """Return the tokenizer files that are made from a GGUF file, from the cache if an earlier start stored them."""
     from compiler.frontend.gguf.tokenizer import tokenizer_files
 
-    beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
-    return TokenizerFiles({**tokenizer_files(file.metadata), **beside})
+    if (cache := kept()) is None:
+        return tokenizer_files(file.metadata)
+    place = cache.tokenizer_of(_key_of(file))
+    if (stored := recall(place)) is not None:
+        return msgspec.msgpack.decode(stored, type=dict[str, bytes])
+    made = tokenizer_files(file.metadata)
+    keep(place, msgspec.msgpack.encode(made), "the tokenizer")
+    return made
+
+
+def _key_of(file: GgufFile) -> str:
+    """Return a digest of the file's metadata, and of the code that reads vocabularies."""
+    import compiler.frontend.gguf
+    import compiler.frontend.vocabulary
+
+    readers = (Path(package.__path__[0]) for package in (compiler.frontend.gguf, compiler.frontend.vocabulary))
+    parts = file.digest(), tokenizers.__version__, *map(digest_of_sources, readers)
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
 
 
 def _ends_of(file: GgufFile) -> tuple[int, ...]:

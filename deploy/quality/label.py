@@ -6,17 +6,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from pathlib import Path
 
 import msgspec
 
-from deploy.cache import NOT_CACHED, Kept
-from runtime.errors import RuntimeFault
-from runtime.sealed import load, store
+from deploy.cache import Kept, keep, recall
 from server.messages import QualityLabel
-
-log = logging.getLogger(__name__)
 
 VERSION = 1  # raised when equal models get other labels
 TEXT = Path(__file__).with_name("label.txt")  # prose, questions, code, tables, a letter, a log and four languages
@@ -30,19 +25,14 @@ def key_of(subject: str) -> str:
 
 def kept_label(cache: Kept | None, fingerprint: str) -> QualityLabel | None:
     """Return the label that was measured before, or None."""
-    if cache is None:
+    if cache is None or (found := recall(cache.label_of(key_of(fingerprint)))) is None:
         return None
     try:
-        return msgspec.json.decode(bytes(load(cache.label_of(key_of(fingerprint)))), type=QualityLabel)
-    except (OSError, RuntimeFault, msgspec.DecodeError):
+        return msgspec.json.decode(found, type=QualityLabel)
+    except msgspec.DecodeError:
         return None
 
 
 def keep_label(cache: Kept | None, fingerprint: str, label: QualityLabel) -> None:
-    if cache is None:
-        return
-    place = cache.label_of(key_of(fingerprint))
-    try:
-        store(place, msgspec.json.encode(label))
-    except OSError as error:
-        log.warning(NOT_CACHED, "a quality label", place.parent, error.strerror or error)
+    if cache is not None:
+        keep(cache.label_of(key_of(fingerprint)), msgspec.json.encode(label), "a quality label")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
+import subprocess
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,16 +16,43 @@ import msgspec
 
 from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frame, payload_bytes
 from server.messages import FromFront, FromWorker
+from server.workers.starting import start, take
 
 # No request can make the worker send itself these signals.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GUARD_S = 0.5  # seconds between checks of a process that loads
 
 
+class _Child:
+    """A process whose end a task can wait for. asyncio waits only for processes that it has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._has_ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._wait, args=(loop,), name=f"end of {process.pid}", daemon=True).start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def wait(self) -> None:
+        await self._has_ended.wait()
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._process.wait()
+        with suppress(RuntimeError):  # the loop has been closed, so nobody waits
+            loop.call_soon_threadsafe(self._has_ended.set)
+
+
 class WorkerProcess:
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: _Child,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -41,24 +69,16 @@ class WorkerProcess:
 
     @staticmethod
     async def open(command: Sequence[str]) -> WorkerProcess:
-        """Start `command` with the number of a connected socket as its last argument. A socket pair has no name in the file system, so
-        nothing is left behind if this process is killed. Raise OSError if the process cannot be started, or RuntimeError or MemoryError if
-        no thread can be started to wait for its end."""
-        near, far = socket.socketpair()
-        process = None
+        """Start `command` with the number of a connected socket as its last argument, or use the process that was started ahead. Raise
+        OSError or MemoryError if the process cannot be started, or RuntimeError if no thread can be started to wait for its end."""
+        started = take(command) or start(command)
         try:
-            with far:
-                # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front. With its own
-                # session, Linux (autogroup) would give it half of a busy machine, and let the front wait up to 0.3 s for the other half.
-                process = await asyncio.create_subprocess_exec(*command, str(far.fileno()), pass_fds=(far.fileno(),), process_group=0)
-            reader, writer = await asyncio.open_unix_connection(sock=near)
+            child = _Child(started.process)
+            reader, writer = await asyncio.open_unix_connection(sock=started.connection)
         except BaseException:
-            near.close()
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
+            started.discard()
             raise
-        return WorkerProcess(process, reader, writer)
+        return WorkerProcess(child, reader, writer)
 
     def send(self, message: FromFront) -> None:
         self._outbox.append(message)
@@ -118,7 +138,7 @@ class WorkerProcess:
             return  # `receive` notices the end as well
 
 
-async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
+async def _kill_when_stopped(process: _Child) -> None:
     """Kill a loading process when it is suspended (SIGSTOP). The time of loading has no limit, so silence does not show a problem, but a
     suspended process would never end."""
     while True:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.client import Client, ServerFault
 from deploy.replay import first_difference, parsed, read_log, replay
 from tests.server.conftest import serve

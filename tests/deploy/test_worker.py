@@ -8,8 +8,9 @@ import sys
 LOADED = """
 import gc
 from deploy import worker
+from server.messages import Load
 worker.load_model = lambda load, progress: [[i] for i in range(100_000)]  # a compiled program has this many objects
-model = worker.build(None, None)
+model = worker.build(Load("m", "m"), None)
 print(len(model), len(gc.get_objects()))
 """
 

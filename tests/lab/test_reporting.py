@@ -56,6 +56,18 @@ def test_the_front_page_names_machines_and_compares_peers(capsys):
     assert "[B](docs/benchmarks/b.md)" in text and text.count("| A |") == 1
 
 
+def test_the_front_page_has_a_row_per_real_model(capsys):
+    figures = [
+        Figure("m: first start", 4.0, "s", 5.0),
+        Figure("m: decode of 1 / llama.cpp's", 1.25, "", 1.15, True),
+        Figure("m: KL", 1e-4, "", 5e-4, note="llama.cpp 0.003"),
+        Figure("m: KL / llama.cpp's", 0.033, "", 0.25),
+    ]
+    text = pages([record(capsys, figures, benchmark="real")])[FILE]
+    assert "| machine | model | decode of 1 | KL | first start |" in text
+    assert "| A Processor, 2 cores | m | 1.25 | 0.0001 (0.003) | 4.0 s |" in text
+
+
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.lab.reporting.record.RESULTS", tmp_path)

@@ -181,6 +181,21 @@ class _Cursor:
         # Tokens of byte-level vocabularies may be invalid UTF-8, so invalid bytes are replaced; names and templates are always valid.
         return self.take(self.count()).decode(errors="replace")
 
+    def texts(self, length: int) -> list[str]:
+        """Return the next `length` texts. A vocabulary has 100,000 and more, so this loop calls as little as possible."""
+        memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
+        size_at, found = struct.Struct("<Q").unpack_from, list[str]()
+        for _ in range(length):
+            start = at + 8
+            if start > end or (stop := start + size_at(memory, at)[0]) > end:
+                break
+            found.append(memory[start:stop].decode(errors="replace"))
+            at = stop
+        self.position = at
+        if len(found) < length:
+            self.text()  # raises DamagedFile for the text that does not fit
+        return found
+
     def value(self, code: int) -> Any:
         if code in NUMBERS:
             return self.number(code)
@@ -193,7 +208,7 @@ class _Cursor:
             self.num_strings += length
             if self.num_strings > MAX_STRINGS:
                 raise DamagedFile(f"{self.name} has arrays of {self.num_strings} texts; at most {MAX_STRINGS} are read")
-            return [self.text() for _ in range(length)]
+            return self.texts(length)
         if item_code not in NUMBERS:
             raise DamagedFile(f"{self.name}: an array has items of type {item_code}, expected numbers or texts")
         dtype = np.dtype(NUMBERS[item_code])

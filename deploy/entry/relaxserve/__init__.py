@@ -14,8 +14,9 @@ def main() -> None:
     if (interrupt := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
     _load_launch()
-    from deploy.cli import main as run
+    from deploy.cli import imported
 
+    run = imported()
     signal.signal(signal.SIGINT, interrupt)
     run()
 

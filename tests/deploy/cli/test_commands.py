@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from deploy import demo
 from deploy.cli import admin
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.client import Client, ServerFault
 from deploy.settings import DEFAULTS, MODEL_KEYS, SETTINGS, parse
 from runtime.sealed import key_of

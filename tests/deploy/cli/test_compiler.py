@@ -222,6 +222,7 @@ def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
                 f"digests of models' files: {verb} none",
                 f"quality labels: {verb} none",
                 f"predictions of exact weights: {verb} none",
+                f"tokenizers of GGUF files: {verb} none",
                 f"leftovers of interrupted loads: {verb} none",
             ]
     assert not orphan.exists()

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler.machine.target import TargetError
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.export.folder import ExportError, new_folder
 
 

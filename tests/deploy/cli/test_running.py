@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.cli.running import call_of
 from server.defaults import Defaults
 from server.models.state import ModelSpec

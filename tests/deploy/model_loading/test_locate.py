@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import demo, library
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.library import Downloads
 from deploy.model_loading import hub
 from deploy.model_loading.locate import files_of_model, identity_of, locate

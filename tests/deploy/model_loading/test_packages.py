@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from deploy import catalogue, demo, library
 from deploy.catalogue import ENTRIES, Entry, Package, Packages
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.cli.serve import default_models
 from deploy.model_loading import origins, packages
 from deploy.model_loading.locate import identity_of, locate, weigh

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from compiler.frontend.gguf.tokenizer import tokenizer_files
 from deploy import demo
+from deploy.cache import Kept, Part
 from deploy.model_loading.files import open_files
 from deploy.model_loading.locate import locate
 from deploy.model_loading.tokenizer import TokenizerSource, load_tokenizer
@@ -79,3 +81,23 @@ def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: 
         *(f"compiler.frontend.{name}" for name in files),
     }
     assert set(modules.split()) == (least | reader if form == "gguf" else least)
+
+
+def test_the_tokenizer_of_a_gguf_file_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later start reads what an earlier one made of the vocabulary. Damage is noticed, and another file has a tokenizer of its own."""
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
+    made: list[object] = []
+    monkeypatch.setattr(
+        "compiler.frontend.gguf.tokenizer.tokenizer_files", lambda metadata: made.append(metadata) or tokenizer_files(metadata)
+    )
+    write_gguf(tmp_path / "m.gguf")
+    source = str(tmp_path / "m.gguf")
+    first, again = load_tokenizer(source).to_json(), load_tokenizer(source).to_json()
+    assert first == again and len(made) == 1
+    (stored,) = (tmp_path / "cache" / "tokenizers").glob("*.tokenizer")
+    stored.write_bytes(stored.read_bytes()[:-1] + b"?")
+    assert load_tokenizer(source).to_json() == first and len(made) == 2
+    write_gguf(tmp_path / "m.gguf", chat_template="{{ messages[0].content }}")
+    assert load_tokenizer(source).to_json() == first and len(made) == 3
+    cache = Kept(tmp_path / "cache")
+    assert [item.part for item in cache.items()] == [Part.TOKENIZER] * 2 and {*dict(cache.verify()).values()} == {""}

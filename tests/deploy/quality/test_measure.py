@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from deploy import demo
 from deploy.cache import Part, kept
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.forms import ServedForm, fastest_without_loss
 from deploy.model_loading.load import load_model
 from deploy.quality import measure

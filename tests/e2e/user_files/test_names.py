@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli.main import app
+from deploy.cli.commands import app
 from deploy.settings import check_models, gather, model_spec
 from server.models.sources import resolve
 from server.models.state import ModelSpec

@@ -28,10 +28,18 @@ measured. [Measurements](docs/benchmarks/decisions) has the figures behind the d
 
 ![Tokens per second of relaxserve and other engines](docs/images/peers.svg)
 
-## Beside peers
+## Real models beside llama.cpp
+{real}
+## Other peers
 
 Both engines ran the same steps in turns on the same machine, with the same number of threads. Speeds are tokens per second of relaxserve
-divided by those of the peer. The weights are random, so these pages say nothing about quality.
+divided by those of the peer. The weights are random, so these figures say nothing about quality.
+"""
+REAL = """
+`python -m tests.lab real` serves the same file with both servers, each with its default settings, and sends both the same requests in
+turns. Speeds and memory are relaxserve's divided by llama.cpp's (speed: more is better, memory: less). KL is the divergence from the exact
+weights of the file in nats per token, on the text of the quality label: relaxserve's, and in brackets llama.cpp's. Starts are from the
+command to the first answer.
 """
 MACHINES = """
 ## Machines
@@ -94,7 +102,9 @@ def _front(of_machine: Mapping[str, Sequence[Record]]) -> str:
         for machine, some in of_machine.items()
         if (dates := [record.date for record in some])
     ]
-    return "\n".join([HEAD, *_lines(compared)]) + "\n" + MACHINES + "\n".join(machines) + "\n"
+    real = [row for some in of_machine.values() for record in some if record.benchmark == "real" for row in _of_real(record)]
+    head = HEAD.replace("{real}", "\n".join([REAL, *_lines(real), ""]))
+    return "\n".join([head, *_lines(compared)]) + "\n" + MACHINES + "\n".join(machines) + "\n"
 
 
 def _speedups(record: Record) -> Iterator[Row]:
@@ -107,6 +117,17 @@ def _speedups(record: Record) -> Iterator[Row]:
             "peer": f"{peer_title(name)} {peer.get('version', '')}".rstrip(),
             **{step: ours[step] / theirs[step] for step in STEPS if step in ours and step in theirs},
         }
+
+
+def _of_real(record: Record) -> Iterator[Row]:
+    """Yield a row per model. The names of figures begin with the name of the model."""
+    named = [(*row["name"].partition(": ")[::2], row) for row in record.found]
+    for model, rows in groupby(named, key=lambda each: each[0]):
+        found = {name.removesuffix(" / llama.cpp's"): row for _, name, row in rows if name != "KL / llama.cpp's"}
+        cells = {name: row["value"] for name, row in found.items() if row["unit"] == ""}
+        kl, theirs = cells.pop("KL"), found["KL"]["note"].removeprefix("llama.cpp ")
+        starts = {name: f"{row['value']:.1f} s" for name, row in found.items() if row["unit"] == "s"}
+        yield {"machine": record.machine, "model": model, **cells, "KL": f"{kl:.2g} ({theirs})", **starts}
 
 
 def _page(machine: str, records: Sequence[Record]) -> str:

@@ -86,7 +86,7 @@ def check(name: str, held: str) -> None:
 @contextmanager
 def peer_served(name: str, weights: Weights, num_clients: int) -> Generator[str]:
     """Start a peer. Yield its address once it answers requests."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder, (Path(folder) / "log").open("w+b") as log:
         command = PEER_SERVERS[name].command(weights, Path(folder), port, num_clients)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
@@ -115,7 +115,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, name: str, log: Path) -> N
     raise SettingsError(f"peer {name!r} did not answer {url}/health within {START_S:.0f} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -354,16 +355,16 @@ def test_a_load_can_be_cancelled() -> None:
 
 
 @pytest.fixture
-def processes(monkeypatch) -> list[asyncio.subprocess.Process]:
+def processes(monkeypatch) -> list[subprocess.Popen[bytes]]:
     """Return a list. Every worker process that is started is appended to it."""
-    started: list[asyncio.subprocess.Process] = []
-    original = asyncio.create_subprocess_exec
+    started: list[subprocess.Popen[bytes]] = []
+    original = subprocess.Popen
 
-    async def start(*command, **kwargs):
-        started.append(await original(*command, **kwargs))
+    def start(*command, **kwargs):
+        started.append(original(*command, **kwargs))
         return started[-1]
 
-    monkeypatch.setattr("server.workers.worker_process.asyncio.create_subprocess_exec", start)
+    monkeypatch.setattr("server.workers.starting.subprocess.Popen", start)
     return started
 
 
@@ -442,19 +443,19 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
         RuntimeError("can't start new thread"),
         MemoryError(),
     ]
-    original = asyncio.create_subprocess_exec
+    original = subprocess.Popen
 
-    async def start(*command, **kwargs):
+    def start(*command, **kwargs):
         if faults:
             raise faults.pop()
-        return await original(*command, **kwargs)
+        return original(*command, **kwargs)
 
     async def scenario() -> None:
         some = submits(2)
         expected = await undisturbed(some)
         async with worker(care=Care(first_delay_s=0.001, longest_delay_s=0.01)) as supervisor:
             streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
-            monkeypatch.setattr("server.workers.worker_process.asyncio.create_subprocess_exec", start)
+            monkeypatch.setattr("server.workers.starting.subprocess.Popen", start)
             os.kill(supervisor.pid, signal.SIGKILL)
             assert await streams == expected
             assert faults == []

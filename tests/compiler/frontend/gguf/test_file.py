@@ -238,6 +238,12 @@ def entry(name: str, code: int, value: bytes) -> bytes:
         (header(num_entries=1) + entry("k", 9, number(9) + number(1, 8)), DamagedFile, "items of type 9"),
         (header(num_entries=1) + entry("k", 9, number(8) + number(1 << 40, 8)), DamagedFile, "texts; at most"),
         (header(num_entries=1) + entry("k", 9, number(12) + number(1 << 61, 8)), DamagedFile, "announces \\d+ bytes at byte"),
+        (header(num_entries=1) + entry("k", 9, number(8) + number(2, 8) + number(0, 8)), DamagedFile, "announces 8 bytes at byte"),
+        (
+            header(num_entries=1) + entry("k", 9, number(8) + number(2, 8) + number(0, 8) + number(1 << 61, 8)),
+            DamagedFile,
+            f"announces {1 << 61} bytes at byte",
+        ),
         (header(num_entries=2) + entry("k", 0, b"\1") * 2, DamagedFile, "more than one entry 'k'"),
         (header(num_entries=1) + entry("general.alignment", 4, number(24)), DamagedFile, "a power of two"),
         (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, r"one of 3 parts; .* NAME-00001-of-00003\.gguf"),

@@ -102,10 +102,6 @@ def root(
     """Serve language and embedding models, compiled on this machine, over an OpenAI-compatible API."""
 
 
-def main() -> None:
-    run(app)
-
-
 def run(command: Callable[[], None]) -> None:
     """Run a command. An expected error prints one line and determines the exit status."""
     try:

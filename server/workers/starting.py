@@ -1,0 +1,70 @@
+"""Start the process of a worker, with a socket to the front.
+
+A worker imports as much as the front. So the command line starts the first worker before its own imports, and before it knows which model
+that worker will load; the first worker that is opened then uses this process. Therefore this module imports little.
+"""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    command: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    connection: socket.socket  # the front's end of the socket
+
+    def discard(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+_ahead: list[Started] = []  # processes that wait for their first message
+
+
+def start(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Started:
+    """Start `command` with the number of a connected socket as its last argument. A socket pair has no name in the file system, so nothing
+    is left behind if this process is killed. Raise OSError or MemoryError if the process cannot be started."""
+    near, far = socket.socketpair()
+    try:
+        with far:
+            # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front. With its own
+            # session, Linux (autogroup) would give it half of a busy machine, and let the front wait up to 0.3 s for the other half.
+            words = [*command, str(far.fileno())]
+            process = subprocess.Popen(words, env=environment, pass_fds=(far.fileno(),), process_group=0)
+    except BaseException:
+        near.close()
+        raise
+    return Started(tuple(command), process, near)
+
+
+def start_ahead(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start a process for the first worker that is opened with this command. If it cannot be started, that worker starts one."""
+    try:
+        _ahead.append(start(command, environment))
+    except (OSError, MemoryError):
+        return
+    atexit.register(_discard_all)
+
+
+def take(command: Sequence[str]) -> Started | None:
+    """Return a process that was started ahead with this command, if it still runs."""
+    for started in _ahead:
+        if started.command == tuple(command):
+            _ahead.remove(started)
+            if started.process.poll() is None:
+                return started
+            started.discard()
+            return None
+    return None
+
+
+def _discard_all() -> None:
+    while _ahead:
+        _ahead.pop().discard()

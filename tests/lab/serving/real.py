@@ -1,0 +1,270 @@
+"""`python -m tests.lab real`: real models, served by relaxserve and by llama.cpp (package xllamacpp), each with its default settings.
+
+Both servers read the same file and run the same requests in turns, with the same number of threads; the figures are medians of the
+quotients of the rounds. The quality of both is measured against the exact weights of the file on the text of the quality label. Each model
+comes from the catalogue: `relaxserve pull NAME` downloads it. `--peer-python` is an interpreter that has xllamacpp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from deploy.bench.measure import Figure, report
+from deploy.bench.serving.drive import OverHttp, Prompt
+from deploy.bench.serving.serve import Texts, throughput
+from deploy.model_loading.files import ModelFiles, open_files
+from deploy.model_loading.origins import here
+from deploy.quality.label import TEXT
+from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, quality_of
+from deploy.quality.observe import windows_of
+from deploy.quality.text import tokens_of
+from runtime.device.cpu.cores import available_cores
+from server.messages import Load
+from server.settings import SettingsError
+from tests.conftest import children_of
+from tests.lab.serving.peer_servers import free_port
+from tests.lab.serving.start import RELAXSERVE
+
+MODELS = ("smollm2", "gemma-3-270m", "qwen2.5-coder-1.5b")
+PROMPT, ANSWER = 128, 64  # tokens of a client
+LONG = 1024  # tokens of the prompt whose prefill is measured
+NUM_TOKENS = 32_000  # tokens of prompts are drawn from the first ones, which every vocabulary here has
+CLIENTS = {8: 2.5, 32: 2.5}  # number of clients -> goal of the quotient of throughputs
+NUM_PROBABLE = 1024  # most probable tokens whose probabilities the peer returns
+START_S = 600.0
+PEER = "xllamacpp"
+PEER_SERVER = """
+import sys, xllamacpp
+path, port, threads, clients, context = sys.argv[1], *map(int, sys.argv[2:])
+params = xllamacpp.CommonParams()
+params.model.path, params.port, params.n_parallel, params.n_ctx, params.kv_unified = path, port, clients, context, True
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.n_gpu_layers, params.verbosity = 0, 0
+server = xllamacpp.Server(params)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server that answers."""
+
+    url: str
+    pid: int
+    start_s: float  # from the start of the process to the first answer
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory of the server's processes. Pages that several processes share count once."""
+        return sum(_pss(pid) for pid in (self.pid, *_below(self.pid)))
+
+
+def measure(model: str, peer_python: str, rounds: int) -> list[Figure]:
+    path = here(model)
+    if path is None:
+        raise SettingsError(f"{model} is not on this machine; `relaxserve pull {model}` downloads it")
+    files = open_files(path)
+    figures = starts(model, path, peer_python)
+    with ours(model) as own, llama(path, peer_python) as other:
+        figures += speeds(model, files, own, other, rounds)
+        quotient = own.resident_bytes / other.resident_bytes
+        sizes = f"{own.resident_bytes / 1e6:.0f} and {other.resident_bytes / 1e6:.0f} MB; the file has {path.stat().st_size / 1e6:.0f} MB"
+        figures.append(Figure(f"{model}: memory / llama.cpp's", quotient, "", 1.0, note=sizes))
+        figures += qualities(model, path, files, other)
+    return figures
+
+
+# --- starts ----------------------------------------------------------------------------------------------------------------
+
+
+def starts(model: str, path: Path, peer_python: str) -> list[Figure]:
+    """Measure starts with an empty cache and with a full one, beside those of the peer."""
+    with tempfile.TemporaryDirectory(prefix="relaxserve-real-") as folder:
+        (downloads := Path(folder) / "models").mkdir()
+        for file in path.parent.glob("[!.]*"):
+            (downloads / file.name).symlink_to(file.resolve())
+        environment = {"RELAXSERVE_CACHE": folder}
+        found: dict[str, list[float]] = {"first": [], "second": [], "peer": []}
+        for name in ("first", "second", "second", "second"):
+            with ours(model, environment) as own:
+                found[name].append(own.start_s)
+            with llama(path, peer_python) as other:
+                found["peer"].append(other.start_s)
+    beside = f"llama.cpp {min(found['peer']):.1f} s"
+    return [
+        Figure(f"{model}: first start", found["first"][0], "s", 5.0, note=beside),
+        Figure(f"{model}: second start", min(found["second"]), "s", 1.0, note=f"least of {len(found['second'])}, {beside}"),
+    ]
+
+
+@contextmanager
+def ours(model: str, environment: dict[str, str] | None = None) -> Generator[Place]:
+    port = free_port()
+    command = [*RELAXSERVE, "serve", model, "--port", str(port), "--log-level", "error"]
+    with _serving(command, port, model, {**os.environ, **(environment or {})}) as place:
+        yield place
+
+
+@contextmanager
+def llama(path: Path, peer_python: str) -> Generator[Place]:
+    most = max(CLIENTS)
+    sizes = (len(available_cores()), most, max(most * (PROMPT + ANSWER), LONG) + WINDOW)
+    port = free_port()
+    with _serving([peer_python, "-c", PEER_SERVER, str(path), str(port), *map(str, sizes)], port, PEER, {**os.environ}) as place:
+        yield place
+
+
+@contextmanager
+def _serving(command: Sequence[str], port: int, name: str, environment: dict[str, str]) -> Generator[Place]:
+    """Start a server, and ask it for one token until it answers."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+        try:
+            while not _answers(port, name):
+                if process.poll() is not None or time.monotonic() > began_s + START_S:
+                    log.seek(0)
+                    raise SettingsError(f"{' '.join(command[:4])} does not serve: {log.read()[-2000:].decode(errors='replace')}")
+                time.sleep(0.01)
+            yield Place(f"http://127.0.0.1:{port}", process.pid, time.monotonic() - began_s)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _answers(port: int, name: str) -> bool:
+    body = {"model": name, "prompt": "The", "max_tokens": 1, "temperature": 0}
+    try:
+        return asked(f"http://127.0.0.1:{port}", "/v1/completions", body) is not None
+    except OSError:
+        return False
+
+
+def asked(url: str, path: str, body: dict[str, Any]) -> Any:
+    """Return the answer to a request, or None if the server is not ready."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=START_S)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+        return json.loads(content) if answer.status == 200 else None
+    finally:
+        connection.close()
+
+
+# --- speeds ----------------------------------------------------------------------------------------------------------------
+
+
+def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int) -> list[Figure]:
+    """Run the same requests on both servers in turns."""
+    drivers = [OverHttp(place.url, name, temperature=0.0) for place, name in ((own, model), (other, PEER))]
+    texts = Texts(NUM_TOKENS, PROMPT)
+
+    def decode(driver: OverHttp, number: int) -> float:
+        (stream,) = driver.run([Prompt(texts.make(number, PROMPT), ANSWER)])
+        return (stream.num_tokens - 1) / (stream.times_s[-1] - stream.times_s[0])
+
+    def prefill(driver: OverHttp, number: int) -> float:
+        (stream,) = driver.run([Prompt(texts.make(number, LONG), 2)])
+        return LONG / stream.ttft_s
+
+    def clients(count: int) -> Callable[[OverHttp, int], float]:
+        return lambda driver, number: throughput(driver.run([Prompt(texts.make(number + i, PROMPT), ANSWER) for i in range(count)]))
+
+    cells = [("decode of 1", 1.15, decode), (f"prefill of {LONG}", 2.0, prefill)]
+    cells += [(f"{count} clients", goal, clients(count)) for count, goal in CLIENTS.items()]
+    figures: list[Figure] = []
+    for at, (cell, goal, run) in enumerate(cells):
+        rates: list[list[float]] = []
+        for number in range(rounds + 1):
+            measured = [run(driver, 10_000 * at + 1_000 * number) for driver in drivers]
+            if number:  # the first round touches memory for the first time
+                rates.append(measured)
+        quotient = median(mine / theirs for mine, theirs in rates)
+        mine, theirs = (median(some) for some in zip(*rates, strict=True))
+        figures.append(Figure(f"{model}: {cell} / llama.cpp's", quotient, "", goal, True, f"{mine:.0f} and {theirs:.0f} tokens/s"))
+    return figures
+
+
+# --- quality ---------------------------------------------------------------------------------------------------------------
+
+
+def qualities(model: str, path: Path, files: ModelFiles, other: Place) -> list[Figure]:
+    load = Load(model, str(path))
+    label, exact = quality_of(load).label, exact_of(load)
+    theirs, equal = peer_quality(files, exact, other)
+    return [
+        Figure(f"{model}: KL", label.kl_divergence, "", 5e-4, note=f"llama.cpp {theirs:.2g}"),
+        Figure(f"{model}: KL / llama.cpp's", label.kl_divergence / theirs, "", 0.25),
+        Figure(f"{model}: equal most probable tokens", label.top1_agreement, "", 0.985, True, f"llama.cpp {equal:.3f}"),
+    ]
+
+
+def peer_quality(files: ModelFiles, exact: Exact, other: Place) -> tuple[float, float]:
+    """Return the mean divergence of the peer's predictions, and how often its most probable token is that of the exact weights. The peer
+    computes each token in a step of its own, as in an answer."""
+    total, equal, row = 0.0, 0, 0
+    for window in windows_of(tokens_of(files, TEXT), min(WINDOW, files.config.max_context)):
+        for stop in range(1, len(window) + 1):
+            found = predicted(other, window[:stop], files.config.vocab_size)
+            total += float(divergences(exact.rows(row, row + 1), found)[0])
+            equal += int(found[0].argmax() == exact.ids[row, 0])
+            row += 1
+    return total / row, equal / row
+
+
+def predicted(place: Place, tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    """Return the log-probabilities of the next token, [1, vocabulary]. Those that the peer does not return are as small as its smallest."""
+    body = {"prompt": [int(token) for token in tokens], "n_predict": 1, "n_probs": NUM_PROBABLE, "temperature": 0, "cache_prompt": True}
+    answer = asked(place.url, "/completion", body)
+    probable = answer["completion_probabilities"][0]["top_logprobs"]
+    found = np.full((1, vocab_size), min(one["logprob"] for one in probable), np.float32)
+    for one in probable:
+        found[0, one["id"]] = one["logprob"]
+    return found
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------------
+
+
+def _below(pid: int) -> list[int]:
+    return [below for child in children_of(pid) for below in (child, *_below(child))]
+
+
+def _pss(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab real", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", action="append", choices=MODELS, help="name in the catalogue; repeatable (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each measurement")
+    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has xllamacpp (this one)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    figures = [figure for model in options.model or MODELS for figure in measure(model, options.peer_python, options.rounds)]
+    report(figures, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
