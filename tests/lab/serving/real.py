@@ -48,6 +48,7 @@ NUM_TOKENS = 32_000  # tokens of prompts are drawn from the first ones, which ev
 CLIENTS = {8: 2.5, 32: 2.5}  # number of clients -> goal of the quotient of throughputs
 NUM_PROBABLE = 1024  # most probable tokens whose probabilities the peer returns
 START_S = 600.0
+MOST_NUMBERS = 1_000  # numbers of prompts, in thousands
 PEER = "xllamacpp"
 PEER_SERVER = """
 import sys, xllamacpp
@@ -191,12 +192,10 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
     cells = [("decode of 1", 1.15, decode), (f"prefill of {LONG}", 2.0, prefill)]
     cells += [(f"{count} clients", goal, clients(count)) for count, goal in CLIENTS.items()]
     figures: list[Figure] = []
+    for driver in drivers:
+        driver.run(texts.several(MOST_NUMBERS, max(CLIENTS), 2))  # touches memory for the first time
     for at, (cell, goal, run) in enumerate(cells):
-        rates: list[list[float]] = []
-        for number in range(rounds + 1):
-            measured = [run(driver, 10_000 * at + 1_000 * number) for driver in drivers]
-            if number:  # the first round touches memory for the first time
-                rates.append(measured)
+        rates = [[run(driver, 10_000 * at + 1_000 * number) for driver in drivers] for number in range(rounds)]
         quotient = median(mine / theirs for mine, theirs in rates)
         mine, theirs = (median(some) for some in zip(*rates, strict=True))
         figures.append(Figure(f"{model}: {cell} / llama.cpp's", quotient, "", goal, True, f"{mine:.0f} and {theirs:.0f} tokens/s"))
