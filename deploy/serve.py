@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import tempfile
+import warnings
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -122,6 +123,7 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     """Serve until stopped. Return False if `greet` ended the server. Invalid settings raise an error before a model loads."""
     Guard(settings)  # reads the keys
     switch_often()
+    ignore_field_warnings()
     # the texts of one request are encoded on one core, so that running streams keep the other cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warn_of_open_names(settings)
@@ -135,6 +137,12 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
         cache_events(settings, listener) as events,
     ):
         return asyncio.run(_serve(settings, models, cache, listener, greet, hub_token, tracer, events))
+
+
+def ignore_field_warnings() -> None:
+    """Ignore pydantic's warnings about fields that FastAPI makes. FastAPI ignores them itself, but only while no other thread restores the
+    filters of warnings, which belong to all threads; here the application is built on a thread."""
+    warnings.filterwarnings("ignore", r"The '\w+' attribute with value .* was provided to the `Field\(\)` function", UserWarning)
 
 
 def warn_of_open_names(settings: ServerSettings) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field, TypeAdapter
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 
-from deploy.serve import WORKER, own_state, serve, warn_of_open_names
+from deploy.serve import WORKER, ignore_field_warnings, own_state, serve, warn_of_open_names
 from server.models.state import StateError
 from server.settings import ServerSettings
 
@@ -112,3 +115,14 @@ def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> No
     assert "not yours" not in ended.stderr
     # The worker imported the real module `socket`. It fails later, because its file descriptor is not a socket.
     assert "Socket operation on non-socket" in ended.stderr
+
+
+def test_fields_that_fastapi_makes_warn_nobody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UnsupportedFieldAttributeWarning):
+            TypeAdapter(list[Annotated[int, Field(alias="x")]])
+        ignore_field_warnings()
+        TypeAdapter(list[Annotated[int, Field(alias="x")]])
+        with pytest.raises(UserWarning):
+            warnings.warn("another one", UserWarning, stacklevel=1)

@@ -48,7 +48,7 @@ NUM_TOKENS = 32_000  # tokens of prompts are drawn from the first ones, which ev
 CLIENTS = {8: 2.5, 32: 2.5}  # number of clients -> goal of the quotient of throughputs
 NUM_PROBABLE = 1024  # most probable tokens whose probabilities the peer returns
 START_S = 600.0
-MOST_NUMBERS = 1_000  # numbers of prompts, in thousands
+WARM_UP = 1_000  # number of the prompts that warm a server, in thousands; larger than those of the cells
 PEER = "xllamacpp"
 PEER_SERVER = """
 import sys, xllamacpp
@@ -193,7 +193,7 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
     cells += [(f"{count} clients", goal, clients(count)) for count, goal in CLIENTS.items()]
     figures: list[Figure] = []
     for driver in drivers:
-        driver.run(texts.several(MOST_NUMBERS, max(CLIENTS), 2))  # touches memory for the first time
+        driver.run(texts.several(WARM_UP, max(CLIENTS), 2))  # touches memory for the first time
     for at, (cell, goal, run) in enumerate(cells):
         rates = [[run(driver, 10_000 * at + 1_000 * number) for driver in drivers] for number in range(rounds)]
         quotient = median(mine / theirs for mine, theirs in rates)
