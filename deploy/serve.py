@@ -79,6 +79,7 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
         kv_share=spec.kv_share,
         embeddings=spec.embeddings,
         calibrate=spec.calibrate,
+        label=spec.label,
     )
 
 

@@ -166,6 +166,7 @@ class Load(Message, frozen=True, tag=True):
     least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
+    label: bool = False  # measure the quality label first, unless an earlier load did
     logs_cache: bool = False  # report changes of the prefix cache
     log_level: str = "info"
     log_format: str = "text"

@@ -27,6 +27,7 @@ NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
 EMBEDDINGS = "Serve embeddings of a decoder, too."
+LABEL = "Measure the quality label before serving."
 
 KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights leave."
 ALIAS = "Further name; may be repeated."

@@ -17,20 +17,25 @@ from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
 from server.engine.worker import LoadedModel
-from server.messages import CachePages, ClassScores, Load, PairPrompt, Ready, Vision
+from server.messages import CachePages, ClassScores, Load, PairPrompt, QualityLabel, Ready, Vision
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
     """Load a model from its source. Every expected failure is a LoadError whose message contains a remedy."""
-    return loaded(begin(load, progress))
+    begun, label = begin(load, progress), None
+    if load.label and not load.restart:
+        from deploy.quality.measure import label_of  # only here, because its imports take time
+
+        label = label_of(load, progress)
+    return loaded(begun, label)
 
 
-def loaded(begun: Asked) -> LoadedModel:
-    """Run the stages that a load has left."""
+def loaded(begun: Asked, label: QualityLabel | None = None) -> LoadedModel:
+    """Run the stages that a load has left. `label` is its quality label, if it was measured now."""
     known = advance(begun, Timed)
     session, packed = known.session, known.packed  # the model must not keep the other things that are known
     return LoadedModel(
-        _ready(known),
+        _ready(known, label),
         known.step_model,
         known.embed_model,
         known.eos_ids,
@@ -41,7 +46,7 @@ def loaded(begun: Asked) -> LoadedModel:
     )
 
 
-def _ready(known: Timed) -> Ready:
+def _ready(known: Timed, label: QualityLabel | None) -> Ready:
     config, plan, program, mode = known.files.config, known.plan, known.program, known.mode
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
@@ -61,7 +66,7 @@ def _ready(known: Timed) -> Ready:
         device_note=known.device_note,
         numeric_class=known.numeric_class,
         fingerprint=fingerprint,
-        label=kept_label(known.cache, fingerprint),
+        label=label or kept_label(known.cache, fingerprint),
         embedding_size=embedding_size,
         embedding_note=known.embedding_note,
         # An encoder's program pools the vectors of a text, so it has none per token.

@@ -42,6 +42,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     embeddings: bool = False
     calibrate: str = ""
+    label: bool = False
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls
@@ -50,8 +51,10 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     presets: dict[str, Defaults] = {}  # the defaults of aliases that have their own, which win over those of the model
 
     def loads_like(self, other: ModelSpec) -> bool:
-        """Return whether both specifications load the same model. Aliases, the pin and the available memory do not matter."""
-        plain = {"aliases": (), "presets": {}, "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
+        """Return whether both specifications load the same model. Aliases, the pin, the quality label and the available memory do
+        not matter."""
+        others = {"memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
+        plain = {"aliases": (), "presets": {}, "pin": False, "label": False, **others}
         return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
 
     def with_names(self, other: ModelSpec) -> ModelSpec:

@@ -84,6 +84,7 @@ class LoadBody(Options):
     target: Annotated[str, Field(max_length=64)] = "host"
     device: Annotated[str, Field(pattern=f"^{DEVICE}$", max_length=64)] = "cpu"
     embeddings: bool = False
+    label: bool = False
     aliases: list[Name] = Field(default_factory=list, max_length=64, fail_fast=True)
     pin: bool = False
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
@@ -288,6 +289,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         target=body.target,
         device=body.device,
         embeddings=body.embeddings,
+        label=body.label,
         aliases=tuple(dict.fromkeys((*body.aliases, *aliases))),
         pin=body.pin,
         tool_parser=body.tool_parser,

@@ -113,6 +113,17 @@ def test_a_model_without_text_has_no_label() -> None:
     assert refused.value.code is ErrorCode.NOT_A_GENERATIVE_MODEL
 
 
+def test_a_load_measures_the_label_that_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """A load measures the label first, and later loads need not. A model that can have none is served all the same."""
+    asked, stages = msgspec.structs.replace(form("int8-fast"), label=True), list[str]()
+    label = load_model(asked, lambda part, _done: stages.append(part)).ready.label
+    assert label is not None and label.kl_divergence > 0 and "measure" in stages
+    stages.clear()
+    assert load_model(asked, lambda part, _done: stages.append(part)).ready.label == label and "measure" not in stages
+    encoder = load_model(Load("encoder", str(ROOT / "tests/golden/models/bert"), "f32", label=True), lambda _part, _done: None)
+    assert encoder.ready.label is None and "encoder has no quality label: " in caplog.text
+
+
 def test_inspect_shows_and_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.forms.FORMS", ("auto", "bf16", "f32"))
     runner = CliRunner(env={"COLUMNS": "300"})
