@@ -34,7 +34,7 @@ class Replica:
         threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
 
     async def lease(self, wish: Wish) -> Lease:
-        """Return where the server is. The ingress sends it the request; the wish is for the router."""
+        """Return where the server is. The wish is for the router."""
         del wish
         return self._lease
 
@@ -44,7 +44,9 @@ class Replica:
         await asyncio.to_thread(self._server.ask, "/health/live")
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        return {"num_requests": await self._num_requests(), "kept_since_s": self._cache.kept_since_s}
+        lease = self._lease
+        found = {"num_requests": await self._num_requests(), "kept_since_s": self._cache.kept_since_s}
+        return {**found, "url": lease.url, "key": lease.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {REQUESTS: await self._num_requests(), PAGES: await asyncio.to_thread(self._server.pages_share)}
