@@ -35,4 +35,4 @@ def _replicas(name: str, pool: Pool) -> Application:
             policy=AutoscalingPolicy(policy_function="deploy.ray.scaling:by_queue_and_pages"),
         )
         made = REPLICA.options(name=name, ray_actor_options=resources, autoscaling_config=scaling)
-    return made.bind(pool.models, pool.settings)
+    return made.bind(pool.models, pool.settings, pool.num_threads)

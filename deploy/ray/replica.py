@@ -23,9 +23,9 @@ MOST_LEASES = 100_000  # the server refuses what is too much, and says when to c
 
 
 class Replica:
-    def __init__(self, models: list[str | dict[str, Any]], settings: dict[str, Any]) -> None:
+    def __init__(self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address())
+        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address(), num_threads=num_threads)
         self._cache = CacheWatch()
         self._server.wait_until_ready()
         follow(self._cache, self._server.events)
