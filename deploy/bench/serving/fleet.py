@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(_measured(options.model)))
         return
     if not options.simulate:
-        parser.error("say --simulate, or --measure; `python -m tests.lab fleet` in a checkout measures a real fleet")
+        parser.error("say --simulate, or --measure; `python -m tests.lab ray-fleet` in a checkout measures a real fleet")
     try:
         costs = MACHINES.get(options.costs) or read(Path(options.costs))
         shape = Shape(options.rate, options.minutes * 60, options.prompt, options.new, options.seed)
