@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -30,15 +30,12 @@ class Costs:
     max_tokens: int = 512  # of a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
-    _steps: dict[int, float] = field(default_factory=dict[int, float], compare=False)  # decoding sequences -> seconds, as far as asked
 
     def step_s(self, num_prompt: int, num_decode: int, num_context: int) -> float:
         """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences."""
         seconds = 0.0
         if num_decode:
-            if num_decode not in self._steps:
-                self._steps[num_decode] = between(self.decode, num_decode)
-            seconds = self._steps[num_decode] + self.context_s * max(0, num_context - NEAR * num_decode)
+            seconds = between(self.decode, num_decode) + self.context_s * max(0, num_context - NEAR * num_decode)
         if num_prompt:
             seconds += between(self.prompt, num_prompt)
         if num_prompt and num_decode:

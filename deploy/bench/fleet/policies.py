@@ -1,4 +1,4 @@
-"""Policies: which replica of a cell gets a request. All but `round robin` are the router's own ranking (`deploy/ray/ranking.py`), with all
+"""Policies: which replica of a cell gets a request. All but `round-robin` are the router's own ranking (`deploy/ray/ranking.py`), with all
 or with less of what a request says."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from deploy.bench.fleet.replica import Replica
-from deploy.bench.fleet.traces import Arrival, key_of
+from deploy.bench.fleet.traces import Arrival, extended, key_of
 from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Wish
@@ -18,12 +18,17 @@ def _session(arrival: Arrival) -> bytes:
     return key_of(b"", f"session {arrival.session}")
 
 
+def _of_session(arrival: Arrival) -> Wish:
+    """The wish of a request about whose prompt a router knows the session and the length."""
+    return Wish(extended((_session(arrival),), "any", arrival.num_prompt))
+
+
 WISHES: Mapping[str, WishOf] = {
     "load": lambda _: Wish(),
-    "sessions": lambda arrival: Wish((_session(arrival),)),
+    "sessions": _of_session,
     "prefix": lambda arrival: Wish((*arrival.keys, _session(arrival))),
 }
-POLICIES = ("round robin", *WISHES)
+POLICIES = ("round-robin", *WISHES)
 
 
 class Cell:

@@ -75,7 +75,9 @@ def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[A
     found: list[Arrival] = []
     for number, at_s in enumerate(_arrivals(shape, rng, share, most)):
         num_prompt = _length(rng, shape.num_prompt)
-        found.append(Arrival(at_s, number, num_prompt, _length(rng, shape.num_new), extended((), f"alone {shape.seed} {number}", num_prompt)))
+        found.append(
+            Arrival(at_s, number, num_prompt, _length(rng, shape.num_new), extended((), f"alone {shape.seed} {number}", num_prompt))
+        )
     return found
 
 

@@ -8,7 +8,7 @@
 
 Traces: `poisson` (independent requests), `bursts` (five times the rate for ten seconds of each minute), `sessions` (agents, whose prompts
 grow), `day` (little load at night). A simulated replica decides as the scheduler does, and its steps take as long as measured ones. The
-policies `load`, `sessions` and `prefix` are the ranking of the router; `round robin` is there to compare with.
+policies `load`, `sessions` and `prefix` are the ranking of the router; `round-robin` is there to compare with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from deploy.bench.fleet.costs import Costs, measure, read
@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("say --simulate, or --measure; `python -m tests.lab ray-fleet` in a checkout measures a real fleet")
     try:
         costs = MACHINES.get(options.costs) or read(Path(options.costs))
+        if options.capacity:
+            costs = replace(costs, capacity=options.capacity)
         shape = Shape(options.rate, options.minutes * 60, options.prompt, options.new, options.seed)
         if shape.num_requests > MOST_REQUESTS:
             raise ValueError(f"--rate and --minutes make {shape.num_requests} requests; expected at most {MOST_REQUESTS}")
@@ -101,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--measure", action="store_true", help="measure the steps of --model, and print them for --costs")
     parser.add_argument("--model", default="demo", help="the model that --measure measures")
     parser.add_argument("--costs", default="smollm2-core", help=f"a file that --measure wrote, or one of {', '.join(MACHINES)}")
+    parser.add_argument("--capacity", type=whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
     parser.add_argument("--trace", choices=sorted(TRACES), default="poisson")
     parser.add_argument("--rate", type=number, default=2.0, help="requests per second, on average")
     parser.add_argument("--minutes", type=number, default=10.0)

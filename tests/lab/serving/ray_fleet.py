@@ -83,7 +83,9 @@ def figures_of(one: Sequence[Round], fleet: Sequence[Round], num_clients: int) -
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab ray-fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab ray-fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default=str(demo.MODEL), help="the model; the built-in demo model by default")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each client")
