@@ -16,10 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from deploy.bench.fleet.costs import Costs, measure, read
+from deploy.bench.fleet.costs import measure, read
 from deploy.bench.fleet.figures import Objective, figures_of
 from deploy.bench.fleet.machines import MACHINES
 from deploy.bench.fleet.policies import POLICIES
@@ -86,40 +87,43 @@ def _measured(model: str) -> dict[str, object]:
         return asdict(measure(loaded.step_model))
 
 
-def _positive(kind: type[float] | type[int]):  # noqa: ANN202
-    def read_number(text: str) -> float:
-        number = kind(text)
-        if not 0 < number < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-        return number
+def _number(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
 
-    return read_number
+
+def _whole(text: str) -> int:
+    with suppress(ValueError):
+        if (number := int(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="relaxserve bench fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    number, whole = _positive(float), _positive(int)
     parser.add_argument("--simulate", action="store_true", help="simulate a fleet")
     parser.add_argument("--measure", action="store_true", help="measure the steps of --model, and print them for --costs")
     parser.add_argument("--model", default="demo", help="the model that --measure measures")
     parser.add_argument("--costs", default="smollm2-core", help=f"a file that --measure wrote, or one of {', '.join(MACHINES)}")
-    parser.add_argument("--capacity", type=whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
+    parser.add_argument("--capacity", type=_whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
     parser.add_argument("--trace", choices=sorted(TRACES), default="poisson")
-    parser.add_argument("--rate", type=number, default=2.0, help="requests per second, on average")
-    parser.add_argument("--minutes", type=number, default=10.0)
-    parser.add_argument("--prompt", type=whole, default=128, help="tokens of a prompt, on average; of a session's request: those it adds")
-    parser.add_argument("--new", type=whole, default=64, help="tokens of an answer, on average")
+    parser.add_argument("--rate", type=_number, default=2.0, help="requests per second, on average")
+    parser.add_argument("--minutes", type=_number, default=10.0)
+    parser.add_argument("--prompt", type=_whole, default=128, help="tokens of a prompt, on average; of a session's request: those it adds")
+    parser.add_argument("--new", type=_whole, default=64, help="tokens of an answer, on average")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cells", type=whole, default=1, help="groups of replicas, each with a router of its own")
-    parser.add_argument("--replicas", type=whole, default=2, help="replicas of each cell")
+    parser.add_argument("--cells", type=_whole, default=1, help="groups of replicas, each with a router of its own")
+    parser.add_argument("--replicas", type=_whole, default=2, help="replicas of each cell")
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
-    parser.add_argument("--queue", type=whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
+    parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
-    parser.add_argument("--fail-replicas", type=whole, help="replicas of each such cell that fail; all by default")
-    parser.add_argument("--fail-s", type=number, default=60.0, help="seconds for which they are away")
-    parser.add_argument("--first", type=number, default=1.0, help="the objective: seconds to the first token")
-    parser.add_argument("--token", type=number, default=0.1, help="the objective: seconds per further token")
-    parser.add_argument("--price", type=number, default=1.0, help="of a replica for an hour")
+    parser.add_argument("--fail-replicas", type=_whole, help="replicas of each such cell that fail; all by default")
+    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which they are away")
+    parser.add_argument("--first", type=_number, default=1.0, help="the objective: seconds to the first token")
+    parser.add_argument("--token", type=_number, default=0.1, help="the objective: seconds per further token")
+    parser.add_argument("--price", type=_number, default=1.0, help="of a replica for an hour")
     parser.add_argument("--json", action="store_true")
     return parser
 

@@ -16,7 +16,7 @@ SHAPE = Shape(rate=8.0, duration_s=1200.0, num_prompt=256, num_new=64)
 def test_traces_have_the_rate_and_the_lengths_that_were_asked_for(trace: str) -> None:
     found = TRACES[trace](SHAPE)
     assert [one.at_s for one in found] == sorted(one.at_s for one in found)
-    assert 0 <= found[0].at_s and found[-1].at_s < SHAPE.duration_s
+    assert found[0].at_s >= 0 and found[-1].at_s < SHAPE.duration_s
     assert mean(one.num_new for one in found) == pytest.approx(SHAPE.num_new, rel=0.05)
     assert all(len(one.keys) == one.num_prompt // BLOCK_TOKENS for one in found)
     least = 0.8 if trace == "sessions" else 0.95  # the trace ends within sessions
