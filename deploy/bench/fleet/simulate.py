@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 from deploy.bench.fleet.costs import Costs
 from deploy.bench.fleet.policies import Cell
@@ -67,7 +68,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
                 heappush(events, (now_s + event.lasting_s, next(number), (event, gone)))
                 outcome.num_again += len(lost)
                 for job in lost:
-                    _send(job, now_s, cells, plan.num_replicas * plan.num_cells * plan.most_requests)
+                    _send(job, now_s, cells, inf)  # it was admitted once
             else:
                 cells[event[0].cell].advance(now_s)
                 for replica in event[1]:
@@ -80,7 +81,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
             outcome.jobs.append(job)
         else:
             outcome.num_refused += 1
-    happen(float("inf"))
+    happen(inf)
     for replica in (replica for cell in cells for replica in cell.replicas):
         replica.finish()
         outcome.busy_s += replica.busy_s
@@ -88,7 +89,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     return outcome
 
 
-def _send(job: Job, now_s: float, cells: Iterable[Cell], most_requests: int) -> bool:
+def _send(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> bool:
     """Send a job to a replica of the first cell that takes it. The order of cells is the session's own, so that its prefixes stay in one
     cell, and the sessions of a cell that fails are spread over all others. Return whether a cell took it."""
     session = f"session {job.arrival.session}"

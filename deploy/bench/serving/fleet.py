@@ -28,7 +28,7 @@ from deploy.bench.fleet.simulate import Failure, Plan, simulate
 from deploy.bench.fleet.traces import TRACES, Arrival, Shape
 from deploy.bench.measure import Figure, report
 
-MOST_REQUESTS = 2_000_000  # of a simulated trace
+MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # of a simulated trace
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> None:
         shape = Shape(options.rate, options.minutes * 60, options.prompt, options.new, options.seed)
         if shape.num_requests > MOST_REQUESTS:
             raise ValueError(f"--rate and --minutes make {shape.num_requests} requests; expected at most {MOST_REQUESTS}")
+        if shape.num_requests * shape.num_prompt > MOST_TOKENS:
+            raise ValueError(f"--rate, --minutes and --prompt make more than {MOST_TOKENS} tokens of prompts; make one of them smaller")
         failures = _failures(options, shape)
     except ValueError as error:
         parser.error(str(error))

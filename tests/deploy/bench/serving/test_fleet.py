@@ -64,6 +64,7 @@ def test_costs_are_measured_and_read(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--simulate", "--rate", "x"], "x is not a number above 0"),
         (["--simulate", "--replicas", "2.5"], "2.5 is not a whole number above 0"),
         (["--simulate", "--rate", "1e9"], "expected at most 2000000"),
+        (["--simulate", "--rate", "3000", "--prompt", "10000"], "more than 1000000000 tokens of prompts"),
         (["--simulate", "--fail", "3"], "--fail is 3; expected a cell from 0 to 0"),
         (["--simulate", "--costs", "nowhere"], "expected what `relaxserve bench fleet --measure` prints"),
     ],
