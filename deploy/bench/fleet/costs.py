@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,11 @@ class Costs:
     max_tokens: int = 512  # of a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
+
+    def slower(self, factor: float) -> Costs:
+        """Return costs of steps that take `factor` times as long."""
+        prompt, decode = ({size: factor * seconds for size, seconds in costs.items()} for costs in (self.prompt, self.decode))
+        return replace(self, prompt=prompt, decode=decode, context_s=factor * self.context_s)
 
     def step_s(self, num_prompt: int, num_decode: int, num_context: int) -> float:
         """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences."""

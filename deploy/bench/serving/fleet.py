@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     if not options.simulate:
         parser.error("say --simulate, or --measure; `python -m tests.lab ray-fleet` in a checkout measures a real fleet")
     try:
-        costs = MACHINES.get(options.costs) or read(Path(options.costs))
+        costs = (MACHINES.get(options.costs) or read(Path(options.costs))).slower(options.slowdown)
         if options.capacity:
             costs = replace(costs, capacity=options.capacity)
         shape = Shape(options.rate, options.minutes * 60, options.prompt, options.new, options.seed)
@@ -109,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--measure", action="store_true", help="measure the steps of --model, and print them for --costs")
     parser.add_argument("--model", default="demo", help="the model that --measure measures")
     parser.add_argument("--costs", default="smollm2-core", help=f"a file that --measure wrote, or one of {', '.join(MACHINES)}")
+    parser.add_argument(
+        "--slowdown", type=_number, default=1.0, help="how many times as long as measured a step takes, if a machine is shared"
+    )
     parser.add_argument("--capacity", type=_whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
     parser.add_argument("--trace", choices=sorted(TRACES), default="poisson")
     parser.add_argument("--rate", type=_number, default=2.0, help="requests per second, on average")

@@ -37,6 +37,12 @@ def test_less_memory_means_fewer_prefix_hits(capsys: pytest.CaptureFixture[str])
     assert figures(capsys, *options, "--capacity", "4000")["prefix hits"] < 0.9 * figures(capsys, *options)["prefix hits"]
 
 
+def test_a_machine_that_is_shared_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, shared = figures(capsys, "--rate", "0.2"), figures(capsys, "--rate", "0.2", "--slowdown", "2")
+    for name in ("first token, median", "token, median"):
+        assert shared[name] == pytest.approx(2 * alone[name], rel=0.05)
+
+
 def test_a_cell_fails(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--rate", "16", "--cells", "2", "--replicas", "4")
     whole, failed = figures(capsys, *options), figures(capsys, *options, "--fail", "0")
