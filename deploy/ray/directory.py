@@ -29,6 +29,8 @@ class Directory:
         with self._lock:
             if self._stats.keys() - stats.keys():
                 self._owners.forget(stats.keys())
+            for name in [name for name, count in self.requests.items() if not count and name not in stats]:
+                del self.requests[name]
             self._stats = stats
 
     def rank(self, wish: Wish, more: Mapping[str, int]) -> Sequence[str]:

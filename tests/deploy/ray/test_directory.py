@@ -58,7 +58,9 @@ def test_what_lost_replicas_had_is_forgotten() -> None:
     directory = Directory()
     directory.hear({"a": reported("a")})
     assert directory.choose(Wish(KEYS)) is not None
+    directory.requests.update(a=0, gone=1)
     directory.hear({"b": reported("b")})
+    assert directory.requests == {"gone": 1}, "a request of a lost replica still counts until it ends"
     directory.hear({"a": reported("a"), "b": reported("b", 1)})
     directory.requests["a"] = 2
     found = directory.choose(Wish(KEYS))
