@@ -76,9 +76,20 @@ def read(path: Path) -> Costs:
         found = msgspec.json.decode(path.read_bytes(), type=Costs)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}; expected what `relaxserve bench fleet --measure` prints") from error
-    if not found.prompt or not found.decode or min(*found.prompt.values(), *found.decode.values(), found.max_seqs, found.max_tokens) <= 0:
-        raise ValueError(f"{path}: expected costs of prompts and of decoding above 0; measure them again")
-    return found
+    numbers = (
+        *found.prompt,
+        *found.prompt.values(),
+        *found.decode,
+        *found.decode.values(),
+        found.max_tokens,
+        found.max_seqs,
+        found.capacity,
+    )
+    if not found.prompt or not found.decode or min(numbers) <= 0 or found.context_s < 0:
+        raise ValueError(f"{path}: expected costs of prompts and of decoding, and limits, all above 0; measure them again")
+    if found.max_seqs > found.max_tokens:
+        raise ValueError(f"{path}: max_seqs is {found.max_seqs}; expected at most max_tokens, {found.max_tokens}")
+    return replace(found, prompt=dict(sorted(found.prompt.items())), decode=dict(sorted(found.decode.items())))
 
 
 def _capacity(limits: StepLimits) -> int:

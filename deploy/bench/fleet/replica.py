@@ -1,4 +1,4 @@
-"""A simulated replica: a model of the scheduler on a clock of its own, several thousand times as fast as the replica.
+"""A simulated replica: a model of the scheduler on a clock of its own, much faster than the replica.
 
 It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
 forgets the prefix that was used least recently. Steps that only decode are taken together, up to the next end or arrival. What it leaves
@@ -124,7 +124,7 @@ class Replica:
         num_decode = len(self._decoding)
         budget, done, num_prompt = self._pace.prefill_budget(num_decode) if self._prompts else 0, list[Job](), 0
         for job in self._prompts:
-            if num_prompt == budget:
+            if num_prompt >= budget:
                 break
             count = min(job.left, budget - num_prompt)
             job.left -= count

@@ -82,7 +82,27 @@ def test_wrong_options_are_refused(options: list[str], message: str, capsys: pyt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ['{"prompt":{},"decode":{"1":1}}', '{"prompt":{"1":0},"decode":{"1":1}}', "[]", "{", '{"prompt":{"1":1}}'])
+def test_measured_sizes_may_come_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text('{"prompt":{"16":2,"1":1},"decode":{"4":2,"1":1}}')
+    assert read(path).step_s(16, 0, 0) == 2.0
+    assert [*read(path).decode] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"prompt":{},"decode":{"1":1}}',
+        '{"prompt":{"1":0},"decode":{"1":1}}',
+        '{"prompt":{"0":1},"decode":{"1":1}}',
+        '{"prompt":{"1":1},"decode":{"1":1},"context_s":-1}',
+        '{"prompt":{"1":1},"decode":{"1":1},"capacity":0}',
+        '{"prompt":{"1":1},"decode":{"1":1},"max_seqs":600}',
+        '{"prompt":{"1":1}}',
+        "[]",
+        "{",
+    ],
+)
 def test_files_that_are_no_costs_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
