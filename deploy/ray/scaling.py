@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 REQUESTS, PAGES = "num_requests", "pages_share"  # the metrics that replicas report
 TARGET_REQUESTS = 16.0  # requests of a replica, running or waiting
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0  # for which more or fewer replicas must have been wanted
 TARGET_PAGES = 0.85  # of a replica's pages that running requests may hold
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.bench.fleet.replica import Job
-from deploy.bench.fleet.simulate import Outcome, Plan
+from deploy.bench.fleet.simulate import Outcome
 from deploy.bench.measure import Figure
 from deploy.bench.serving.drive import percentile
 
@@ -34,15 +34,13 @@ def token_s(job: Job) -> float:
     return (job.end_s - job.first_s) / max(1, job.arrival.num_new - 1)
 
 
-def figures_of(plan: Plan, outcome: Outcome, objective: Objective, price: float) -> list[Figure]:
+def figures_of(outcome: Outcome, objective: Objective, price: float) -> list[Figure]:
     """`price` is that of a replica for an hour."""
     ended = [job for job in outcome.jobs if job.end_s is not None]
     num_all = len(outcome.jobs) + outcome.num_refused
     first, token = [first_s(job) for job in ended], [token_s(job) for job in ended]
     num_new = sum(job.arrival.num_new for job in ended)
     num_prompt = sum(job.arrival.num_prompt for job in ended)
-    num_replicas = plan.num_cells * plan.num_replicas
-    hours = num_replicas * outcome.wall_s / 3600
     met = sum(objective.is_met(job) for job in ended)
     return [
         Figure("requests", num_all, "", note=f"{outcome.num_refused} refused, {outcome.num_again} sent again"),
@@ -54,8 +52,14 @@ def figures_of(plan: Plan, outcome: Outcome, objective: Objective, price: float)
         Figure("token, p99", _ms(token, 0.99), "ms"),
         Figure("objective met", met / num_all if num_all else 1.0, "of requests", note=_text(objective)),
         Figure("prefix hits", sum(job.num_cached for job in ended) / num_prompt if num_prompt else 0.0, "of prompt tokens"),
-        Figure("busy", outcome.busy_s / (num_replicas * outcome.wall_s) if outcome.wall_s else 0.0, "of the time"),
-        Figure("cost", hours * price / num_new * 1e6 if num_new else 0.0, "per million tokens", note=f"{price:g} per replica and hour"),
+        Figure("busy", outcome.busy_s / outcome.paid_s if outcome.paid_s else 0.0, "of the time"),
+        Figure("replicas", outcome.paid_s / outcome.wall_s if outcome.wall_s else 0.0, "on average"),
+        Figure(
+            "cost",
+            outcome.paid_s / 3600 * price / num_new * 1e6 if num_new else 0.0,
+            "per million tokens",
+            note=f"{price:g} per replica and hour",
+        ),
     ]
 
 

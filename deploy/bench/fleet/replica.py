@@ -74,6 +74,17 @@ class Replica:
     def num_requests(self) -> int:
         return len(self.waiting) + len(self._prompts) + len(self._decoding)
 
+    @property
+    def pages_share(self) -> float:
+        """The share of pages that running requests hold."""
+        return self._num_held / self._costs.capacity
+
+    def start(self) -> None:
+        """Come up with an empty cache."""
+        assert not self.num_requests
+        self._restart()
+        self.is_up = True
+
     def submit(self, job: Job) -> None:
         job.num_sent += 1
         self.waiting.append(job)

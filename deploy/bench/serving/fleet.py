@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--rate and --minutes make {shape.num_requests} requests; expected at most {MOST_REQUESTS}")
         if shape.num_requests * shape.num_prompt > MOST_TOKENS:
             raise ValueError(f"--rate, --minutes and --prompt make more than {MOST_TOKENS} tokens of prompts; make one of them smaller")
+        if options.most_replicas and options.most_replicas < options.replicas:
+            raise ValueError(f"--most-replicas is {options.most_replicas}; expected at least --replicas, {options.replicas}")
         failures = _failures(options, shape)
     except ValueError as error:
         parser.error(str(error))
@@ -57,13 +59,18 @@ def main(argv: list[str] | None = None) -> None:
     figures = [
         figure if len(policies) == 1 else _named(policy, figure)
         for policy in policies
-        for figure in _run(Plan(costs, options.cells, options.replicas, policy, options.queue, failures), trace, objective, options.price)
+        for figure in _run(
+            Plan(costs, options.cells, options.replicas, options.most_replicas, policy, options.queue, failures),
+            trace,
+            objective,
+            options.price,
+        )
     ]
     report(figures, as_json=options.json)
 
 
 def _run(plan: Plan, trace: Sequence[Arrival], objective: Objective, price: float) -> list[Figure]:
-    return figures_of(plan, simulate(plan, trace), objective, price)
+    return figures_of(simulate(plan, trace), objective, price)
 
 
 def _named(policy: str, figure: Figure) -> Figure:
@@ -121,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cells", type=_whole, default=1, help="groups of replicas, each with a router of its own")
     parser.add_argument("--replicas", type=_whole, default=2, help="replicas of each cell")
+    parser.add_argument("--most-replicas", type=_whole, default=0, help="replicas of each cell at most; their number then follows the load")
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
     parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
