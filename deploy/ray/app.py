@@ -12,6 +12,8 @@ from deploy.ray.options import Fleet, Pool
 from deploy.ray.replica import REPLICA
 from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S
 
+POLICY = "deploy.ray.scaling:ByQueueAndPages"
+
 
 def app(options: dict[str, Any]) -> Application:
     """Return an ingress in front of the pools that the options name. Raise an error if an option is wrong."""
@@ -33,7 +35,7 @@ def _replicas(name: str, pool: Pool) -> Application:
             look_back_period_s=10,
             upscale_delay_s=UPSCALE_DELAY_S,
             downscale_delay_s=DOWNSCALE_DELAY_S,
-            policy=AutoscalingPolicy(policy_function="deploy.ray.scaling:by_queue_and_pages"),
+            policy=AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"target_requests": pool.target_requests}),
         )
         made = REPLICA.options(name=name, ray_actor_options=resources, autoscaling_config=scaling)
     return made.bind(pool.models, pool.settings, pool.num_threads)

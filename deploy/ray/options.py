@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import model_entry
 
 PATIENCE_S = 60.0
@@ -20,6 +21,7 @@ class Pool(BaseModel):
     settings: dict[str, Any] = {}  # of each server, as in its configuration file
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
+    target_requests: float = Field(default=TARGET_REQUESTS, gt=0)  # of each replica, if their number follows the load
     num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
 

@@ -13,10 +13,11 @@ START_S = 16.0  # until a new replica is ready, as measured on Ray with a warm c
 class Scaler:
     """Starts and stops the replicas of a cell. A replica that stops gets no new requests, and is paid for until its requests have ended."""
 
-    def __init__(self, cell: Cell, least: int) -> None:
+    def __init__(self, cell: Cell, least: int, target_requests: float) -> None:
         self.paid_s = 0.0  # of all replicas together
         self._cell = cell
         self._least = least
+        self._target_requests = target_requests
         self._starting: dict[Replica, float] = {}  # when they will be ready
         self._since_s: dict[bool, float] = {}  # since when more, or fewer, replicas are wanted
         for replica in cell.replicas[least:]:
@@ -32,7 +33,8 @@ class Scaler:
         stopping = sum(not replica.is_up and replica.num_requests > 0 for replica in self._cell.replicas)
         self.paid_s += LOOK_S * (len(up) + len(self._starting) + stopping)
         present = len(up) + len(self._starting)
-        number = wanted(sum(replica.num_requests for replica in up), sum(replica.pages_share for replica in up), len(up))
+        num_requests, pages = sum(replica.num_requests for replica in up), sum(replica.pages_share for replica in up)
+        number = wanted(num_requests, pages, len(up), self._target_requests)
         number = min(max(number, self._least), len(self._cell.replicas))
         for more in (True, False):
             if number == present or (number > present) != more:

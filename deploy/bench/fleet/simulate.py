@@ -13,6 +13,7 @@ from deploy.bench.fleet.policies import Cell
 from deploy.bench.fleet.replica import Job, Replica
 from deploy.bench.fleet.scaling import LOOK_S, Scaler
 from deploy.bench.fleet.traces import Arrival, key_of
+from deploy.ray.scaling import TARGET_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Plan:
     num_cells: int = 1
     num_replicas: int = 2  # of each cell
     most_replicas: int = 0  # of each cell, if their number follows the load; it is then at least num_replicas
+    target_requests: float = TARGET_REQUESTS  # of each replica, if their number follows the load
     policy: str = "prefix"
     most_requests: int = 128  # of the least loaded replica of a cell; the edge then takes another cell, and refuses if there is none
     failures: tuple[Failure, ...] = ()
@@ -73,7 +75,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     size = max(plan.num_replicas, plan.most_replicas)
     cells = [Cell(name, [Replica(f"{name}, replica {at}", plan.costs) for at in range(size)], plan.policy) for name in plan.cells]
     outcome, timeline, last_s = Outcome(), Timeline(), trace[-1].at_s if trace else 0.0
-    scalers = [Scaler(cell, plan.num_replicas) for cell in cells] if plan.most_replicas else []
+    scalers = [Scaler(cell, plan.num_replicas, plan.target_requests) for cell in cells] if plan.most_replicas else []
 
     def fail(failure: Failure, now_s: float) -> None:
         cell = cells[failure.cell]

@@ -27,6 +27,7 @@ from deploy.bench.fleet.policies import POLICIES
 from deploy.bench.fleet.simulate import Failure, Plan, simulate
 from deploy.bench.fleet.traces import TRACES, Arrival, Shape
 from deploy.bench.measure import Figure, report
+from deploy.ray.scaling import TARGET_REQUESTS
 
 MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # of a simulated trace
 
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
         figure if len(policies) == 1 else _named(policy, figure)
         for policy in policies
         for figure in _run(
-            Plan(costs, options.cells, options.replicas, options.most_replicas, policy, options.queue, failures),
+            Plan(costs, options.cells, options.replicas, options.most_replicas, options.target_requests, policy, options.queue, failures),
             trace,
             objective,
             options.price,
@@ -129,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", type=_whole, default=1, help="groups of replicas, each with a router of its own")
     parser.add_argument("--replicas", type=_whole, default=2, help="replicas of each cell")
     parser.add_argument("--most-replicas", type=_whole, default=0, help="replicas of each cell at most; their number then follows the load")
+    parser.add_argument(
+        "--target-requests", type=_number, default=TARGET_REQUESTS, help="requests of each replica that --most-replicas aims at"
+    )
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
     parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")

@@ -14,7 +14,7 @@ from deploy.bench.fleet.replica import Job, Replica
 from deploy.bench.fleet.scaling import LOOK_S, START_S, Scaler
 from deploy.bench.fleet.simulate import Failure, Outcome, Plan, simulate
 from deploy.bench.fleet.traces import Arrival, Shape, day, poisson, sessions
-from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S
+from deploy.ray.scaling import DOWNSCALE_DELAY_S, TARGET_REQUESTS, UPSCALE_DELAY_S
 
 AGENTS = sessions(Shape(rate=2.0, duration_s=400.0, num_prompt=128, num_new=64))
 PLAN = Plan(SMOLLM2, num_replicas=4)
@@ -117,7 +117,7 @@ def test_replicas_that_fail_are_replaced() -> None:
 
 def test_a_replica_that_stops_gets_nothing_and_is_paid_until_it_has_ended() -> None:
     cell = Cell("cell", [Replica(str(at), SMOLLM2) for at in range(2)], "load")
-    scaler = Scaler(cell, 1)
+    scaler = Scaler(cell, 1, TARGET_REQUESTS)
     assert [replica.is_up for replica in cell.replicas] == [True, False]
     jobs = [Job(Arrival(0.0, at, 50, 400, ())) for at in range(40)]
     for job in jobs:
