@@ -10,6 +10,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from deploy.ray.ingress import INGRESS
 from deploy.ray.options import Fleet, Pool
 from deploy.ray.replica import REPLICA
+from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S
+
+POLICY = "deploy.ray.scaling:ByQueueAndPages"
 
 
 def app(options: dict[str, Any]) -> Application:
@@ -30,9 +33,9 @@ def _replicas(name: str, pool: Pool) -> Application:
             max_replicas=pool.max_replicas,
             metrics_interval_s=2,
             look_back_period_s=10,
-            upscale_delay_s=10,
-            downscale_delay_s=300,
-            policy=AutoscalingPolicy(policy_function="deploy.ray.scaling:by_queue_and_pages"),
+            upscale_delay_s=UPSCALE_DELAY_S,
+            downscale_delay_s=DOWNSCALE_DELAY_S,
+            policy=AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"target_requests": pool.target_requests}),
         )
         made = REPLICA.options(name=name, ray_actor_options=resources, autoscaling_config=scaling)
-    return made.bind(pool.models, pool.settings)
+    return made.bind(pool.models, pool.settings, pool.num_threads)

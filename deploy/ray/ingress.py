@@ -1,4 +1,7 @@
-"""The ingress: takes requests of all APIs, and leases a replica for each through Ray, so that its router chooses."""
+"""The ingress: takes requests of all APIs, and chooses a replica for each.
+
+It chooses from what replicas report. While it knows of none that it could choose, it asks Ray for a lease, and Ray waits for a replica.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deploy.ray.directory import directory_of
 from deploy.ray.lease import Lease
 from deploy.ray.passage import Passage, refusal
 from deploy.ray.session import new_session
@@ -47,13 +51,15 @@ class Ingress:
         except BodyTooLarge as error:
             return refusal(413, "body_too_large", str(error))
         reading = read(request.method, path, request.headers, body, is_quick=is_quick)
-        pool = self._pools[self._models.get(reading.model, next(iter(self._pools)))]
+        name = self._models.get(reading.model, next(iter(self._pools)))
+        pool, directory = self._pools[name], directory_of(name)
         target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
 
         async def borrow(wish: Wish) -> Lease | None:
-            return await _leased(pool, wish)
+            return directory.choose(wish) or await _leased(pool, wish)
 
-        return Passage(self._session(), borrow, request.method, target, request.headers, body, reading, self._patience_s)
+        client, headers = self._session(), request.headers
+        return Passage(client, borrow, directory.requests, request.method, target, headers, body, reading, self._patience_s)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:  # it belongs to the event loop of the requests
@@ -73,6 +79,11 @@ async def _leased(lease: DeploymentHandle, wish: Wish) -> Lease | None:
     return None
 
 
+# Ray's server, this code and Ray's router share one thread, because each step from one thread to another costs each token 10 us.
+ONE_THREAD = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+
 INGRESS = serve.deployment(
-    max_ongoing_requests=MOST_REQUESTS, ray_actor_options={"num_cpus": 0}, logging_config={"enable_access_log": False}
+    max_ongoing_requests=MOST_REQUESTS,
+    ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ONE_THREAD}},
+    logging_config={"enable_access_log": False},
 )(Ingress)

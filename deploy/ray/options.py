@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import model_entry
 
 PATIENCE_S = 60.0
@@ -20,7 +21,8 @@ class Pool(BaseModel):
     settings: dict[str, Any] = {}  # of each server, as in its configuration file
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
-    num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica
+    target_requests: float = Field(default=TARGET_REQUESTS, gt=0)  # of each replica, if their number follows the load
+    num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
@@ -35,6 +37,11 @@ class Pool(BaseModel):
         """The names by which requests ask for the models."""
         specs = [model_entry(entry, f"model {number} of a pool") for number, entry in enumerate(self.models, 1)]
         return [name for spec in specs for name in (spec.name, *spec.aliases)]
+
+    @property
+    def num_threads(self) -> int | None:
+        """The threads of a replica's models. Replicas that all used all cores of their machine would wait for each other in each step."""
+        return max(1, int(self.num_cpus)) if self.num_cpus else None
 
 
 class Fleet(BaseModel):

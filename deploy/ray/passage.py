@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,6 @@ from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from deploy.ray.lease import Lease
-from deploy.ray.loads import open_requests
 from deploy.ray.progress import Events, Progress, is_comment
 from deploy.ray.wish import Reading, Wish, place_of
 from server.api.answer.sse import until_disconnect
@@ -67,6 +67,7 @@ class Passage(Response):
 
     client: aiohttp.ClientSession
     borrow: Borrow
+    open_requests: Counter[str]  # by the name of the replica
     method: str
     target: str
     given: Headers  # of the request
@@ -119,7 +120,7 @@ class Passage(Response):
 
     async def _attempt(self, lease: Lease, send: Send) -> bool:
         """Send the request to a replica. Return whether that has served it. Raise Departure if it cannot continue the stream."""
-        open_requests[lease.replica] += 1
+        self.open_requests[lease.replica] += 1
         try:
             self.nonce = self.nonce or place_of(lease.replica) + secrets.token_bytes(12)
             headers = [(name, value) for name, value in self.given.items() if name not in OWN_HEADERS]
@@ -150,7 +151,7 @@ class Passage(Response):
             await refusal(502, "replica_lost", why)({"type": "http"}, _nothing, send)
             return True
         finally:
-            open_requests[lease.replica] -= 1
+            self.open_requests[lease.replica] -= 1
 
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
         if self.started and answer.status != 200:

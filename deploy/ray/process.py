@@ -40,9 +40,12 @@ class ServerEnded(Exception):
 class ServerProcess:
     """One server on a port of its own. The kernel kills it when this process ends."""
 
-    def __init__(self, models: Sequence[str | dict[str, Any]], settings: Mapping[str, Any], *, address: str) -> None:
+    def __init__(
+        self, models: Sequence[str | dict[str, Any]], settings: Mapping[str, Any], *, address: str, num_threads: int | None = None
+    ) -> None:
         """`settings` are those of the configuration file. Raise SettingsError if one is wrong. The server listens on `address`, the one of
-        this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it."""
+        this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it. Each model computes with
+        `num_threads`, or with those of RELAXSERVE_THREADS if the environment has it."""
         _remove_left_folders()
         self.key = secrets.token_hex(16)
         self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
@@ -61,6 +64,8 @@ class ServerProcess:
         config.write_text(yaml.safe_dump({**written, "host": host, "port": port}))
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         environment |= {f"{PREFIX}INGRESS_KEY": self.key}
+        if num_threads is not None:
+            environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
         # its log is that of this process, which Ray keeps
         words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
         self._process = subprocess.Popen(words, env=environment)

@@ -11,6 +11,7 @@ from deploy.ray.wish import Wish, place_of
 
 SLACK = 4  # requests that a replica may have above the least loaded one, and still get a request for its prefix
 SLACK_SHARE = 0.5  # the same, as a share of the least load
+REQUEST_BLOCKS = 4  # a request that a replica has delays another one as much as the prefill of this many blocks of its prompt
 
 
 def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str, Any]], owners: Owners) -> Sequence[str]:
@@ -22,10 +23,11 @@ def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str,
     kept = owners.num_kept(wish.keys, since_s)
     first = wish.keys[0] if wish.keys else b""
 
-    def rank(name: str) -> tuple[bool, bool, int, int, bytes]:
-        has_room = load[name] <= most
+    def rank(name: str) -> tuple[bool, bool, bool, int, int, bytes]:
+        has_no_room = load[name] > most
         spread = blake2b(first + name.encode(), digest_size=8).digest()  # ingresses that know nothing agree on a replica
         is_elsewhere = not wish.place or place_of(name) != wish.place
-        return name in wish.avoided, is_elsewhere, -kept[name] if has_room else 1, load[name], spread
+        delay = REQUEST_BLOCKS * load[name] - (0 if has_no_room else kept[name])
+        return name in wish.avoided, is_elsewhere, has_no_room, delay, load[name], spread
 
     return sorted(here, key=rank)

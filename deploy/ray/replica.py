@@ -23,9 +23,9 @@ MOST_LEASES = 100_000  # the server refuses what is too much, and says when to c
 
 
 class Replica:
-    def __init__(self, models: list[str | dict[str, Any]], settings: dict[str, Any]) -> None:
+    def __init__(self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address())
+        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address(), num_threads=num_threads)
         self._cache = CacheWatch()
         self._server.wait_until_ready()
         follow(self._cache, self._server.events)
@@ -34,7 +34,7 @@ class Replica:
         threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
 
     async def lease(self, wish: Wish) -> Lease:
-        """Return where the server is. The ingress sends it the request; the wish is for the router."""
+        """Return where the server is. The wish is for the router."""
         del wish
         return self._lease
 
@@ -44,7 +44,9 @@ class Replica:
         await asyncio.to_thread(self._server.ask, "/health/live")
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        return {"num_requests": await self._num_requests(), "kept_since_s": self._cache.kept_since_s}
+        lease = self._lease
+        found = {"num_requests": await self._num_requests(), "kept_since_s": self._cache.kept_since_s}
+        return {**found, "url": lease.url, "key": lease.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {REQUESTS: await self._num_requests(), PAGES: await asyncio.to_thread(self._server.pages_share)}

@@ -1,6 +1,6 @@
-"""The request router: the replica that has most of the prompt in its prefix cache, unless others have much less to do.
+"""The request router, which Ray tells about the replicas of a pool, and which chooses a replica for each lease that goes through Ray.
 
-Ray calls `choose_replicas` for each lease, with the ingress's wish as the first argument.
+Ray calls `choose_replicas` with the ingress's wish as the first argument of the request.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deploy.ray import loads
-from deploy.ray.owners import Owners
-from deploy.ray.ranking import ranked
+from deploy.ray.directory import directory_of
 from deploy.ray.wish import Wish
 
 
 class PrefixRouter(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
-        self._owners = Owners()
+        self._directory = directory_of(self._deployment_id.name)
         self._leasing: dict[str, int] = {}  # leases that are on their way
-        self._present: frozenset[str] = frozenset()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -29,9 +26,7 @@ class PrefixRouter(RequestRouter):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        stats = {name: replica.routing_stats for name, replica in by_name.items()}
-        here = {name: loads.open_requests[name] + self._leasing.get(name, 0) for name in by_name}
-        order = ranked(wish, here, stats, self._owners)
+        order = self._directory.rank(wish, {name: self._leasing.get(name, 0) for name in by_name})
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
@@ -39,7 +34,7 @@ class PrefixRouter(RequestRouter):
         self._leasing[name] = self._leasing.get(name, 0) + 1
         wish = pending_request.args[0] if pending_request.args else None
         if isinstance(wish, Wish):
-            self._owners.learn(wish.keys, name)
+            self._directory.learn(wish, name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         name = replica_id.unique_id
@@ -47,8 +42,5 @@ class PrefixRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        present = frozenset(replica.replica_id.unique_id for replica in replicas)
-        if self._present - present:
-            self._owners.forget(present)
-            self._leasing = {name: count for name, count in self._leasing.items() if name in present}
-        self._present = present
+        self._directory.hear({replica.replica_id.unique_id: replica.routing_stats for replica in replicas})
+        self._leasing = {name: count for name, count in self._leasing.items() if count}

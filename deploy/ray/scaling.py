@@ -9,20 +9,27 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 REQUESTS, PAGES = "num_requests", "pages_share"  # the metrics that replicas report
-TARGET_REQUESTS = 16.0  # requests of a replica, running or waiting
+TARGET_REQUESTS = 16.0  # requests of a replica, running or waiting, unless the pool says another number
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0  # for which more or fewer replicas must have been wanted
 TARGET_PAGES = 0.85  # of a replica's pages that running requests may hold
 
 
-def by_queue_and_pages(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Return the number of replicas. Ray keeps it within the bounds of the deployment, and applies the delays of its configuration."""
-    metrics = context.aggregated_metrics or {}
-    num_requests = sum((metrics.get(REQUESTS) or {}).values()) + (context.total_queued_requests or 0)
-    shares = (metrics.get(PAGES) or {}).values()
-    return wanted(num_requests, sum(shares), context.current_num_replicas), {}
+class ByQueueAndPages:
+    """A class, because Ray passes options to classes only."""
+
+    def __init__(self, target_requests: float = TARGET_REQUESTS) -> None:
+        self._target_requests = target_requests
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """Return the number of replicas. Ray keeps it within the bounds of the deployment, and applies the delays of its configuration."""
+        metrics = context.aggregated_metrics or {}
+        num_requests = sum((metrics.get(REQUESTS) or {}).values()) + (context.total_queued_requests or 0)
+        shares = (metrics.get(PAGES) or {}).values()
+        return wanted(num_requests, sum(shares), context.current_num_replicas, self._target_requests), {}
 
 
-def wanted(num_requests: float, pages_shares: float, num_replicas: int) -> int:
+def wanted(num_requests: float, pages_shares: float, num_replicas: int, target_requests: float = TARGET_REQUESTS) -> int:
     """`pages_shares` is the sum over the replicas."""
     if not num_replicas:
-        return math.ceil(num_requests / TARGET_REQUESTS)
-    return max(1, math.ceil(num_requests / TARGET_REQUESTS), math.ceil(pages_shares / TARGET_PAGES))
+        return math.ceil(num_requests / target_requests)
+    return max(1, math.ceil(num_requests / target_requests), math.ceil(pages_shares / TARGET_PAGES))

@@ -16,7 +16,7 @@ from tests.lab.__main__ import keep, known
 
 
 def test_it_knows_the_benchmarks_of_users_and_its_own() -> None:
-    assert modules().keys() == {"kernels", "model", "quality", "serve"}
+    assert modules().keys() == {"fleet", "kernels", "model", "quality", "serve"}
     assert known().keys() > modules().keys() | {"report", "hostile", "web"}
     assert known()["model"] == "tests.lab.compute.model" and known()["kernels"] == modules()["kernels"]
 

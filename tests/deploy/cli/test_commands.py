@@ -283,7 +283,7 @@ def test_doctor_says_what_is_there(demo_server: Any) -> None:
 
 
 def test_bench_lists_and_runs(demo_server: Any) -> None:
-    assert "benchmarks: kernels, model, quality, serve" in demo_server.run("relaxserve", "bench")
+    assert "benchmarks: fleet, kernels, model, quality, serve" in demo_server.run("relaxserve", "bench")
     assert "--clients" in demo_server.run("relaxserve", "bench", "serve", "--help")
     assert "benchmark 'nothing' is unknown; known: " in demo_server.run("relaxserve", "bench", "nothing", status=2)
 

@@ -78,3 +78,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 def test_a_pool_is_found_by_each_name_of_its_models() -> None:
     assert Pool(models=["demo=a", {"source": "demo", "name": "b", "aliases": ["c"]}]).names == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("num_cpus", "num_threads"), [(0.1, 1), (1, 1), (2.5, 2), (16, 16), (0, None)])
+def test_a_replica_has_the_threads_that_ray_reserves(num_cpus: float, num_threads: int | None) -> None:
+    assert Pool(num_cpus=num_cpus).num_threads == num_threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from aiohttp import web  # noqa: E402
 from starlette.datastructures import Headers  # noqa: E402
 
 from deploy.ray.lease import Lease  # noqa: E402
-from deploy.ray.loads import open_requests  # noqa: E402
 from deploy.ray.passage import MOST_LOST, GivenUp, Passage  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
 from deploy.ray.session import new_session  # noqa: E402
@@ -43,6 +43,7 @@ class Replicas:
     scripts: list[Script] = field(default_factory=list)
     seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     wishes: list[Wish] = field(default_factory=list)
+    open_requests: Counter[str] = field(default_factory=Counter)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.raw_path, {name.lower(): value for name, value in request.headers.items()}, await request.read()))
@@ -106,7 +107,8 @@ async def ask(
     async with new_session() as session:
         given = Headers({name.replace("_", "-"): value for name, value in headers.items()})
         reading = read(method, path.partition("?")[0], given, body)
-        await Passage(session, made.borrow, method, path, given, body, reading, patience_s)({"type": "http"}, client.receive, client.send)
+        passage = Passage(session, made.borrow, made.open_requests, method, path, given, body, reading, patience_s)
+        await passage({"type": "http"}, client.receive, client.send)
     return client
 
 
@@ -153,7 +155,7 @@ def test_a_request_and_its_answer_pass_unchanged() -> None:
             assert key == "key-of-r0"
             assert bytes.fromhex(nonce)[:4] == place_of("r0")
             assert HEADER not in client.headers
-            assert not +open_requests
+            assert not +made.open_requests
 
     run(go())
 
@@ -338,7 +340,7 @@ def test_a_client_that_leaves_ends_the_request() -> None:
             await asking
             await left.wait()
             assert not client.is_whole
-            assert not +open_requests
+            assert not +made.open_requests
 
     run(go())
 

@@ -45,6 +45,21 @@ def test_a_server_starts_answers_and_stops() -> None:
     assert server.has_ended
 
 
+@pytest.mark.parametrize(("given", "found"), [(None, "3"), ("1", "1")])
+def test_models_compute_with_the_threads_of_the_replica(given: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of the cluster comes first."""
+    if given is None:
+        monkeypatch.delenv("RELAXSERVE_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("RELAXSERVE_THREADS", given)
+    server = ServerProcess(["demo"], {}, address="127.0.0.1", num_threads=3)
+    try:
+        server.wait_until_ready()
+        assert f"RELAXSERVE_THREADS={found}".encode() in Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        server.stop()
+
+
 def test_a_server_ends_with_its_owner() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

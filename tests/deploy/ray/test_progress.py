@@ -65,3 +65,19 @@ def test_a_prefix_cache_makes_no_difference_and_text_about_it_does() -> None:
     quoted.again()
     with pytest.raises(Departure):
         quoted.takes(chunk(0, '\\"cached_tokens\\":2'))
+
+
+def test_choices_are_told_apart_in_each_form_of_event() -> None:
+    """Chat and completions name the choice in a list, llama.cpp's completions at the beginning, others not at all."""
+    named = [chunk(12, "a"), b'data: {"index":3,"content":"a"}\n\n', b'event: ping\ndata: {"type":"ping"}\n\n', b'{"choices":[]}\n']
+    progress = Progress()
+    assert all(progress.takes(event) for event in named)
+    assert {*progress.parts} == {b"12", b"3", b""}
+    assert progress.parts[b""].delivered == 2
+
+
+def test_several_events_in_one_piece_are_told_apart() -> None:
+    events = Events("text/event-stream")
+    assert events.push(chunk(0, "a") + chunk(0, "b")) == [chunk(0, "a"), chunk(0, "b")]
+    assert events.push(b"\n") == [], "shorter than the end of an event"
+    assert events.push(b"\n") == [b"\n\n"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.ray.owners import Owners
-from deploy.ray.ranking import SLACK, ranked
+from deploy.ray.ranking import REQUEST_BLOCKS, SLACK, ranked
 from deploy.ray.wish import Wish, place_of
 
 KEYS = tuple(bytes([at]) * 8 for at in range(4))
@@ -32,10 +32,14 @@ def test_the_longest_prefix_wins() -> None:
 
 
 def test_a_busy_owner_gives_way() -> None:
-    owners = Owners()
-    owners.learn(KEYS, "a")
-    assert ranked(Wish(KEYS), idle(a=SLACK), NO_STATS, owners)[0] == "a"
-    assert ranked(Wish(KEYS), idle(a=SLACK + 1), NO_STATS, owners)[-1] == "a"
+    """Each request that it has more than others must be worth it: the prefix that it saves is longer than what the request delays."""
+    owners, long = Owners(), tuple(at.to_bytes(8) for at in range(REQUEST_BLOCKS * 10))
+    owners.learn(long, "a")
+    for num_more in range(1, SLACK + 1):
+        prefix = long[: REQUEST_BLOCKS * num_more]
+        assert ranked(Wish((*prefix, long[len(prefix)])), idle(a=num_more), NO_STATS, owners)[0] == "a"
+        assert ranked(Wish(prefix[:-1]), idle(a=num_more), NO_STATS, owners)[0] != "a"
+    assert ranked(Wish(long), idle(a=SLACK + 1), NO_STATS, owners)[-1] == "a", "others wait too long, whatever the prefix saves"
 
 
 def test_the_load_that_replicas_report_counts_too() -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.lab fleet`: what a fleet of two replicas on Ray Serve costs, beside one server on the same cores.
+"""`python -m tests.lab ray-fleet`: what a fleet of two replicas on Ray Serve costs, beside one server on the same cores.
 
     one client     time to the first token, and time per token, through the fleet and without it
     N clients      tokens per second of the fleet, as a share of those of one server
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class Round:
 
 def prompts(seed: int, count: int, num_new: int) -> list[Prompt]:
     """Return prompts that share no prefix with others."""
-    return [Prompt(tuple(3 + (seed * 7919 + at * 104729 + i * i) % VOCAB for i in range(PROMPT_TOKENS)), num_new) for at in range(count)]
+    return [Prompt(tuple(random.Random(f"{seed} {at}").choices(range(3, VOCAB), k=PROMPT_TOKENS)), num_new) for at in range(count)]
 
 
 def run_round(driver: OverHttp, seed: int, num_clients: int, num_new: int) -> Round:
@@ -82,7 +83,9 @@ def figures_of(one: Sequence[Round], fleet: Sequence[Round], num_clients: int) -
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab ray-fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default=str(demo.MODEL), help="the model; the built-in demo model by default")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each client")

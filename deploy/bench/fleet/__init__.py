@@ -1,0 +1,1 @@
+"""Simulate fleets of replicas: the requests, the replicas, the choice among them, and the figures."""

@@ -1,0 +1,106 @@
+"""What the steps of a replica cost: measured on this machine, or kept for machines that were measured before."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from deploy.model_loading.costs import largest_step, sizes_of, step_of
+from server.engine.scheduling.pace import extrapolated_s
+from server.engine.step_model import StepLimits, StepModel
+
+DECODING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+NEAR, FAR = 128, 1024  # tokens of context
+NUM_RUNS, ENOUGH_S = 9, 0.5  # runs of a step, and seconds after which it is not run again
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs and the limits of a replica. A step that computes prompts and decodes costs as much as two steps, but reads the weights
+    once."""
+
+    prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
+    decode: Mapping[int, float]  # sequences that decode -> seconds of a step
+    context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
+    max_tokens: int = 512  # of a step
+    max_seqs: int = 64
+    capacity: int = 65536  # tokens whose pages fit into memory
+
+    def slower(self, factor: float) -> Costs:
+        """Return costs of steps that take `factor` times as long."""
+        prompt, decode = ({size: factor * seconds for size, seconds in costs.items()} for costs in (self.prompt, self.decode))
+        return replace(self, prompt=prompt, decode=decode, context_s=factor * self.context_s)
+
+    def step_s(self, num_prompt: int, num_decode: int, num_context: int) -> float:
+        """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences."""
+        seconds = 0.0
+        if num_decode:
+            seconds = between(self.decode, num_decode) + self.context_s * max(0, num_context - NEAR * num_decode)
+        if num_prompt:
+            seconds += between(self.prompt, num_prompt)
+        if num_prompt and num_decode:
+            seconds -= min(self.prompt[min(self.prompt)], self.decode[min(self.decode)])
+        return seconds
+
+
+def between(costs: Mapping[int, float], size: int) -> float:
+    """Interpolate linearly between two measured sizes, and extrapolate beyond the largest. Smaller steps cost as much as the smallest."""
+    sizes = list(costs)
+    at = bisect_right(sizes, size)
+    if at == 0:
+        return costs[sizes[0]]
+    if at == len(sizes):
+        return extrapolated_s(costs, size)
+    less, more = sizes[at - 1], sizes[at]
+    return costs[less] + (size - less) / (more - less) * (costs[more] - costs[less])
+
+
+def measure(model: StepModel) -> Costs:
+    limits = model.limits
+    prompt = {size: _seconds(model, 1, size, size) for size in sizes_of(largest_step(limits))}
+    counts = [count for count in DECODING if count <= limits.max_seqs]
+    decode = {count: _seconds(model, count, 1, NEAR) for count in counts}
+    far, most = min(FAR, limits.max_context), min(8, counts[-1])
+    context_s = max(0.0, _seconds(model, most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
+    return Costs(prompt, decode, context_s, limits.max_tokens, limits.max_seqs, _capacity(limits))
+
+
+def read(path: Path) -> Costs:
+    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if it is something else."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Costs)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}; expected what `relaxserve bench fleet --measure` prints") from error
+    numbers = (
+        *found.prompt,
+        *found.prompt.values(),
+        *found.decode,
+        *found.decode.values(),
+        found.max_tokens,
+        found.max_seqs,
+        found.capacity,
+    )
+    if not found.prompt or not found.decode or min(numbers) <= 0 or found.context_s < 0:
+        raise ValueError(f"{path}: expected costs of prompts and of decoding, and limits, all above 0; measure them again")
+    if found.max_seqs > found.max_tokens:
+        raise ValueError(f"{path}: max_seqs is {found.max_seqs}; expected at most max_tokens, {found.max_tokens}")
+    return replace(found, prompt=dict(sorted(found.prompt.items())), decode=dict(sorted(found.decode.items())))
+
+
+def _capacity(limits: StepLimits) -> int:
+    return min(group.num_pages * group.page_size for group in limits.groups if group.window is None)
+
+
+def _seconds(model: StepModel, num_seqs: int, num_each: int, context: int) -> float:
+    """Return the median time of a step. The fastest would be too fast for a machine that also does other things."""
+    batch, took_s = step_of(model.limits, num_seqs=num_seqs, num_each=num_each, context=context), list[float]()
+    while len(took_s) < NUM_RUNS and sum(took_s) < ENOUGH_S:
+        began_s = time.perf_counter()
+        model.download(model.run(batch))
+        took_s.append(time.perf_counter() - began_s)
+    return sorted(took_s)[len(took_s) // 2]

@@ -1,0 +1,182 @@
+"""A simulated replica: a model of the scheduler on a clock of its own, much faster than the replica.
+
+It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
+forgets the prefix that was used least recently. Steps that only decode are taken together, up to the next end or arrival. What it leaves
+out: preemption (a sequence is admitted when its prompt and its answer fit), priorities, several keys, and the host's time between steps.
+`tests/deploy/bench/fleet/test_replica.py` compares it with the real scheduler.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
+from server.engine.scheduling.pace import Measured, Pace
+from server.messages import MAX_GAP_MS
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request, as long as the fleet has it."""
+
+    arrival: Arrival
+    first_s: float | None = None  # time of the first token
+    end_s: float | None = None
+    num_cached: int = 0  # prompt tokens that a prefix cache had when the request was first admitted
+    num_sent: int = 0  # how often it was sent to a replica
+    left: int = 0  # prompt tokens that the present replica has not computed
+
+
+class Prefixes:
+    """The prefix cache: keys of blocks, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.kept_since_s = 0.0  # when the latest evicted prefix was stored, as replicas report it to routers
+        self._stored_s: OrderedDict[bytes, float] = OrderedDict()
+
+    def num_found(self, keys: Sequence[bytes]) -> int:
+        return next((at for at, key in enumerate(keys) if key not in self._stored_s), len(keys))
+
+    def use(self, keys: Sequence[bytes], now_s: float) -> None:
+        for key in reversed(keys):  # the beginnings are used last, because other prompts may share them
+            self._stored_s.setdefault(key, now_s)
+            self._stored_s.move_to_end(key)
+
+    def shrink(self, most: int) -> None:
+        while len(self._stored_s) > most:
+            self.kept_since_s = max(self.kept_since_s, self._stored_s.popitem(last=False)[1])
+
+
+class Replica:
+    def __init__(self, name: str, costs: Costs) -> None:
+        self.name = name
+        self.now_s = 0.0
+        self.is_up = True
+        self.waiting: deque[Job] = deque()
+        self.busy_s = 0.0
+        self._costs = costs
+        self._restart()
+
+    def _restart(self) -> None:
+        self._pace = Pace(self._costs.max_tokens, Measured(self._costs.prompt), MAX_GAP_MS / 1000)
+        self.prefixes = Prefixes()
+        self._prompts: list[Job] = []  # admitted, and not computed yet
+        self._decoding: list[tuple[int, int, Job]] = []  # a heap by the decoding step in which they end
+        self._num_steps = self._num_begun = 0  # decoding steps; jobs that have begun to decode
+        self._num_context = self._num_held = 0  # tokens before decoding sequences; tokens that have pages reserved
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.waiting) + len(self._prompts) + len(self._decoding)
+
+    @property
+    def pages_share(self) -> float:
+        """The share of pages that running requests hold."""
+        return self._num_held / self._costs.capacity
+
+    def start(self) -> None:
+        """Come up with an empty cache."""
+        assert not self.num_requests
+        self._restart()
+        self.is_up = True
+
+    def submit(self, job: Job) -> None:
+        job.num_sent += 1
+        self.waiting.append(job)
+
+    def fail(self) -> list[Job]:
+        """Lose everything. Return the jobs that were not answered."""
+        lost = [*self.waiting, *self._prompts, *(job for _, _, job in self._decoding)]
+        self.waiting.clear()
+        self.is_up = False
+        self._restart()
+        return lost
+
+    def advance(self, until_s: float) -> None:
+        """Run all steps that begin before a time."""
+        while self.now_s < until_s and self.num_requests:
+            self._admit()
+            self._step(until_s)
+        self.now_s = max(self.now_s, until_s)
+
+    def finish(self) -> None:
+        while self.num_requests:
+            self._admit()
+            self._step(float("inf"))
+
+    def _admit(self) -> None:
+        costs = self._costs
+        while self.waiting and len(self._prompts) + len(self._decoding) < costs.max_seqs:
+            job = self.waiting[0]
+            arrival = job.arrival
+            size = arrival.num_prompt + arrival.num_new
+            if self._num_held + size > costs.capacity and self._num_held:
+                return
+            self.waiting.popleft()
+            found = self.prefixes.num_found(arrival.keys)
+            num_cached = min(found * BLOCK_TOKENS, arrival.num_prompt - 1)
+            if job.num_sent == 1:
+                job.num_cached = num_cached
+            self.prefixes.use(arrival.keys[:found], self.now_s)
+            job.left = arrival.num_prompt - num_cached
+            self._num_held += size
+            self._prompts.append(job)
+            self._shrink()
+
+    def _shrink(self) -> None:
+        self.prefixes.shrink(max(0, self._costs.capacity - self._num_held) // BLOCK_TOKENS)
+
+    def _step(self, until_s: float) -> None:
+        num_decode = len(self._decoding)
+        budget, done, num_prompt = self._pace.prefill_budget(num_decode) if self._prompts else 0, list[Job](), 0
+        for job in self._prompts:
+            if num_prompt >= budget:
+                break
+            count = min(job.left, budget - num_prompt)
+            job.left -= count
+            num_prompt += count
+            if not job.left:
+                done.append(job)
+        step_s = self._costs.step_s(num_prompt, num_decode, self._num_context)
+        num_steps = 1
+        if not num_prompt:  # nothing changes until the first sequence ends or a request arrives
+            until_end = self._decoding[0][0] - self._num_steps
+            until_arrival = ceil((until_s - self.now_s) / step_s) if until_s < float("inf") else until_end
+            num_steps = max(1, min(until_end, until_arrival))
+            step_s += self._costs.context_s * num_decode * (num_steps - 1) / 2  # contexts grow meanwhile
+        self.now_s += num_steps * step_s
+        self.busy_s += num_steps * step_s
+        if num_decode:
+            self._num_steps += num_steps
+            self._num_context += num_steps * num_decode
+        while self._decoding and self._decoding[0][0] <= self._num_steps:
+            self._end(heapq.heappop(self._decoding)[2])
+        for job in done:
+            self._prompts.remove(job)
+            self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        arrival = job.arrival
+        if job.first_s is None:
+            job.first_s = self.now_s
+        self.prefixes.use(arrival.keys, self.now_s)
+        self._num_context += arrival.num_prompt
+        if arrival.num_new == 1:
+            self._end(job)
+            return
+        self._num_begun += 1
+        heapq.heappush(self._decoding, (self._num_steps + arrival.num_new - 1, self._num_begun, job))
+        self._shrink()
+
+    def _end(self, job: Job) -> None:
+        arrival = job.arrival
+        job.end_s = self.now_s
+        self._num_context -= arrival.num_prompt + arrival.num_new - 1
+        self._num_held -= arrival.num_prompt + arrival.num_new
+        self.prefixes.use(arrival.keys_after, self.now_s)
+        self._shrink()

@@ -1,0 +1,57 @@
+"""Let the number of replicas of a cell follow its load, by the policy of a pool on Ray Serve (`deploy/ray/scaling.py`)."""
+
+from __future__ import annotations
+
+from deploy.bench.fleet.policies import Cell
+from deploy.bench.fleet.replica import Replica
+from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S, wanted
+
+LOOK_S = 2.0  # interval at which the number is decided
+START_S = 16.0  # until a new replica is ready, as measured on Ray with a warm cache
+
+
+class Scaler:
+    """Starts and stops the replicas of a cell. A replica that stops gets no new requests, and is paid for until its requests have ended."""
+
+    def __init__(self, cell: Cell, least: int, target_requests: float) -> None:
+        self.paid_s = 0.0  # of all replicas together
+        self._cell = cell
+        self._least = least
+        self._target_requests = target_requests
+        self._starting: dict[Replica, float] = {}  # when they will be ready
+        self._since_s: dict[bool, float] = {}  # since when more, or fewer, replicas are wanted
+        for replica in cell.replicas[least:]:
+            replica.is_up = False
+
+    def look(self, now_s: float) -> None:
+        """Decide the number of replicas. Called every LOOK_S seconds."""
+        self._cell.advance(now_s)
+        for replica in [replica for replica, ready_s in self._starting.items() if ready_s <= now_s]:
+            del self._starting[replica]
+            replica.start()
+        up = [replica for replica in self._cell.replicas if replica.is_up]
+        stopping = sum(not replica.is_up and replica.num_requests > 0 for replica in self._cell.replicas)
+        self.paid_s += LOOK_S * (len(up) + len(self._starting) + stopping)
+        present = len(up) + len(self._starting)
+        num_requests, pages = sum(replica.num_requests for replica in up), sum(replica.pages_share for replica in up)
+        number = wanted(num_requests, pages, len(up), self._target_requests)
+        number = min(max(number, self._least), len(self._cell.replicas))
+        for more in (True, False):
+            if number == present or (number > present) != more:
+                self._since_s.pop(more, None)
+            elif now_s - self._since_s.setdefault(more, now_s) >= (UPSCALE_DELAY_S if more else DOWNSCALE_DELAY_S):
+                del self._since_s[more]
+                if more:
+                    self._start(number - present, now_s)
+                else:
+                    self._stop(up, present - number)
+
+    def _start(self, number: int, now_s: float) -> None:
+        free = [replica for replica in self._cell.replicas if not (replica.is_up or replica.num_requests or replica in self._starting)]
+        self._starting.update(dict.fromkeys(free[:number], now_s + START_S))
+
+    def _stop(self, up: list[Replica], number: int) -> None:
+        most = len(up) - 1  # those that start stay, because they are wanted for longer
+        for replica in sorted(up, key=lambda replica: replica.num_requests)[: min(number, most)]:
+            replica.is_up = False
+        self._cell.forget()

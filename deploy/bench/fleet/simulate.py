@@ -1,0 +1,134 @@
+"""Simulate a fleet: cells of replicas, an edge that distributes sessions over the cells, and failures of replicas and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.policies import Cell
+from deploy.bench.fleet.replica import Job, Replica
+from deploy.bench.fleet.scaling import LOOK_S, Scaler
+from deploy.bench.fleet.traces import Arrival, key_of
+from deploy.ray.scaling import TARGET_REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """From `at_s` for `lasting_s` seconds, the first `num_replicas` replicas of a cell are away. They come back with empty caches, or are
+    replaced if the number of replicas follows the load."""
+
+    at_s: float
+    lasting_s: float
+    cell: int
+    num_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fleet to simulate."""
+
+    costs: Costs
+    num_cells: int = 1
+    num_replicas: int = 2  # of each cell
+    most_replicas: int = 0  # of each cell, if their number follows the load; it is then at least num_replicas
+    target_requests: float = TARGET_REQUESTS  # of each replica, if their number follows the load
+    policy: str = "prefix"
+    most_requests: int = 128  # of the least loaded replica of a cell; the edge then takes another cell, and refuses if there is none
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def cells(self) -> list[str]:
+        return [f"cell {at}" for at in range(self.num_cells)]
+
+
+@dataclass(slots=True)
+class Outcome:
+    jobs: list[Job] = field(default_factory=list[Job])  # those that were admitted
+    num_refused: int = 0
+    num_again: int = 0  # requests that were sent again, because a replica failed
+    busy_s: float = 0.0  # of all replicas together
+    paid_s: float = 0.0  # of all replicas together, as long as they were up
+    wall_s: float = 0.0  # until the last end
+
+
+class Timeline:
+    """What happens between arrivals, in the order of time."""
+
+    def __init__(self) -> None:
+        self._number = count()
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+
+    def at(self, at_s: float, event: Callable[[float], None]) -> None:
+        heappush(self._events, (at_s, next(self._number), event))
+
+    def run(self, until_s: float) -> None:
+        while self._events and self._events[0][0] <= until_s:
+            now_s, _, event = heappop(self._events)
+            event(now_s)
+
+
+def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
+    size = max(plan.num_replicas, plan.most_replicas)
+    cells = [Cell(name, [Replica(f"{name}, replica {at}", plan.costs) for at in range(size)], plan.policy) for name in plan.cells]
+    outcome, timeline, last_s = Outcome(), Timeline(), trace[-1].at_s if trace else 0.0
+    scalers = [Scaler(cell, plan.num_replicas, plan.target_requests) for cell in cells] if plan.most_replicas else []
+
+    def fail(failure: Failure, now_s: float) -> None:
+        cell = cells[failure.cell]
+        cell.advance(now_s)
+        gone = [replica for replica in cell.replicas[: failure.num_replicas] if replica.is_up]
+        lost = [job for replica in gone for job in replica.fail()]
+        cell.forget()
+        if not scalers:  # a scaler starts others
+            timeline.at(now_s + failure.lasting_s, lambda now_s: recover(cell, gone, now_s))
+        outcome.num_again += len(lost)
+        for job in lost:
+            _send(job, now_s, cells, inf)  # it was admitted once
+
+    def recover(cell: Cell, gone: Sequence[Replica], now_s: float) -> None:
+        cell.advance(now_s)
+        for replica in gone:
+            replica.start()
+
+    def look(now_s: float) -> None:
+        for scaler in scalers:
+            scaler.look(now_s)
+        if now_s < last_s:
+            timeline.at(now_s + LOOK_S, look)
+
+    for failure in plan.failures:
+        timeline.at(failure.at_s, lambda now_s, failure=failure: fail(failure, now_s))
+    if scalers:
+        timeline.at(LOOK_S, look)
+    for arrival in trace:
+        timeline.run(arrival.at_s)
+        job = Job(arrival)
+        if _send(job, arrival.at_s, cells, plan.most_requests):
+            outcome.jobs.append(job)
+        else:
+            outcome.num_refused += 1
+    timeline.run(inf)
+    for replica in (replica for cell in cells for replica in cell.replicas):
+        replica.finish()
+        outcome.busy_s += replica.busy_s
+    outcome.wall_s = max((job.end_s or 0.0 for job in outcome.jobs), default=0.0)
+    outcome.paid_s = sum(scaler.paid_s for scaler in scalers) if scalers else outcome.wall_s * plan.num_cells * plan.num_replicas
+    return outcome
+
+
+def _send(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> bool:
+    """Send a job to a replica of the first cell that takes it. The order of cells is the session's own, so that its prefixes stay in one
+    cell, and the sessions of a cell that fails are spread over all others. Return whether a cell took it."""
+    session = f"session {job.arrival.session}"
+    for cell in sorted(cells, key=lambda cell: key_of(cell.name.encode(), session)):
+        if not cell.is_up:
+            continue
+        cell.advance(now_s)
+        if cell.least_load() < most_requests:
+            cell.choose(job.arrival).submit(job)
+            return True
+    return False

@@ -1,0 +1,121 @@
+"""Traces: the requests that a simulated fleet gets, with their times of arrival and the beginnings that their prompts share.
+
+A prompt is a number of tokens and the keys of its beginnings, one for each BLOCK_TOKENS tokens, as the router's key chains
+(`deploy/ray/wish.py`). Prompts with a common beginning have common first keys.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from deploy.ray.wish import KEY_BYTES
+
+BLOCK_TOKENS = 64  # about as many tokens as a block of the router has characters, divided by four
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a trace."""
+
+    at_s: float
+    session: int
+    num_prompt: int  # tokens
+    num_new: int
+    keys: tuple[bytes, ...]  # of the prompt's beginnings, the shortest first
+    keys_after: tuple[bytes, ...] = ()  # of the prompt and its answer, if a later prompt begins with both
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the requests of a trace have in common."""
+
+    rate: float  # requests per second, on average over the trace
+    duration_s: float
+    num_prompt: int = 512  # tokens, on average
+    num_new: int = 128
+    seed: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        return int(self.rate * self.duration_s)
+
+
+def key_of(before: bytes, name: str) -> bytes:
+    return blake2b(before + name.encode(), digest_size=KEY_BYTES).digest()
+
+
+def extended(keys: tuple[bytes, ...], name: str, num_tokens: int) -> tuple[bytes, ...]:
+    """Return the keys of a prompt of `num_tokens` tokens that begins with what `keys` name and goes on with a text of its own."""
+    found = list(keys[: num_tokens // BLOCK_TOKENS])
+    while len(found) < num_tokens // BLOCK_TOKENS:
+        found.append(key_of(found[-1] if found else b"", f"{name} {len(found)}"))
+    return tuple(found)
+
+
+def _length(rng: random.Random, mean: int) -> int:
+    """Draw a number of tokens. Lengths of prompts and answers are skewed: half of them are below 0.8 times the mean."""
+    return max(1, round(rng.lognormvariate(math.log(mean) - 0.25, 0.7071)))
+
+
+def _arrivals(shape: Shape, rng: random.Random, share: Callable[[float], float], most: float) -> Iterator[float]:
+    """Yield random times whose rate at time t is `shape.rate * share(t)`, at most `shape.rate * most`."""
+    at_s = 0.0
+    while (at_s := at_s + rng.expovariate(shape.rate * most)) < shape.duration_s:
+        if rng.random() * most < share(at_s):
+            yield at_s
+
+
+def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[Arrival]:
+    rng = random.Random(shape.seed)
+    found: list[Arrival] = []
+    for number, at_s in enumerate(_arrivals(shape, rng, share, most)):
+        num_prompt = _length(rng, shape.num_prompt)
+        found.append(
+            Arrival(at_s, number, num_prompt, _length(rng, shape.num_new), extended((), f"alone {shape.seed} {number}", num_prompt))
+        )
+    return found
+
+
+def poisson(shape: Shape) -> list[Arrival]:
+    """Requests that arrive independently of each other and share nothing."""
+    return _alone(shape, lambda _: 1.0, 1.0)
+
+
+def bursts(shape: Shape) -> list[Arrival]:
+    """As `poisson`, but each minute has ten seconds with five times the rate of the others."""
+    quiet = 60 / (50 + 10 * 5)
+    return _alone(shape, lambda at_s: quiet * (5 if at_s % 60 < 10 else 1), 5 * quiet)
+
+
+def day(shape: Shape) -> list[Arrival]:
+    """As `poisson`, with a rate that follows a day, which lasts as long as the trace: 0.4 of the average at night, 1.6 at noon."""
+    return _alone(shape, lambda at_s: 1 - 0.6 * math.cos(2 * math.pi * at_s / shape.duration_s), 1.6)
+
+
+def sessions(shape: Shape) -> list[Arrival]:
+    """Agents: sessions of about twelve requests, each of which begins with the one before and its answer. Sessions of one of four kinds
+    begin with the same instructions, four times as long as the text that each request adds."""
+    rng = random.Random(shape.seed)
+    num_turns, found = 12, list[Arrival]()
+    starts = Shape(shape.rate / num_turns, shape.duration_s)
+    for number, start_s in enumerate(_arrivals(starts, rng, lambda _: 1.0, 1.0)):
+        kind, at_s = number % 4, start_s
+        num_prompt = 4 * shape.num_prompt
+        keys = extended((), f"instructions {kind}", num_prompt)
+        for _ in range(1 + int(rng.expovariate(1 / (num_turns - 1)))):
+            num_prompt += _length(rng, shape.num_prompt)
+            num_new = _length(rng, shape.num_new)
+            keys = extended(keys, f"session {shape.seed} {number}", num_prompt)
+            after = extended(keys, f"session {shape.seed} {number}", num_prompt + num_new)
+            found.append(Arrival(at_s, number, num_prompt, num_new, keys, after))
+            keys, num_prompt = after, num_prompt + num_new
+            at_s += rng.expovariate(1 / 15.0)  # the tool runs, or somebody reads
+    return sorted((one for one in found if one.at_s < shape.duration_s), key=lambda one: one.at_s)
+
+
+TRACES: Mapping[str, Callable[[Shape], list[Arrival]]] = {"poisson": poisson, "bursts": bursts, "sessions": sessions, "day": day}

@@ -1,0 +1,149 @@
+"""`relaxserve bench fleet --simulate`: what a fleet would do, before it is bought.
+
+    relaxserve bench fleet --simulate --trace sessions --rate 2 --replicas 4
+    relaxserve bench fleet --simulate --trace sessions --rate 2 --replicas 4 --policy all      compare ways to choose a replica
+    relaxserve bench fleet --simulate --cells 4 --replicas 8 --rate 40 --fail 0                cell 0 fails in the middle
+    relaxserve bench fleet --measure --model MODEL > costs.json                                measure the steps of a model here
+    relaxserve bench fleet --simulate --costs costs.json --rate 5
+
+Traces: `poisson` (independent requests), `bursts` (five times the rate for ten seconds of each minute), `sessions` (agents, whose prompts
+grow), `day` (little load at night). A simulated replica decides as the scheduler does, and its steps take as long as measured ones. The
+policies `load`, `sessions` and `prefix` are the ranking of the router; `round-robin` is there to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from deploy.bench.fleet.costs import measure, read
+from deploy.bench.fleet.figures import Objective, figures_of
+from deploy.bench.fleet.machines import MACHINES
+from deploy.bench.fleet.policies import POLICIES
+from deploy.bench.fleet.simulate import Failure, Plan, simulate
+from deploy.bench.fleet.traces import TRACES, Arrival, Shape
+from deploy.bench.measure import Figure, report
+from deploy.ray.scaling import TARGET_REQUESTS
+
+MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # of a simulated trace
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.measure:
+        print(json.dumps(_measured(options.model)))
+        return
+    if not options.simulate:
+        parser.error("say --simulate, or --measure; `python -m tests.lab ray-fleet` in a checkout measures a real fleet")
+    try:
+        costs = (MACHINES.get(options.costs) or read(Path(options.costs))).slower(options.slowdown)
+        if options.capacity:
+            costs = replace(costs, capacity=options.capacity)
+        shape = Shape(options.rate, options.minutes * 60, options.prompt, options.new, options.seed)
+        if shape.num_requests > MOST_REQUESTS:
+            raise ValueError(f"--rate and --minutes make {shape.num_requests} requests; expected at most {MOST_REQUESTS}")
+        if shape.num_requests * shape.num_prompt > MOST_TOKENS:
+            raise ValueError(f"--rate, --minutes and --prompt make more than {MOST_TOKENS} tokens of prompts; make one of them smaller")
+        if options.most_replicas and options.most_replicas < options.replicas:
+            raise ValueError(f"--most-replicas is {options.most_replicas}; expected at least --replicas, {options.replicas}")
+        failures = _failures(options, shape)
+    except ValueError as error:
+        parser.error(str(error))
+    trace = TRACES[options.trace](shape)
+    objective = Objective(options.first, options.token)
+    policies = POLICIES if options.policy == "all" else (options.policy,)
+    figures = [
+        figure if len(policies) == 1 else _named(policy, figure)
+        for policy in policies
+        for figure in _run(
+            Plan(costs, options.cells, options.replicas, options.most_replicas, options.target_requests, policy, options.queue, failures),
+            trace,
+            objective,
+            options.price,
+        )
+    ]
+    report(figures, as_json=options.json)
+
+
+def _run(plan: Plan, trace: Sequence[Arrival], objective: Objective, price: float) -> list[Figure]:
+    return figures_of(simulate(plan, trace), objective, price)
+
+
+def _named(policy: str, figure: Figure) -> Figure:
+    return Figure(f"{policy}: {figure.name}", figure.value, figure.unit, figure.goal, figure.at_least, figure.note)
+
+
+def _failures(options: argparse.Namespace, shape: Shape) -> tuple[Failure, ...]:
+    for cell in options.fail:
+        if not 0 <= cell < options.cells:
+            raise ValueError(f"--fail is {cell}; expected a cell from 0 to {options.cells - 1}")
+    return tuple(Failure(shape.duration_s / 2, options.fail_s, cell, options.fail_replicas or options.replicas) for cell in options.fail)
+
+
+def _measured(model: str) -> dict[str, object]:
+    from deploy.bench.checkpoint import model_folder
+    from deploy.model_loading.load import load_model
+    from server.messages import Load
+
+    with model_folder(model) as folder:
+        loaded = load_model(Load("bench", str(folder)), lambda _stage, _fraction: None)
+        if loaded.step_model is None or not loaded.step_model.limits.generates:
+            raise SystemExit(f"--model is {model}, which generates no tokens; name one that does")
+        return asdict(measure(loaded.step_model))
+
+
+def _number(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+
+
+def _whole(text: str) -> int:
+    with suppress(ValueError):
+        if (number := int(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="relaxserve bench fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--simulate", action="store_true", help="simulate a fleet")
+    parser.add_argument("--measure", action="store_true", help="measure the steps of --model, and print them for --costs")
+    parser.add_argument("--model", default="demo", help="the model that --measure measures")
+    parser.add_argument("--costs", default="smollm2-core", help=f"a file that --measure wrote, or one of {', '.join(MACHINES)}")
+    parser.add_argument(
+        "--slowdown", type=_number, default=1.0, help="how many times as long as measured a step takes, if a machine is shared"
+    )
+    parser.add_argument("--capacity", type=_whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
+    parser.add_argument("--trace", choices=sorted(TRACES), default="poisson")
+    parser.add_argument("--rate", type=_number, default=2.0, help="requests per second, on average")
+    parser.add_argument("--minutes", type=_number, default=10.0)
+    parser.add_argument("--prompt", type=_whole, default=128, help="tokens of a prompt, on average; of a session's request: those it adds")
+    parser.add_argument("--new", type=_whole, default=64, help="tokens of an answer, on average")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cells", type=_whole, default=1, help="groups of replicas, each with a router of its own")
+    parser.add_argument("--replicas", type=_whole, default=2, help="replicas of each cell")
+    parser.add_argument("--most-replicas", type=_whole, default=0, help="replicas of each cell at most; their number then follows the load")
+    parser.add_argument(
+        "--target-requests", type=_number, default=TARGET_REQUESTS, help="requests of each replica that --most-replicas aims at"
+    )
+    parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
+    parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
+    parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
+    parser.add_argument("--fail-replicas", type=_whole, help="replicas of each such cell that fail; all by default")
+    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which they are away")
+    parser.add_argument("--first", type=_number, default=1.0, help="the objective: seconds to the first token")
+    parser.add_argument("--token", type=_number, default=0.1, help="the objective: seconds per further token")
+    parser.add_argument("--price", type=_number, default=1.0, help="of a replica for an hour")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

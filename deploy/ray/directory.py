@@ -1,0 +1,62 @@
+"""The replicas of a pool as this process knows them, and the choice among them.
+
+Ray's router writes here what replicas report, and the ingress chooses here, without a call through Ray for each request. Ray unpickles a
+copy of the router's module, but imports this one, so both sides see the same directory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deploy.ray.lease import Lease
+from deploy.ray.owners import Owners
+from deploy.ray.ranking import ranked
+from deploy.ray.wish import Wish
+
+
+class Directory:
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()  # open requests of this process, by the name of the replica
+        self._owners = Owners()
+        self._stats: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
+        self._lock = threading.Lock()  # Ray's router may run in a thread of its own
+
+    def hear(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace what replicas have reported. Forget replicas that `stats` does not name."""
+        with self._lock:
+            if self._stats.keys() - stats.keys():
+                self._owners.forget(stats.keys())
+            for name in [name for name, count in self.requests.items() if not count and name not in stats]:
+                del self.requests[name]
+            self._stats = stats
+
+    def rank(self, wish: Wish, more: Mapping[str, int]) -> Sequence[str]:
+        """Return the replicas that `more` names, the best one first. `more` counts requests that are not open yet."""
+        with self._lock:
+            here = {name: self.requests[name] + count for name, count in more.items()}
+            return ranked(wish, here, {name: self._stats.get(name, {}) for name in here}, self._owners)
+
+    def learn(self, wish: Wish, replica: str) -> None:
+        """Remember that a replica gets a request with this wish."""
+        with self._lock:
+            self._owners.learn(wish.keys, replica)
+
+    def choose(self, wish: Wish) -> Lease | None:
+        """Return the best replica, or None if the best one has failed this request or no replica has said where its server is."""
+        stats = self._stats
+        order = self.rank(wish, {name: 0 for name in stats if "url" in stats[name]})
+        if not order or order[0] in wish.avoided:
+            return None
+        best = order[0]
+        self.learn(wish, best)
+        return Lease(best, str(stats[best]["url"]), str(stats[best]["key"]))
+
+
+_directories: defaultdict[str, Directory] = defaultdict(Directory)
+
+
+def directory_of(pool: str) -> Directory:
+    return _directories[pool]

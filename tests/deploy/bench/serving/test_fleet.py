@@ -1,0 +1,110 @@
+"""`relaxserve bench fleet`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.bench.fleet.costs import read
+from deploy.bench.fleet.policies import POLICIES
+from deploy.bench.serving.fleet import main
+
+
+def figures(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, float]:
+    main(["--simulate", "--json", "--minutes", "2", *options])
+    return {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
+
+
+def test_a_simulation_reports_what_clients_see(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, "--rate", "3", "--replicas", "2", "--price", "2")
+    assert found["requests"] == pytest.approx(360, rel=0.15)
+    assert found["requests without an answer"] == 0
+    assert 0 < found["first token, median"] < found["first token, p99"]
+    dear = figures(capsys, "--rate", "3", "--replicas", "2", "--price", "4")
+    assert dear["cost"] == pytest.approx(2 * found["cost"])
+
+
+def test_policies_are_compared_on_one_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, "--trace", "sessions", "--rate", "4", "--replicas", "4", "--policy", "all")
+    assert len({found[f"{policy}: requests"] for policy in POLICIES}) == 1
+    assert found["prefix: prefix hits"] > found["round-robin: prefix hits"]
+
+
+def test_less_memory_means_fewer_prefix_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--trace", "sessions", "--rate", "4", "--replicas", "4")
+    assert figures(capsys, *options, "--capacity", "4000")["prefix hits"] < 0.9 * figures(capsys, *options)["prefix hits"]
+
+
+def test_a_machine_that_is_shared_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, shared = figures(capsys, "--rate", "0.2"), figures(capsys, "--rate", "0.2", "--slowdown", "2")
+    for name in ("first token, median", "token, median"):
+        assert shared[name] == pytest.approx(2 * alone[name], rel=0.05)
+
+
+def test_a_cell_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--rate", "16", "--cells", "2", "--replicas", "4")
+    whole, failed = figures(capsys, *options), figures(capsys, *options, "--fail", "0")
+    assert failed["requests without an answer"] == 0
+    assert failed["objective met"] < whole["objective met"]
+
+
+def test_costs_are_measured_and_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["--measure", "--model", "demo"])
+    path = tmp_path / "costs.json"
+    path.write_text(capsys.readouterr().out)
+    costs = read(path)
+    assert min(costs.prompt) == min(costs.decode) == 1
+    assert max(costs.prompt) == costs.max_tokens
+    assert all(seconds > 0 for seconds in (*costs.prompt.values(), *costs.decode.values()))
+    assert figures(capsys, "--costs", str(path), "--rate", "20")["requests"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "say --simulate, or --measure"),
+        (["--simulate", "--rate", "0"], "0 is not a number above 0"),
+        (["--simulate", "--rate", "nan"], "nan is not a number above 0"),
+        (["--simulate", "--rate", "x"], "x is not a number above 0"),
+        (["--simulate", "--replicas", "2.5"], "2.5 is not a whole number above 0"),
+        (["--simulate", "--rate", "1e9"], "expected at most 2000000"),
+        (["--simulate", "--rate", "3000", "--prompt", "10000"], "more than 1000000000 tokens of prompts"),
+        (["--simulate", "--fail", "3"], "--fail is 3; expected a cell from 0 to 0"),
+        (["--simulate", "--costs", "nowhere"], "expected what `relaxserve bench fleet --measure` prints"),
+    ],
+)
+def test_wrong_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(options)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_measured_sizes_may_come_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text('{"prompt":{"16":2,"1":1},"decode":{"4":2,"1":1}}')
+    assert read(path).step_s(16, 0, 0) == 2.0
+    assert [*read(path).decode] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"prompt":{},"decode":{"1":1}}',
+        '{"prompt":{"1":0},"decode":{"1":1}}',
+        '{"prompt":{"0":1},"decode":{"1":1}}',
+        '{"prompt":{"1":1},"decode":{"1":1},"context_s":-1}',
+        '{"prompt":{"1":1},"decode":{"1":1},"capacity":0}',
+        '{"prompt":{"1":1},"decode":{"1":1},"max_seqs":600}',
+        '{"prompt":{"1":1}}',
+        "[]",
+        "{",
+    ],
+)
+def test_files_that_are_no_costs_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"costs\.json"):
+        read(path)

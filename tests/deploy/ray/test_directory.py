@@ -1,0 +1,78 @@
+"""The choice among replicas that the ingress makes without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.ray.directory import Directory, directory_of
+from deploy.ray.lease import Lease
+from deploy.ray.wish import Wish
+
+KEYS = tuple(bytes([at]) * 8 for at in range(6))
+
+
+def reported(name: str, num_requests: int = 0) -> dict[str, Any]:
+    return {"url": f"http://{name}:1", "key": f"key of {name}", "num_requests": num_requests, "kept_since_s": 0.0}
+
+
+def test_nobody_is_chosen_before_a_replica_has_reported() -> None:
+    directory = Directory()
+    assert directory.choose(Wish()) is None
+    directory.hear({"a": {}})
+    assert directory.choose(Wish()) is None, "a replica that has just started has not said where its server is"
+
+
+def test_the_owner_of_a_prefix_is_chosen_again() -> None:
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b")})
+    first = directory.choose(Wish(KEYS))
+    assert first is not None
+    assert first == Lease(first.replica, f"http://{first.replica}:1", f"key of {first.replica}")
+    directory.requests[first.replica] += 1
+    assert directory.choose(Wish(KEYS)) == first
+    other = directory.choose(Wish())
+    assert other is not None
+    assert other.replica != first.replica, "a request without a prefix goes to the one with less to do"
+
+
+def test_a_replica_without_an_address_waits() -> None:
+    directory = Directory()
+    directory.hear({"a": reported("a", 9), "b": {}})
+    found = directory.choose(Wish())
+    assert found is not None
+    assert found.replica == "a"
+
+
+def test_ray_is_asked_when_all_have_failed_a_request() -> None:
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b")})
+    found = directory.choose(Wish(avoided=frozenset("a")))
+    assert found is not None
+    assert found.replica == "b"
+    assert directory.choose(Wish(avoided=frozenset("ab"))) is None
+    assert {*directory.rank(Wish(avoided=frozenset("ab")), {"a": 0, "b": 0, "new": 0})} == {"a", "b", "new"}
+    assert directory.rank(Wish(avoided=frozenset("ab")), {"a": 0, "b": 0, "new": 0})[0] == "new"
+
+
+def test_what_lost_replicas_had_is_forgotten() -> None:
+    directory = Directory()
+    directory.hear({"a": reported("a")})
+    assert directory.choose(Wish(KEYS)) is not None
+    directory.requests.update(a=0, gone=1)
+    directory.hear({"b": reported("b")})
+    assert directory.requests == {"gone": 1}, "a request of a lost replica still counts until it ends"
+    directory.hear({"a": reported("a"), "b": reported("b", 1)})
+    directory.requests["a"] = 2
+    found = directory.choose(Wish(KEYS))
+    assert found is not None
+    assert found.replica == "b", "a came back with an empty cache"
+
+
+def test_leases_on_their_way_count() -> None:
+    directory = Directory()
+    assert directory.rank(Wish(), {"a": 1, "b": 0})[0] == "b"
+
+
+def test_pools_have_directories_of_their_own() -> None:
+    assert directory_of("large") is directory_of("large")
+    assert directory_of("large") is not directory_of("small")

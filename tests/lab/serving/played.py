@@ -1,0 +1,58 @@
+"""Play a trace to a real fleet or server, and record when each request got its first token and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
+from deploy.bench.serving.drive import post_stream
+
+VOCAB = 200  # ids that every model has
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    first_s: float  # after arrival
+    whole_s: float
+    num_tokens: int
+    num_cached: int  # prompt tokens that the prefix cache had
+
+
+def ids_of(arrival: Arrival) -> list[int]:
+    """Return token ids for a prompt, so that prompts with common keys have common beginnings."""
+    ids: list[int] = []
+    for key in arrival.keys:
+        ids += random.Random(key).choices(range(3, VOCAB), k=BLOCK_TOKENS)
+    rest = random.Random(f"{arrival.session} {arrival.at_s}")
+    return ids + rest.choices(range(3, VOCAB), k=arrival.num_prompt - len(ids))
+
+
+def play(url: str, model: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
+    """Return the answers, and the seconds from the first arrival to the last token."""
+    return asyncio.run(_play(url, model, trace))
+
+
+async def _play(url: str, model: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None, url
+    host, port = parts.hostname, parts.port
+    prompts = [ids_of(arrival) for arrival in trace]
+    fields = {"model": model, "temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    origin_s = time.perf_counter() - trace[0].at_s
+
+    async def one(arrival: Arrival, prompt: list[int]) -> Answered:
+        await asyncio.sleep(max(0.0, origin_s + arrival.at_s - time.perf_counter()))
+        began_s, first_s, usage = time.perf_counter(), 0.0, dict[str, int]()
+        async for event in post_stream(host, port, {**fields, "prompt": prompt, "max_tokens": arrival.num_new}):
+            first_s = first_s or time.perf_counter() - began_s
+            usage = event.get("usage") or usage
+        details: dict[str, int] = usage.get("prompt_tokens_details") or {}  # pyright: ignore[reportAssignmentType]
+        return Answered(first_s, time.perf_counter() - began_s, usage["completion_tokens"], details.get("cached_tokens", 0))
+
+    answers = await asyncio.gather(*(one(arrival, prompt) for arrival, prompt in zip(trace, prompts, strict=True)))
+    return list(answers), time.perf_counter() - origin_s - trace[0].at_s

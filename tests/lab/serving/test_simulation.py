@@ -1,0 +1,39 @@
+"""What the comparison of a simulated and a real fleet computes itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.replica import Job
+from deploy.bench.fleet.simulate import Outcome
+from deploy.bench.fleet.traces import Arrival, extended
+from tests.lab.serving.played import Answered, ids_of
+from tests.lab.serving.simulation import between, figures_of
+
+
+def test_prompts_share_as_many_tokens_as_keys() -> None:
+    start = extended((), "start", 128)
+    one, other = (Arrival(0.0, at, 200, 1, extended(start, f"own {at}", 200)) for at in range(2))
+    first, second = ids_of(one), ids_of(other)
+    assert (len(first), len(second)) == (200, 200)
+    assert first[:128] == second[:128]
+    assert first[128:192] != second[128:192]
+    assert ids_of(one) == first
+
+
+def test_figures_are_errors_of_the_prediction() -> None:
+    trace = [Arrival(at_s, 0, 100, 11, ()) for at_s in (1.0, 2.0)]
+    jobs = [Job(one, first_s=one.at_s + 0.1, end_s=one.at_s + 1.1, num_cached=64) for one in trace]
+    answers = [Answered(first_s=0.2, whole_s=1.2, num_tokens=11, num_cached=32) for _ in trace]
+    found = {figure.name: figure for figure in figures_of(trace, answers, Outcome(jobs, wall_s=3.1))}
+    assert found["first token, median: error"].value == pytest.approx(0.5)
+    assert found["token, median: error"].value == pytest.approx(0.0)
+    assert found["tokens per second: error"].value == pytest.approx(2.2 / 2.1 - 1)
+    assert found["prefix hits"].value == pytest.approx(0.64)
+    assert found["prefix hits"].note == "measured 0.320"
+
+
+def test_costs_are_the_mean_of_both_measurements() -> None:
+    found = between(Costs({1: 1.0, 16: 4.0}, {1: 1.0}), Costs({1: 3.0, 16: 4.0}, {1: 2.0}))
+    assert (found.prompt, found.decode) == ({1: 2.0, 16: 4.0}, {1: 1.5})
