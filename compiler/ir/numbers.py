@@ -18,6 +18,11 @@ class Kind(StrEnum):
     E2M1 = "e2m1"  # floats of 4 bits
     E4M3 = "e4m3"  # floats of 8 bits
     IQ4 = "iq4"  # 4 bits, which are the index of a number in the table of GGUF's IQ4_NL and IQ4_XS
+    # The same in tables of the grids of GGUF's smaller formats (compiler/ir/coded_blocks.py).
+    IQ3_S = "iq3_s"
+    IQ3_XXS = "iq3_xxs"
+    IQ2 = "iq2"
+    IQ1 = "iq1"
 
 
 def stored_as(bits: int, kind: Kind) -> DType:
@@ -35,5 +40,22 @@ def num_per_byte(bits: int) -> int:
 # The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+
+
+def _with_signs(*magnitudes: int) -> NDArray[np.int8]:
+    """Return the table of codes whose lower three bits are the index of a magnitude, and whose upper bit is a sign. Codes without a
+    magnitude stand for 0."""
+    positive = np.array([*magnitudes, *[0] * (8 - len(magnitudes))], np.int8)
+    return np.concatenate([positive, -positive])
+
+
 # The numbers for which 4 bits stand, by the kinds whose 4 bits are no integers.
-TABLES: Mapping[Kind, NDArray[np.int8]] = {Kind.E2M1: DOUBLED_E2M1, Kind.IQ4: UNEVEN}
+TABLES: Mapping[Kind, NDArray[np.int8]] = {
+    Kind.E2M1: DOUBLED_E2M1,
+    Kind.IQ4: UNEVEN,
+    Kind.IQ3_S: _with_signs(*range(1, 16, 2)),
+    Kind.IQ3_XXS: _with_signs(4, 12, 20, 28, 36, 44, 52, 62),
+    Kind.IQ2: _with_signs(8, 25, 43),
+    # Eight times -1, 0 or 1, plus 1 or minus 1. The upper bit of a code says which.
+    Kind.IQ1: np.array([-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5], np.int8),
+}

@@ -2,15 +2,16 @@
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Other numbers
 take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
-`m.weight.e4m3`, and indices of GGUF's IQ4 in `m.weight.iq4`. The scales of floats of 4 bits multiply the double of a float, which is an
-integer. No value is rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the
-checkpoint.
+`m.weight.e4m3`, and indices of the tables of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on. The scales of floats of 4 bits
+multiply the double of a float, which is an integer. No value is rounded: `dequantize` gives, bit for bit, the values that the library of
+the quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
 
 A GGUF file stores integers and scales of a matrix in blocks (compiler/ir/blocks.py). Then one tensor holds all of them, as in the file:
-`m.weight.q4_k` has the bytes of each row. The program takes the blocks apart.
+`m.weight.q4_k` has the bytes of each row. The program takes the blocks apart. Blocks that only NumPy takes apart
+(compiler/ir/coded_blocks.py) become parts like those of any other checkpoint.
 
 If the inputs of a group are not consecutive in the checkpoint, the columns of `q` are sorted by group, and `m.weight.order` has the input
 of each column. A program then reorders the inputs of the product.
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.blocks import BLOCKS, Blocks
+from compiler.ir.coded_blocks import NUM_VALUES, CodedBlocks
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, num_per_byte, stored_as
 
@@ -183,8 +185,10 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
     return found
 
 
-def form_of_blocks(blocks: Blocks) -> Form:
+def form_of_blocks(blocks: Blocks | CodedBlocks) -> Form:
     """Return the form in which a program stores the values of blocks without rounding."""
+    if isinstance(blocks, CodedBlocks):
+        return Form(4, blocks.group, blocks.scale_dtype, per_unit=NUM_VALUES // blocks.group if blocks.has_units else 0, kind=blocks.kind)
     scale = DType.F32 if blocks.has_units else blocks.dtype("scale")
     per_unit = blocks.num_values // blocks.group if blocks.has_units else 0
     offset = Offset.NONE if blocks.shift is None else Offset.SHIFT

@@ -10,19 +10,20 @@ from typing import ClassVar
 import numpy as np
 
 from compiler.ir.dtypes import DType
+from compiler.ir.numbers import Kind
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
-from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4, THIRDS
+from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, TABLE_PANELS, THIRDS
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines, prefetch_twice
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, portable, wasm
-from compiler.machine.product_steps.step import LARGEST, Parts, Step
+from compiler.machine.product_steps.step import LARGEST, Halves, Parts, Step
 from compiler.machine.target import LINE_BYTES, Target
 
 FOURS = {8: 1, 6: 4, 4: 2}  # number of groups of four neighbours along k that a step reads, by bits of a weight
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
-MOST_SMALL = 31  # largest number of a table in steps that multiply only small numbers exactly
+MOST_SMALL = 127  # largest number of a table in steps for small numbers: they add two products with rows of bytes in 16 bits
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
 LINES = 4  # number of lines of a panel beside which zeros are looked for at once
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
@@ -106,8 +107,7 @@ class DotPanel(_PanelOp):
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
     bits: int  # bits of an element of b: 8, 6 or 4
-    floats: bool = False  # b is a panel in the format `PANEL_E2M1`
-    uneven: bool = False  # b is a panel in the format `PANEL_IQ4`
+    kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
     cached_panel: bool = False
     later: int = 0
     # a is the upper plane of rows of 16 bits, which is zero except for outliers: products count 256 times, and zeros are skipped.
@@ -116,19 +116,19 @@ class DotPanel(_PanelOp):
     def problems(self) -> Iterator[str]:
         if self.bits not in FOURS:
             yield f"bits are {self.bits}, expected {', '.join(map(str, FOURS))}"
-        if (self.floats or self.uneven) and self.bits != 4:
-            yield f"bits are {self.bits}, expected 4 for floats and for uneven numbers"
-        if self.floats and self.uneven:
-            yield "numbers are floats and uneven, expected one of both"
+        if self.kind != Kind.INT and self.kind not in TABLE_PANELS:
+            yield f"kind is {self.kind}, expected {Kind.INT} or one of {', '.join(TABLE_PANELS)}"
+        if self.kind != Kind.INT and self.bits != 4:
+            yield f"bits are {self.bits}, expected 4 for numbers of kind {self.kind}"
         if self.upper and (self.bits == 6 or self.later):
             yield f"bits are {self.bits} and later is {self.later}, expected 8 or 4, and 0 with upper planes"
 
     @property
     def table(self) -> tuple[int, ...]:
         """The unsigned number for each pattern of 4 bits; empty if the patterns are the numbers."""
-        if not (self.floats or self.uneven):
+        if self.kind == Kind.INT:
             return ()
-        format = PANEL_E2M1 if self.floats else PANEL_IQ4
+        format = TABLE_PANELS[Kind(self.kind)]
         return tuple(int(n) + format.offset for n in format.numbers)
 
     @property
@@ -214,7 +214,9 @@ class _Panel:
         self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
-        self.in_order = step.in_order and self.rows == 1 and step.halves is not None
+        # Functions that add up products in 16 bits, if they can add up those of one load.
+        self.in_halves = step.halves if step.halves is not None and self.most_halves(step.halves) >= self.halves else None
+        self.in_order = step.in_order and self.rows == 1 and self.in_halves is not None
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
@@ -228,7 +230,7 @@ class _Panel:
                 self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
                 if self.in_order:
                     gathered = dict(zip(gathered, fence(code, list(gathered.values()), vec("i16", 2 * step.lanes)), strict=True))
-            assert not gathered or unrolled * self.halves <= self.most_halves
+            assert self.in_halves is None or unrolled * self.halves <= self.most_halves(self.in_halves)
             self._widen(gathered)
         for place in self.places:
             code.do(f"store {self.vector} {self._total(totals, added, *place)}, ptr {self._accumulator(*place)}, align 4")
@@ -292,8 +294,8 @@ class _Panel:
     def _widen(self, gathered: Mapping[str, str]) -> None:
         """Add the 16-bit sums to their totals."""
         for total, some in gathered.items():
-            assert self.step.halves is not None
-            self.code.do(f"store {self.vector} {self.step.halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
+            assert self.in_halves is not None
+            self.code.do(f"store {self.vector} {self.in_halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
 
     def _total(self, totals: Mapping[tuple[int, int, int], str], added: Sequence[str], i: int, j: int) -> str:
         """Return the finished sum of row `i` and the columns of register `j`."""
@@ -315,16 +317,14 @@ class _Panel:
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
         most = UNROLLED if self.rows == 1 else self.step.unrolled
-        if self.table and self.step.halves is not None:
-            most = min(most, self.most_halves // self.halves)
+        if self.table and self.in_halves is not None:
+            most = min(most, self.most_halves(self.in_halves) // self.halves)
         unrolled = next(u for u in (most, 2, 1) if deep % u == 0)
         return str(deep // unrolled), unrolled
 
-    @property
-    def most_halves(self) -> int:
-        """The number of products that can be added up in 16 bits."""
-        assert self.step.halves is not None
-        return self.step.halves.most * LARGEST // max((LARGEST, *self.table))
+    def most_halves(self, halves: Halves) -> int:
+        """Return the number of products that can be added up in 16 bits."""
+        return halves.most * LARGEST // max((LARGEST, *self.table))
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
         """Emit the products of one load of each register of b. `gathered` maps a total to 16-bit sums that must still be added to it.
@@ -362,7 +362,7 @@ class _Panel:
         return tuple(part for x in found for part in self.step.left(code, x))
 
     def _add(self, total: str, gathered: dict[str, str], left: Parts, right: Parts) -> None:
-        code, halves = self.code, self.step.halves
+        code, halves = self.code, self.in_halves
         if halves is None:
             code.do(f"store {self.vector} {self.step.add(code, self._load(total), left, right)}, ptr {total}, align 4")
             return

@@ -28,8 +28,8 @@ from compiler.frontend.decoder import BOTH
 from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import DOUBLED_E2M1
-from compiler.machine.formats import PANEL_IQ4
+from compiler.ir.numbers import DOUBLED_E2M1, Kind
+from compiler.machine.formats import TABLE_PANELS, TablePanels
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
@@ -53,7 +53,7 @@ from server.interfaces import LoadError
 from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Scoring, Submit
 from server.models.state import ModelSpec
 from tests.compiler.frontend.quantized_files import awq, gptq
-from tests.deploy.gguf_files import VOCAB, write_gguf
+from tests.deploy.gguf_files import VOCAB, write_gguf, write_random
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
@@ -730,8 +730,23 @@ def test_numbers_of_iq4_are_served_in_four_bits(tmp_path: Path) -> None:
     assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     tensors = open_files(tmp_path / "m.gguf").weights.tensors
     matrices = sum(prod(info.shape) for name, info in tensors.items() if name.endswith("proj.weight"))
-    in_four_bits = any(tile.format is PANEL_IQ4 for tile in product_tiles(host()).integers)
+    in_four_bits = any(tile.format is TABLE_PANELS[Kind.IQ4] for tile in product_tiles(host()).integers)
     assert decoded_bytes - held_bytes > (3.3 if in_four_bits else 2.8) * matrices
+
+
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_small_formats_keep_their_numbers_in_four_bits(tmp_path: Path, name: str) -> None:
+    """Loaded as f32, a file gives the bits of the same model in f32. Loaded as `auto`, its weights take half a byte and part of a scale."""
+    kind = GGMLQuantizationType[name]
+    write_random(tmp_path / "m.gguf", kind)
+    write_random(tmp_path / "values.gguf", kind, decoded=True)
+    expected, _ = logits_of(tmp_path / "values.gguf", "f32")
+    values, decoded_bytes = logits_of(tmp_path / "m.gguf", "f32")
+    np.testing.assert_array_equal(values, expected)
+    held, held_bytes = logits_of(tmp_path / "m.gguf", "auto")
+    assert np.sqrt(np.square(held - values).mean()) < 0.02 * values.std()
+    in_four_bits = any(isinstance(tile.format, TablePanels) for tile in product_tiles(host()).integers)
+    assert decoded_bytes - held_bytes > (32 - (4.7 if in_four_bits or name[0] == "T" else 8.7)) / 32 * 0.99 * decoded_bytes
 
 
 def test_a_gguf_file_with_a_pooling_embeds(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ def test_offsets_are_subtracted_from_the_weights(run, meaning, rng, bits, in_uni
 
 
 @pytest.mark.parametrize("chooses", [False, True])
-@pytest.mark.parametrize(("group", "kind"), [(16, "e2m1"), (32, "e2m1"), (32, "iq4")])
+@pytest.mark.parametrize(
+    ("group", "kind"), [(16, "e2m1"), (32, "e2m1"), (32, "iq4"), (32, "iq3_s"), (32, "iq3_xxs"), (16, "iq2"), (16, "iq1")]
+)
 def test_numbers_of_tables_are_multiplied_exactly(run, meaning, rng, chooses, group, kind):
     matrices = (2,) if chooses else ()
     x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
