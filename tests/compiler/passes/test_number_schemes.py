@@ -44,6 +44,7 @@ WEIGHTS = {
     "iq3_xxs": (f"q: u8[24, {K // 2}], s: f32[24, {K // 32}]", 'dequantize(q, s, bits=4, group=32, kind="iq3_xxs")', ""),
     "iq2": (f"q: u8[24, {K // 2}], s: f32[24, {K // 16}]", 'dequantize(q, s, bits=4, group=16, kind="iq2")', ""),
     "iq1": (f"q: u8[24, {K // 2}], s: f32[24, {K // 16}]", 'dequantize(q, s, bits=4, group=16, kind="iq1")', ""),
+    "nf4": (f"q: u8[24, {K // 2}], s: f32[24, {K // 64}]", 'dequantize(q, s, bits=4, group=64, kind="nf4")', ""),
 }
 
 

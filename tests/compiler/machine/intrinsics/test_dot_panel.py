@@ -147,7 +147,7 @@ def test_uneven_numbers_need_a_step_for_bytes(target: Target) -> None:
     assert "alloca" not in link([emit_kernel("k", tiled(4, 4, op=DotPanel(ROWS, COLUMNS, 4, Kind.IQ4)), target)], target).optimised()
     assert not DotPanel(ROWS, COLUMNS, 4, Kind.IQ4).runs_on(NAMED["x86-64-v3"]), "vpmaddubsw would saturate"
     assert list(DotPanel(ROWS, COLUMNS, 8, "iq5").problems()) == [
-        "kind is iq5, expected int or one of e2m1, iq4, iq3_s, iq3_xxs, iq2, iq1",
+        "kind is iq5, expected int or one of e2m1, iq4, iq3_s, iq3_xxs, iq2, iq1, nf4, nf4_rest, fp4, fp4_rest",
         "bits are 8, expected 4 for numbers of kind iq5",
     ]
 
