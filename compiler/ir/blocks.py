@@ -240,7 +240,7 @@ BLOCKS: Mapping[str, Blocks] = {
             bits=4,
             kind=Kind.IQ4,
         ),
-        Blocks("tq2_0", 256, 66, Integers((_pairs(0),), add=-1), Half(64), bits=4, group=256),
+        Blocks("tq2_0", 256, 66, Integers((_pairs(0),)), Half(64), bits=4, group=256, kind=Kind.TERNARY),
         Blocks("mxfp4", 32, 17, Integers((_nibbles(1),)), Power(0), bits=4, kind=Kind.E2M1),
     )
 }

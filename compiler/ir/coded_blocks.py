@@ -1,8 +1,8 @@
 """The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
 Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
-compiler/ops/products/blocks.py do not read. A block has 256 numbers of 4 bits: integers around 8, or codes of one of the tables of
-compiler/ir/numbers.py. A code has the index of a magnitude in its lower three bits, and the sign above. So a word of the grid, exclusive or
+compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits, of one of the tables of compiler/ir/numbers.py. In a grid, a
+code has the index of a magnitude in its lower three bits, and the sign above. So a word of the grid, exclusive or
 the signs in their places, is eight codes. A value is its number times the scale of its group, which is an odd integer in units of a float
 of the block, or that float itself.
 """
@@ -42,7 +42,7 @@ class CodedBlocks:
     name: str
     num_bytes: int
     read: Callable[[Bytes], Read]
-    kind: Kind = Kind.INT
+    kind: Kind
     group: int = NUM_VALUES  # number of numbers that share a scale
     factor: float = 1.0  # of the unit, a power of two, which makes the numbers and the scales integers
 
@@ -74,9 +74,8 @@ class CodedBlocks:
         """Decode blocks [n, num_bytes] to all their values, in order."""
         codes, scale, *units = self.parts(blocks)
         halves = np.stack([codes & 15, codes >> 4], -1).reshape(-1, self.group)
-        numbers = TABLES[self.kind][halves] if self.kind in TABLES else halves.astype(np.int8) - np.int8(8)
         scales = scale.astype(np.float32) * (units[0] if units else np.float32(1))
-        return (numbers * scales.reshape(-1, 1)).reshape(-1)
+        return (TABLES[self.kind][halves] * scales.reshape(-1, 1)).reshape(-1)
 
     @property
     def _extents(self) -> Sequence[tuple[int, np.dtype[Any]]]:
@@ -144,7 +143,7 @@ def _tq1_0(blocks: Bytes) -> Read:
     for first, count, digits in ((0, 32, 5), (32, 16, 5), (48, 4, 4)):
         powers = 3 ** np.arange(digits, dtype=np.uint8)
         runs.append((blocks[:, None, first : first + count] * powers[:, None]).reshape(len(blocks), -1))
-    numbers = (np.concatenate(runs, 1).astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8) + np.uint8(7)
+    numbers = (np.concatenate(runs, 1).astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
     return Read(numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4), None, _half(blocks, 52))
 
 
@@ -195,7 +194,7 @@ def _iq3_s(blocks: Bytes) -> Read:
 CODED_BLOCKS: Mapping[str, CodedBlocks] = {
     format.name: format
     for format in (
-        CodedBlocks("tq1_0", 54, _tq1_0),
+        CodedBlocks("tq1_0", 54, _tq1_0, Kind.TERNARY),
         CodedBlocks("iq1_s", 50, _iq1_s, Kind.IQ1, 32, 1 / 8),
         CodedBlocks("iq1_m", 56, _iq1_m, Kind.IQ1, 16, 1 / 8),
         CodedBlocks("iq2_xxs", 66, _iq2_xxs, Kind.IQ2, 32, 1 / 8),

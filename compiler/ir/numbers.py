@@ -24,6 +24,7 @@ class Kind(StrEnum):
     IQ3_XXS = "iq3_xxs"
     IQ2 = "iq2"
     IQ1 = "iq1"
+    TERNARY = "ternary"  # the same for GGUF's TQ1_0 and TQ2_0: a code is the number plus 1, and panels store it in 2 bits
     # 4 bits that stand for a float of bitsandbytes: the sum of a multiple of `SPLIT_STEP` and of a remainder, which has a table of its own
     NF4 = "nf4"
     FP4 = "fp4"
@@ -97,6 +98,7 @@ TABLES: Mapping[Kind, NDArray[np.int8]] = {
     Kind.IQ3_XXS: _with_signs(4, 12, 20, 28, 36, 44, 52, 62),
     Kind.IQ2: _with_signs(8, 25, 43),
     # Eight times -1, 0 or 1, plus 1 or minus 1. The upper bit of a code says which.
+    Kind.TERNARY: np.array([-1, 0, 1, 2, *[0] * 12], np.int8),
     Kind.IQ1: np.array([-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5], np.int8),
     **{table: numbers for kind, split in SPLIT.items() for table, numbers in zip((kind, split.rest), split.integers(kind), strict=True)},
 }

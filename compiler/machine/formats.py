@@ -42,6 +42,11 @@ class Panels(Format):
         return 1 << self.bits - 1
 
     @property
+    def held_bits(self) -> int:
+        """The bits of a number as programs hold it outside of panels."""
+        return self.bits
+
+    @property
     def per_byte(self) -> int:
         return 8 // self.bits
 
@@ -148,6 +153,10 @@ class TablePanels(Panels):
     kind: Kind = Kind.E2M1
 
     @property
+    def held_bits(self) -> int:
+        return 4
+
+    @property
     def numbers(self) -> NDArray[np.int8]:
         return TABLES[self.kind]
 
@@ -166,6 +175,21 @@ class TablePanels(Panels):
 
     def stored(self, panels: Any) -> Any:
         return (self.numbers.astype(np.int32) + self.offset).astype(np.uint8)[Panels.stored(self, panels)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TernaryPanels(TablePanels):
+    """Codes of ternary numbers, which are the numbers plus the offset, in panels of 2 bits."""
+
+    @property
+    def padding(self) -> int:
+        return sum(self.offset << self.bits * i for i in range(self.per_byte))
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return Panels.decode(self, stored, k)
+
+    def stored(self, panels: Any) -> Any:
+        return Panels.stored(self, panels)
 
 
 def looked_up(bits: Scalar, kind: Kind) -> Scalar:
@@ -463,7 +487,8 @@ PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32,
 PANEL6 = _row(SixBitPanels("panel6", bits=6, depth=16, rows=I8, dtype=I32))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 TABLE_PANELS: Mapping[Kind, TablePanels] = {
-    kind: _row(TablePanels(f"panel_{kind}", bits=4, depth=8, rows=I8, dtype=I32, kind=kind)) for kind in TABLES
+    **{kind: _row(TablePanels(f"panel_{kind}", 4, 8, rows=I8, dtype=I32, kind=kind)) for kind in TABLES if kind is not Kind.TERNARY},
+    Kind.TERNARY: _row(TernaryPanels("panel_ternary", bits=2, depth=16, rows=I8, dtype=I32, kind=Kind.TERNARY)),
 }
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
 SCALED4 = _row(ScaledPanels("scaled4", bits=4, depth=32, rows=I8, dtype=I32, panels=PANEL4, columns=16))

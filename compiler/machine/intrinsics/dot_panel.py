@@ -20,7 +20,7 @@ from compiler.machine.product_steps import avx2, avx512, neon, portable, wasm
 from compiler.machine.product_steps.step import LARGEST, Halves, Parts, Step
 from compiler.machine.target import LINE_BYTES, Target
 
-FOURS = {8: 1, 6: 4, 4: 2}  # number of groups of four neighbours along k that a step reads, by bits of a weight
+FOURS = {8: 1, 6: 4, 4: 2, 2: 4}  # number of groups of four neighbours along k that a step reads, by bits of a weight
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
 MOST_SMALL = 127  # largest number of a table in steps for small numbers: they add two products with rows of bytes in 16 bits
@@ -101,12 +101,12 @@ class _PanelOp(ProductOp):
 
 @tile_op
 class DotPanel(_PanelOp):
-    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits,
-    and 96 bits hold 16 weights of 6 bits. So k must be a multiple of 4, 8 or 16, respectively."""
+    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits, 8 of 4 bits
+    or 16 of 2 bits, and 96 bits hold 16 weights of 6 bits. So k is a multiple of 4, 8 or 16."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
-    bits: int  # bits of an element of b: 8, 6 or 4
+    bits: int  # bits of an element of b: 8, 6, 4 or 2
     kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
     cached_panel: bool = False
     later: int = 0
@@ -114,19 +114,17 @@ class DotPanel(_PanelOp):
     upper: bool = False
 
     def problems(self) -> Iterator[str]:
-        if self.bits not in FOURS:
-            yield f"bits are {self.bits}, expected {', '.join(map(str, FOURS))}"
         if self.kind != Kind.INT and self.kind not in TABLE_PANELS:
             yield f"kind is {self.kind}, expected {Kind.INT} or one of {', '.join(TABLE_PANELS)}"
-        if self.kind != Kind.INT and self.bits != 4:
-            yield f"bits are {self.bits}, expected 4 for numbers of kind {self.kind}"
+        elif self.bits not in (known := (8, 6, 4) if self.kind == Kind.INT else (TABLE_PANELS[Kind(self.kind)].bits,)):
+            yield f"bits are {self.bits}, expected {' or '.join(map(str, known))} for numbers of kind {self.kind}"
         if self.upper and (self.bits == 6 or self.later):
             yield f"bits are {self.bits} and later is {self.later}, expected 8 or 4, and 0 with upper planes"
 
     @property
     def table(self) -> tuple[int, ...]:
         """The unsigned number for each pattern of 4 bits; empty if the patterns are the numbers."""
-        if self.kind == Kind.INT:
+        if self.kind == Kind.INT or self.bits != 4:
             return ()
         format = TABLE_PANELS[Kind(self.kind)]
         return tuple(int(n) + format.offset for n in format.numbers)
@@ -151,7 +149,8 @@ class DotPanel(_PanelOp):
             numbers = PANEL6.stored(stored.reshape(1, -1, self.columns * FOUR))  # [columns, k]
             self._add(numbers.reshape(self.columns, -1, FOUR).swapaxes(0, 1), arrays, dims)
             return
-        halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
+        mask = (1 << self.bits) - 1
+        halves = stored if self.bits == 8 else np.concatenate([stored >> shift & mask for shift in range(0, 8, self.bits)], 1)
         halves = np.array(self.table, np.uint8)[halves] if self.table else halves
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
 
@@ -324,7 +323,7 @@ class _Panel:
 
     def most_halves(self, halves: Halves) -> int:
         """Return the number of products that can be added up in 16 bits."""
-        return halves.most * LARGEST // max((LARGEST, *self.table))
+        return halves.most * LARGEST // (max(self.table) if self.table else (1 << self.bits) - 1)
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
         """Emit the products of one load of each register of b. `gathered` maps a total to 16-bit sums that must still be added to it.
@@ -370,8 +369,8 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """Select the lower or the upper four bits of each byte, or the number that they stand for. If the upper bits have accumulators of
-        their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
+        """Select the bits of a half of each byte, or of a quarter if weights have 2 bits, or the number that they stand for. If the upper
+        bits have accumulators of their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)
@@ -379,8 +378,8 @@ class _Panel:
         if half and self.in_place:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
-            words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")
-        mask = splat(str(0x0F0F0F0F), "i32", lanes)
+            words = self.code.op(f"lshr {self.vector} {words}, {splat(str(half * self.bits), 'i32', lanes)}")
+        mask = splat(str(((1 << self.bits) - 1) * 0x01010101), "i32", lanes)
         mask = in_register(self.code, mask, self.vector) if self.step.in_order else mask
         bits = self.code.op(f"and {self.vector} {words}, {mask}")
         if not self.table:

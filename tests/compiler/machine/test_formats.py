@@ -50,7 +50,7 @@ def buffer(name: str, array: np.ndarray) -> Buffer:
 def numbers(format: Panels) -> np.ndarray:
     """Return random weights as the packing function expects them: signed with 8 or 6 bits; with 4 bits, unsigned with the format's offset
     added, or the bits of floats."""
-    low = 0 if format.bits == 4 else -format.offset
+    low = 0 if format.held_bits == 4 else -format.offset
     return RNG.integers(low, low + 2**format.bits, (N, K))
 
 
@@ -58,7 +58,7 @@ def numbers(format: Panels) -> np.ndarray:
 def test_a_panel_holds_the_weights_that_are_packed(name: str) -> None:
     format = PANELS[name]
     given = numbers(format)
-    stored = given if format.bits == 4 else given + format.offset
+    stored = given if format.held_bits == 4 else given + format.offset
     if isinstance(format, TablePanels):
         stored = TABLES[format.kind].astype(np.int32)[given] + format.offset
     np.testing.assert_array_equal(format.stored(format.packed(given, COLUMNS)), stored)

@@ -19,6 +19,7 @@ from compiler.ir.loops.scalars import Const, Load
 from compiler.ir.loops.statements import Allocate, For, LoopKind, Seq, Stmt, Store, Tile
 from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.text.parser import parse
+from compiler.machine.formats import TABLE_PANELS
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import NAMED, Target
@@ -115,13 +116,13 @@ def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target,
 
 
 @pytest.mark.parametrize("height", [1, ROWS])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "kind"), [(2, Kind.TERNARY), (4, Kind.INT), (4, Kind.IQ2), (8, Kind.INT)])
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
-def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, height: int) -> None:
+def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, kind: Kind, height: int) -> None:
     """Lines beside zeros are skipped, also if another row has other numbers there."""
-    if bits not in panel_bits(target):
+    if not op_of(bits, kind=kind).runs_on(target):
         pytest.skip(f"{target.name} has no exact products of {bits} bits")
-    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, upper=True)
+    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, kind, upper=True)
     b = rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
     for places in ([], [0], [K - 1], [3, 4, 17], range(K)):
         a = np.zeros((height, K), np.int8)
@@ -146,10 +147,13 @@ def test_uneven_numbers_need_a_step_for_bytes(target: Target) -> None:
     assert DotPanel(ROWS, COLUMNS, 4, Kind.IQ4).runs_on(target)
     assert "alloca" not in link([emit_kernel("k", tiled(4, 4, op=DotPanel(ROWS, COLUMNS, 4, Kind.IQ4)), target)], target).optimised()
     assert not DotPanel(ROWS, COLUMNS, 4, Kind.IQ4).runs_on(NAMED["x86-64-v3"]), "vpmaddubsw would saturate"
-    assert list(DotPanel(ROWS, COLUMNS, 8, "iq5").problems()) == [
-        "kind is iq5, expected int or one of e2m1, iq4, iq3_s, iq3_xxs, iq2, iq1, nf4, nf4_rest, fp4, fp4_rest",
-        "bits are 8, expected 4 for numbers of kind iq5",
-    ]
+    for bits, kind, said in (
+        (4, "iq5", f"kind is iq5, expected int or one of {', '.join(TABLE_PANELS)}"),
+        (8, Kind.IQ4, "bits are 8, expected 4 for numbers of kind iq4"),
+        (4, Kind.TERNARY, "bits are 4, expected 2 for numbers of kind ternary"),
+        (2, Kind.INT, "bits are 2, expected 8 or 6 or 4 for numbers of kind int"),
+    ):
+        assert list(DotPanel(ROWS, COLUMNS, bits, kind).problems()) == [said]
 
 
 @pytest.mark.parametrize(("later", "count"), [(0, 0), (1, K // 4), (2, K // 2)])
@@ -196,16 +200,17 @@ def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int, rows: 
 
 @pytest.mark.parametrize("height", [1, ROWS])
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
-@pytest.mark.parametrize("kind", TABLES.keys() - {Kind.IQ4})
+@pytest.mark.parametrize("kind", sorted(TABLES.keys() - {Kind.IQ4}))
 def test_tile_of_a_table_has_its_meaning(run_native: Any, target: Target, height: int, kind: Kind) -> None:
     """Sums are exact even if all numbers are the largest one, and all elements of a row the least one."""
-    rng, numbers = np.random.default_rng(4), TABLES[kind]
-    largest = int(numbers.argmax())
-    a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K // 8, 4 * COLUMNS)).astype(np.uint8)
-    a[0], b[:, :8] = -128, largest * 0x11
+    rng, numbers, bits = np.random.default_rng(4), TABLES[kind], TABLE_PANELS[kind].bits
+    if not op_of(bits, kind=kind).runs_on(target):
+        pytest.skip(f"{target.name} does not look numbers up")
+    a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
+    a[0], b[:, :8] = -128, int(numbers.argmax()) * (0x11 if bits == 4 else 0x55)
     c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
-    run_native(tiled(4, target.lanes(4), height=height, kind=kind), [a, b, c], {}, target=target)
-    op_of(4, height=height, kind=kind).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
+    run_native(tiled(bits, target.lanes(4), height=height, kind=kind), [a, b, c], {}, target=target)
+    op_of(bits, height=height, kind=kind).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
     np.testing.assert_array_equal(c, wanted)
     assert wanted[0, 0] == -128 * (int(numbers.max()) - int(numbers.min())) * K
 

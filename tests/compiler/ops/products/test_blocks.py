@@ -20,7 +20,7 @@ PACKED = [
     (b.name, p.name)
     for b in BLOCKS.values()
     for p in PANELS.values()
-    if (b.bits == p.bits or (b.bits == 6 and p.bits == 8)) and b.kind is (p.kind if isinstance(p, TablePanels) else Kind.INT)
+    if (b.bits == p.held_bits or (b.bits == 6 and p.bits == 8)) and b.kind is (p.kind if isinstance(p, TablePanels) else Kind.INT)
 ]
 
 
