@@ -771,7 +771,7 @@ def test_small_formats_keep_their_numbers_in_four_bits(tmp_path: Path, name: str
     values, decoded_bytes = logits_of(tmp_path / "m.gguf", "f32")
     np.testing.assert_array_equal(values, expected)
     held, held_bytes = logits_of(tmp_path / "m.gguf", "auto")
-    assert np.sqrt(np.square(held - values).mean()) < 0.02 * values.std()
+    assert np.sqrt(np.square(held - values).mean()) < 0.05 * values.std()
     in_four_bits = any(isinstance(tile.format, TablePanels) for tile in product_tiles(host()).integers)
     assert decoded_bytes - held_bytes > (32 - (4.7 if in_four_bits or name[0] == "T" else 8.7)) / 32 * 0.99 * decoded_bytes
 
