@@ -47,6 +47,10 @@ class CodedBlocks:
     factor: float = 1.0  # of the unit, a power of two, which makes the numbers and the scales integers
 
     @property
+    def num_values(self) -> int:
+        return NUM_VALUES
+
+    @property
     def has_units(self) -> bool:
         return self.group < NUM_VALUES
 

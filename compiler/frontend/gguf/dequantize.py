@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.ir.blocks import BLOCKS, NUMBERS, Blocks, Bytes, unpacked
-from compiler.ir.coded_blocks import CODED_BLOCKS, NUM_VALUES, CodedBlocks
+from compiler.ir.coded_blocks import CODED_BLOCKS, CodedBlocks
 from compiler.ir.numbers import TABLES
 
 Floats = NDArray[np.float32]
@@ -60,10 +60,7 @@ def _levels(blocks: Bytes, format: Blocks, name: str) -> Floats:
 
 
 def _of_blocks(name: str) -> Format:
-    if name in CODED_BLOCKS:
-        coded = CODED_BLOCKS[name]
-        return Format(name.upper(), NUM_VALUES, coded.num_bytes, blocks=coded)
-    blocks = BLOCKS[name]
+    blocks = {**BLOCKS, **CODED_BLOCKS}[name]
     return Format(name.upper(), blocks.num_values, blocks.num_bytes, blocks=blocks)
 
 

@@ -29,13 +29,14 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.blocks import BLOCKS, Blocks
-from compiler.ir.coded_blocks import NUM_VALUES, CodedBlocks
+from compiler.ir.coded_blocks import CodedBlocks
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, num_per_byte, stored_as
 
 Array = NDArray[Any]
 Q, Q6, SCALE, ORDER = "q", "q6", "scale", "order"
 NUMBERS: Mapping[Kind, str] = {kind: Q if kind is Kind.INT else str(kind) for kind in Kind}  # the part that holds the numbers
+MOST_UNREAD = 4  # matrices of which some parts are kept: programs read the codes of queries, keys and values before their scales
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
@@ -141,7 +142,7 @@ class HeldWeights:
 
     def __init__(self, source: HoldingSource) -> None:
         self._source = source
-        self._last: tuple[str, Mapping[str, Array]] = ("", {})
+        self._unread: dict[str, dict[str, Array]] = {}  # parts that were made together with others, by matrix
         values = {name: info for name, info in source.tensors.items() if name not in source.forms}
         infos = {name: form.infos(source.tensors[name].shape) for name, form in source.forms.items()}
         integers = {f"{name}.{part}": info for name, parts in infos.items() for part, info in parts.items()}
@@ -151,9 +152,12 @@ class HeldWeights:
         matrix, _, part = name.rpartition(".")
         if matrix not in self._source.forms:
             return self._source.read(name)
-        if self._last[0] != matrix:
-            self._last = matrix, self._source.parts(matrix)
-        return self._last[1][part].astype(self.tensors[name].dtype, copy=False)
+        if part not in self._unread.get(matrix, {}):
+            self._unread.pop(matrix, None)
+            while len(self._unread) >= MOST_UNREAD:
+                del self._unread[next(iter(self._unread))]
+            self._unread[matrix] = dict(self._source.parts(matrix))
+        return self._unread[matrix].pop(part).astype(self.tensors[name].dtype, copy=False)
 
     def release(self, name: str) -> None:
         matrix = name.rpartition(".")[0]
@@ -188,7 +192,9 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
 def form_of_blocks(blocks: Blocks | CodedBlocks) -> Form:
     """Return the form in which a program stores the values of blocks without rounding."""
     if isinstance(blocks, CodedBlocks):
-        return Form(4, blocks.group, blocks.scale_dtype, per_unit=NUM_VALUES // blocks.group if blocks.has_units else 0, kind=blocks.kind)
+        return Form(
+            4, blocks.group, blocks.scale_dtype, per_unit=blocks.num_values // blocks.group if blocks.has_units else 0, kind=blocks.kind
+        )
     scale = DType.F32 if blocks.has_units else blocks.dtype("scale")
     per_unit = blocks.num_values // blocks.group if blocks.has_units else 0
     offset = Offset.NONE if blocks.shift is None else Offset.SHIFT

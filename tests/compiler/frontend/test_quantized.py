@@ -93,6 +93,18 @@ def test_codes_of_floats_are_held_as_two_numbers(path: Path) -> None:
     assert not (np.abs(larger - expected) <= most).all()
 
 
+def test_parts_of_a_matrix_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program reads the codes of matrices that it stacks before their scales. Each part is read once, and again if it is asked for."""
+    source = opened(GOLDEN / "int4_group.safetensors", COMPRESSED)
+    made, parts = [], source.parts
+    monkeypatch.setattr(source, "parts", lambda name: made.append(name) or parts(name))
+    held = HeldWeights(source)
+    first = [held.read(f"m.weight.{part}") for part in ("q", "scale")]
+    assert made == ["m.weight"]
+    np.testing.assert_array_equal(held.read("m.weight.scale"), first[1])
+    assert made == ["m.weight"] * 2
+
+
 def with_codes(**changes: Any) -> dict[str, Any]:
     """Return a matrix [4, 128] as bitsandbytes stores it, with some of its parts or fields of its quant_state changed."""
     codes, absmax = RNG.integers(0, 16, (4, 128)).astype(np.uint8), RNG.random((4, 2), np.float32)
