@@ -1,10 +1,10 @@
 """The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
 Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
-compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits, of one of the tables of compiler/ir/numbers.py. In a grid, a
-code has the index of a magnitude in its lower three bits, and the sign above. So a word of the grid, exclusive or
-the signs in their places, is eight codes. A value is its number times the scale of its group, which is an odd integer in units of a float
-of the block, or that float itself.
+compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits, which are indices of a table of compiler/ir/numbers.py. A code
+of a grid has the index of a magnitude in its lower three bits, and the sign above. So a word of the grid, exclusive or the signs in their
+places, is eight codes. A value is its number times the scale of its group, which is an odd integer in units of a float of the block, or
+that float itself.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class CodedBlocks:
         """Decode blocks [n, num_bytes] to all their values, in order."""
         codes, scale, *units = self.parts(blocks)
         halves = np.stack([codes & 15, codes >> 4], -1).reshape(-1, self.group)
-        scales = scale.astype(np.float32) * (units[0] if units else np.float32(1))
-        return (TABLES[self.kind][halves] * scales.reshape(-1, 1)).reshape(-1)
+        with np.errstate(invalid="ignore"):
+            scales = scale.astype(np.float32) * (units[0] if units else np.float32(1))
+            return (TABLES[self.kind][halves] * scales.reshape(-1, 1)).reshape(-1)
 
     @property
     def _extents(self) -> Sequence[tuple[int, np.dtype[Any]]]:
