@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.quantized.held import forms_of, is_matrix
+from compiler.frontend.quantized.held import SCALE, Form, forms_of, is_matrix
 from compiler.frontend.weights import TensorInfo, WeightSource
+from compiler.ir.numbers import SPLIT
+from compiler.machine.formats import TABLE_PANELS
 from compiler.machine.products import product_tiles
 from compiler.machine.target import host
 from compiler.ops.tables import INTERPRET
@@ -105,12 +107,20 @@ def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
     forms = forms_of(tensors)
     stored = {f"{name}.{part}" for name, form in forms.items() for part in form.parts}
     shapes = {name: files.weights.tensors[name].shape for name in forms if not _is_copied(files, name)}
-    total = sum(info.num_bytes for name, shape in shapes.items() for info in forms[name].unpacked_infos(shape).values())
+    total = sum(_bytes_in(forms[name], shape) for name, shape in shapes.items())
     total += sum(_bytes(name, info, format) for name, info in tensors.items() if name not in stored and not _is_copied(files, name))
     if not files.config.tie_word_embeddings:
         return total
     # A table of floats that is also the language head counts twice: it is stored once as rows and once in panels.
     return total + sum(_bytes(HEADS[0], info, format) for name, info in tensors.items() if name.endswith("embed_tokens.weight"))
+
+
+def _bytes_in(form: Form, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a matrix in a form. Panels may store codes in fewer bits than programs, and split numbers have scales twice."""
+    infos = form.unpacked_infos(shape)
+    codes = infos[form.numbers[0]].num_bytes
+    saved = codes - codes * TABLE_PANELS[form.kind].bits // 4 if form.kind in TABLE_PANELS else 0
+    return sum(info.num_bytes for info in infos.values()) - saved + (infos[SCALE].num_bytes if form.kind in SPLIT else 0)
 
 
 def _is_copied(files: ModelFiles, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The block formats of GGUF: where a block stores its numbers, their scales and their shifts.
+"""The block formats of GGUF: where a block stores its numbers, their scales and their shifts. compiler/ir/coded_blocks.py has the others.
 
 A row is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale - shift.
 These levels are floats, or integers in units of a float of the block. The table serves NumPy (`unpacked`) and the loop nests of
@@ -240,6 +240,7 @@ BLOCKS: Mapping[str, Blocks] = {
             bits=4,
             kind=Kind.IQ4,
         ),
+        Blocks("tq2_0", 256, 66, Integers((_pairs(0),)), Half(64), bits=4, group=256, kind=Kind.TERNARY),
         Blocks("mxfp4", 32, 17, Integers((_nibbles(1),)), Power(0), bits=4, kind=Kind.E2M1),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -18,6 +19,17 @@ class Kind(StrEnum):
     E2M1 = "e2m1"  # floats of 4 bits
     E4M3 = "e4m3"  # floats of 8 bits
     IQ4 = "iq4"  # 4 bits, which are the index of a number in the table of GGUF's IQ4_NL and IQ4_XS
+    # The same in tables of the grids of GGUF's smaller formats (compiler/ir/coded_blocks.py).
+    IQ3_S = "iq3_s"
+    IQ3_XXS = "iq3_xxs"
+    IQ2 = "iq2"
+    IQ1 = "iq1"
+    TERNARY = "ternary"  # the same for GGUF's TQ1_0 and TQ2_0: a code is the number plus 1, and panels store it in 2 bits
+    # 4 bits that stand for a float of bitsandbytes: the sum of a multiple of `SPLIT_STEP` and of a remainder, which has a table of its own
+    NF4 = "nf4"
+    FP4 = "fp4"
+    NF4_REST = "nf4_rest"
+    FP4_REST = "fp4_rest"
 
 
 def stored_as(bits: int, kind: Kind) -> DType:
@@ -35,5 +47,58 @@ def num_per_byte(bits: int) -> int:
 # The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+
+
+def _with_signs(*magnitudes: int) -> NDArray[np.int8]:
+    """Return the table of codes whose lower three bits are the index of a magnitude, and whose upper bit is a sign. Codes without a
+    magnitude stand for 0."""
+    positive = np.array([*magnitudes, *[0] * (8 - len(magnitudes))], np.int8)
+    return np.concatenate([positive, -positive])
+
+
+# The floats for which codes of bitsandbytes stand: the quantiles of a normal distribution, and floats with a sign, two bits of exponent and
+# one bit of mantissa, of which the largest is 1.
+FLOATS_OF_CODES: Mapping[Kind, NDArray[np.float32]] = {
+    Kind.NF4: np.array(
+        [
+            *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+            *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+            *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+            *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+        ],
+        np.float32,
+    ),
+    Kind.FP4: np.array([sign * n / 192 for sign in (1, -1) for n in (0, 1, 128, 192, 64, 96, 32, 48)], np.float32),
+}
+SPLIT_STEP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How floats of codes become integers: a float times `steps`, rounded, is a number of the kind's table times SPLIT_STEP plus one of the
+    table `rest`. Both have few enough bits for products of small numbers."""
+
+    steps: int
+    rest: Kind
+
+    def integers(self, kind: Kind) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        whole = np.rint(FLOATS_OF_CODES[kind].astype(np.float64) * self.steps).astype(np.int32)
+        high = (whole + SPLIT_STEP // 2) // SPLIT_STEP
+        return high.astype(np.int8), (whole - high * SPLIT_STEP).astype(np.int8)
+
+
+# 8005 steps round the floats of NF4 by at most 3.9e-5, which is the least for numbers of at most 63 steps of 128. Those of FP4 are exact.
+SPLIT: Mapping[Kind, Split] = {Kind.NF4: Split(8005, Kind.NF4_REST), Kind.FP4: Split(42 * 192, Kind.FP4_REST)}
+
 # The numbers for which 4 bits stand, by the kinds whose 4 bits are no integers.
-TABLES: Mapping[Kind, NDArray[np.int8]] = {Kind.E2M1: DOUBLED_E2M1, Kind.IQ4: UNEVEN}
+TABLES: Mapping[Kind, NDArray[np.int8]] = {
+    Kind.E2M1: DOUBLED_E2M1,
+    Kind.IQ4: UNEVEN,
+    Kind.IQ3_S: _with_signs(*range(1, 16, 2)),
+    Kind.IQ3_XXS: _with_signs(4, 12, 20, 28, 36, 44, 52, 62),
+    Kind.IQ2: _with_signs(8, 25, 43),
+    # Eight times -1, 0 or 1, plus 1 or minus 1. The upper bit of a code says which.
+    Kind.TERNARY: np.array([-1, 0, 1, 2, *[0] * 12], np.int8),
+    Kind.IQ1: np.array([-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5], np.int8),
+    **{table: numbers for kind, split in SPLIT.items() for table, numbers in zip((kind, split.rest), split.integers(kind), strict=True)},
+}

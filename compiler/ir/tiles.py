@@ -66,7 +66,7 @@ def tile_op(cls: T) -> T:
 
 # --- printing and parsing ----------------------------------------------------------------------------------------------
 
-_TYPES = {"int": int, "bool": bool}
+_TYPES = {"int": int, "bool": bool, "str": str}
 
 
 def stated_fields(op: TileOp) -> dict[str, Any]:

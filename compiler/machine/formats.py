@@ -21,7 +21,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import FORMATS, Format, Load, Operand, Scalar
 from compiler.ir.loops.write import cast, const, equal, index, maximum, minimum, of_bits, select
-from compiler.ir.numbers import TABLES, UNEVEN, Kind
+from compiler.ir.numbers import TABLES, Kind
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 WORD_BITS = 16  # of a word of `ScaledPanels`
@@ -40,6 +40,11 @@ class Panels(Format):
     @property
     def offset(self) -> int:
         return 1 << self.bits - 1
+
+    @property
+    def held_bits(self) -> int:
+        """The bits of a number as programs hold it outside of panels."""
+        return self.bits
 
     @property
     def per_byte(self) -> int:
@@ -148,6 +153,10 @@ class TablePanels(Panels):
     kind: Kind = Kind.E2M1
 
     @property
+    def held_bits(self) -> int:
+        return 4
+
+    @property
     def numbers(self) -> NDArray[np.int8]:
         return TABLES[self.kind]
 
@@ -168,16 +177,32 @@ class TablePanels(Panels):
         return (self.numbers.astype(np.int32) + self.offset).astype(np.uint8)[Panels.stored(self, panels)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TernaryPanels(TablePanels):
+    """Codes of ternary numbers, which are the numbers plus the offset, in panels of 2 bits."""
+
+    @property
+    def padding(self) -> int:
+        return sum(self.offset << self.bits * i for i in range(self.per_byte))
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return Panels.decode(self, stored, k)
+
+    def stored(self, panels: Any) -> Any:
+        return Panels.stored(self, panels)
+
+
 def looked_up(bits: Scalar, kind: Kind) -> Scalar:
     """Return the number for which 4 bits stand, as an i32."""
-    return _doubled_e2m1(bits) if kind is Kind.E2M1 else _uneven(bits)
+    return _doubled_e2m1(bits) if kind is Kind.E2M1 else _from_words(bits, TABLES[kind])
 
 
-def _uneven(bits: Scalar) -> Scalar:
-    """Shift the number's byte out of one of four words, which have the numbers plus 127."""
-    words = [const(int(word), I32) for word in (UNEVEN.astype(np.int32) + 127).astype(np.uint8).view("<i4")]
+def _from_words(bits: Scalar, numbers: NDArray[np.int8]) -> Scalar:
+    """Shift the number's byte out of one of four words, which have the numbers minus the least one."""
+    least = int(numbers.min())
+    words = [const(int(word), I32) for word in (numbers.astype(np.int32) - least).astype(np.uint8).view("<i4")]
     low, high = (select(bits < first + 4, words[first // 4], words[first // 4 + 1]) for first in (0, 8))
-    return (select(bits < 8, low, high) >> ((bits & 3) << 3) & 255) - 127
+    return (select(bits < 8, low, high) >> ((bits & 3) << 3) & 255) + least
 
 
 def _doubled_e2m1(bits: Scalar) -> Scalar:
@@ -461,8 +486,10 @@ PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL6 = _row(SixBitPanels("panel6", bits=6, depth=16, rows=I8, dtype=I32))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
-PANEL_E2M1 = _row(TablePanels("panel_e2m1", bits=4, depth=8, rows=I8, dtype=I32, kind=Kind.E2M1))
-PANEL_IQ4 = _row(TablePanels("panel_iq4", bits=4, depth=8, rows=I8, dtype=I32, kind=Kind.IQ4))
+TABLE_PANELS: Mapping[Kind, TablePanels] = {
+    **{kind: _row(TablePanels(f"panel_{kind}", 4, 8, rows=I8, dtype=I32, kind=kind)) for kind in TABLES if kind is not Kind.TERNARY},
+    Kind.TERNARY: _row(TernaryPanels("panel_ternary", bits=2, depth=16, rows=I8, dtype=I32, kind=Kind.TERNARY)),
+}
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
 SCALED4 = _row(ScaledPanels("scaled4", bits=4, depth=32, rows=I8, dtype=I32, panels=PANEL4, columns=16))
 # Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: in two

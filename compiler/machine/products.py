@@ -23,10 +23,9 @@ from compiler.machine.formats import (
     PANEL6,
     PANEL8,
     PANEL8_WORDS,
-    PANEL_E2M1,
     PANEL_E4M3,
-    PANEL_IQ4,
     SCALED4,
+    TABLE_PANELS,
     WIDENED4,
     Ordered,
     ScaledPanels,
@@ -237,14 +236,18 @@ _TILES: Final = (
     (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=1024)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
-    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
-    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, uneven=True), format=PANEL_IQ4, depth=4)),
+    *(
+        (512, ProductTile(DotPanel(rows=4, columns=32, bits=format.bits, kind=kind), format, depth=4))
+        for kind, format in TABLE_PANELS.items()
+    ),
     (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
     (512, ProductTile(DotE4m3(rows=8, columns=32), format=PANEL_E4M3, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4, planes=2)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
-    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
-    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4, uneven=True), format=PANEL_IQ4, depth=4)),
+    *(
+        (128, ProductTile(DotPanel(rows=2, columns=16, bits=format.bits, kind=kind), format, depth=4))
+        for kind, format in TABLE_PANELS.items()
+    ),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
 # The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.

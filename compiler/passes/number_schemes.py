@@ -27,7 +27,7 @@ from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Value
 from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
-from compiler.ir.numbers import Kind, num_per_byte
+from compiler.ir.numbers import TABLES, Kind, num_per_byte
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR
@@ -196,7 +196,8 @@ def _in_words(linear: Call, values: Mapping[Var, Value]) -> str:
     scheme = None if weight is None else scheme_of(weight)
     if weight is not None and scheme is not None:
         rows = "8 bits, outliers of 16 bits" if scheme.is_capped else f"{scheme.bits} bits"
-        return f"weights of {weight.bits} bits and rows of {rows}, exact in groups of {scheme.group}"
+        table = f" (codes of {weight.kind})" if weight.kind in TABLES else ""
+        return f"weights of {weight.bits} bits{table} and rows of {rows}, exact in groups of {scheme.group}"
     given = type_of(linear.args[1])
     made = values.get(linear.args[1]) if isinstance(linear.args[1], Var) else None
     is_stored = not (isinstance(made, Call) and made.op is DEQUANTIZE)

@@ -16,22 +16,24 @@ from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
-from compiler.ir.numbers import Kind
+from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
 from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.passes.rewrite import rewrite_module
 
+WIDENED = TABLES.keys() - {Kind.E2M1}  # floats are multiplied as they are
+
 
 def widen_tables(module: IRModule) -> IRModule:
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-        if not isinstance(value, Call) or value.op is not DEQUANTIZE or value.attrs.get("kind") != Kind.IQ4:
+        if not isinstance(value, Call) or value.op is not DEQUANTIZE or value.attrs.get("kind") not in WIDENED:
             return None
         (q, scale), given = value.args, type_of(value.args[1])
         if not isinstance(given, TensorType) or given.shape is None or not all(dim.is_const for dim in given.shape):
             return None
         others = {name: attr for name, attr in value.attrs.items() if name not in ("bits", "kind")}
-        wide = in_bytes(builder, q, Kind.IQ4, [dim.const for dim in given.shape[:-1]])
+        wide = in_bytes(builder, q, Kind(value.attrs["kind"]), [dim.const for dim in given.shape[:-1]])
         return Call(DEQUANTIZE, (wide, scale), {**others, "bits": 8})
 
     return rewrite_module(module, replace)

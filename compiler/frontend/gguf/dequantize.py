@@ -1,4 +1,4 @@
-"""The formats of GGUF tensors: plain numbers, or blocks (compiler/ir/blocks.py)."""
+"""The formats of GGUF tensors: plain numbers, or blocks (compiler/ir/blocks.py, compiler/ir/coded_blocks.py)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.ir.blocks import BLOCKS, NUMBERS, Blocks, Bytes, unpacked
+from compiler.ir.coded_blocks import CODED_BLOCKS, CodedBlocks
 from compiler.ir.numbers import TABLES
 
 Floats = NDArray[np.float32]
@@ -26,11 +27,13 @@ class Format:
     block_values: int
     block_bytes: int
     dtype: np.dtype[Any] | None = None
-    blocks: Blocks | None = None
+    blocks: Blocks | CodedBlocks | None = None
 
 
-def dequantize(blocks: Bytes, format: Blocks) -> Floats:
+def dequantize(blocks: Bytes, format: Blocks | CodedBlocks) -> Floats:
     """Decode blocks [n, num_bytes] to all their values, in order."""
+    if isinstance(format, CodedBlocks):
+        return format.values(blocks)
     values = np.empty((len(blocks), format.num_values), np.float32)
     step = max(1, CHUNK_VALUES // format.num_values)
     for start in range(0, len(blocks), step):
@@ -57,7 +60,7 @@ def _levels(blocks: Bytes, format: Blocks, name: str) -> Floats:
 
 
 def _of_blocks(name: str) -> Format:
-    blocks = BLOCKS[name]
+    blocks = {**BLOCKS, **CODED_BLOCKS}[name]
     return Format(name.upper(), blocks.num_values, blocks.num_bytes, blocks=blocks)
 
 
@@ -75,8 +78,17 @@ FORMATS: dict[int, Format] = {
     12: _of_blocks("q4_k"),
     13: _of_blocks("q5_k"),
     14: _of_blocks("q6_k"),
+    16: _of_blocks("iq2_xxs"),
+    17: _of_blocks("iq2_xs"),
+    18: _of_blocks("iq3_xxs"),
+    19: _of_blocks("iq1_s"),
     20: _of_blocks("iq4_nl"),
+    21: _of_blocks("iq3_s"),
+    22: _of_blocks("iq2_s"),
     23: _of_blocks("iq4_xs"),
+    29: _of_blocks("iq1_m"),
     30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
+    34: _of_blocks("tq1_0"),
+    35: _of_blocks("tq2_0"),
     39: _of_blocks("mxfp4"),
 }

@@ -33,20 +33,11 @@ DEFAULT_ALIGNMENT = 32
 OTHER_FORMATS = {
     9: "Q8_1",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    29: "IQ1_M",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    34: "TQ1_0",
-    35: "TQ2_0",
     40: "NVFP4",
     41: "Q1_0",
 }
@@ -271,7 +262,7 @@ def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int,
     if (format := FORMATS.get(code)) is None:
         raise ModelError(
             f"{where}: format {OTHER_FORMATS.get(code, code)} is not read; known are {', '.join(f.name for f in FORMATS.values())}. "
-            "Take a file in one of these formats, such as Q4_K_M"
+            "Take a file in one of these formats, such as Q4_K_M, or a newer version of this server"
         )
     if shape and shape[-1] % format.block_values:
         raise DamagedFile(f"{where}: rows have {shape[-1]} values, expected a multiple of {format.block_values} (a {format.name} block)")

@@ -22,6 +22,7 @@ from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.quantized.held import Form, form_of_blocks, is_held
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, gguf_family, parse_config
 from compiler.frontend.weights import Tensor, TensorInfo
+from compiler.ir.coded_blocks import CodedBlocks
 
 FLOAT32 = np.dtype(np.float32)
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -109,7 +110,9 @@ class GgufModel:
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
         part = self._parts[name]
-        return {self.forms[name].blocks: self._rows_of(self.file.blocks(part.stored_as), part)}
+        rows, format = self._rows_of(self.file.blocks(part.stored_as), part), self.file.tensors[part.stored_as].format.blocks
+        found = format.parts(rows) if isinstance(format, CodedBlocks) else (rows,)
+        return dict(zip(self.forms[name].parts, found, strict=True))
 
     def _rows_of(self, tensor: Tensor, part: Part) -> Tensor:
         """Return the rows of a stored tensor that belong to a part, in the order of safetensors files."""

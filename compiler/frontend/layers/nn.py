@@ -22,7 +22,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.values import TupleGet
-from compiler.ir.numbers import Kind
+from compiler.ir.numbers import SPLIT, SPLIT_STEP, Kind
 from compiler.ir.op import OpDef
 from compiler.ir.types import TensorType, tensor
 from compiler.ops.elementwise import ADD, CAST, MULTIPLY
@@ -120,6 +120,8 @@ class Net:
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
     _unpacked: dict[tuple[str, ...], dict[str, Var]] = field(default_factory=dict[tuple[str, ...], dict[str, Var]])  # see `_parts`
     _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> the input of each column
+    # Results of `held` that are only the larger part of a matrix -> the rest, which is added. Both read the same codes.
+    _rests: dict[Var, Var] = field(default_factory=dict[Var, Var])
 
     @contextmanager
     def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:
@@ -147,14 +149,14 @@ class Net:
     def weight(self, name: str, *shape: int) -> Var:
         """Return the tensor of the checkpoint that has this full name."""
         if name in self.forms:
-            return self._unsorted(self.held([name], [shape]), shape)
+            return self._whole(self.held([name], [shape]), shape)
         if name not in self.weights:
             self.weights[name] = Var(name, tensor(shape, self.dtypes.get(name, F32)))
         return self.weights[name]
 
     def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
         """Return matrices that the checkpoint stores as integers with the same `Form`, stacked by rows and dequantised. If the form sorts
-        columns by group, the columns stay sorted, and products reorder their inputs."""
+        columns by group, the columns stay sorted, and products reorder their inputs. If numbers are split, this is the larger part."""
         form, of = self.forms[names[0]], self._parts(names, shapes)
         parts = [of[part] for part in form.numbers]
         if form.per_unit:
@@ -166,6 +168,10 @@ class Net:
         self._decoded[found] = form.kind
         if form.ordered:
             self._orders[found] = of[ORDER]
+        if (split := SPLIT.get(form.kind)) is not None:
+            numbers, scale = parts
+            smaller = self.scale(scale, 1 / SPLIT_STEP)
+            self._rests[found] = self.call(DEQUANTIZE, numbers, smaller, bits=form.bits, group=group, kind=str(split.rest))
         return found
 
     def _parts(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, Var]:
@@ -187,8 +193,10 @@ class Net:
             }
         return self._unpacked[tuple(names)]
 
-    def _unsorted(self, w: Var, shape: tuple[int, ...]) -> Var:
-        """Return a matrix whose columns are in the order of the inputs."""
+    def _whole(self, w: Var, shape: tuple[int, ...]) -> Var:
+        """Return a matrix from `held` whose columns are in the order of the inputs, and which is no part of another."""
+        if w in self._rests:
+            return self.add(w, self._rests[w])
         if (order := self._orders.get(w)) is None:
             return w
         places = self.call(BROADCAST_TO, order, ShapeValue(tuple(map(Dim.of, shape))))
@@ -225,7 +233,7 @@ class Net:
 
     def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
         table, shape = f"{name}.weight", (vocab, size)
-        if (form := self.forms.get(table)) is None or form.ordered:
+        if (form := self.forms.get(table)) is None or form.ordered or form.kind in SPLIT:
             return self.as_f32(self.call(EMBEDDING, self.weight(table, *shape), ids))
         of, (numbers, *levels) = self._parts([table], [shape]), form.numbers
         parts = [numbers, *(part for level in levels for part in (level, *([f"{level}{UNIT}"] if form.per_unit else [])))]
@@ -269,7 +277,10 @@ class Net:
         format = format or self.format
         if self._is_decoded(w):
             x = self.call(TAKE, x, self._orders[w], axis=1) if w in self._orders else x
-            return self.call(LINEAR, x, w, *([] if bias is None else [bias]), tolerates=self.tolerates(format, w))
+            found = self.call(LINEAR, x, w, *([] if bias is None else [bias]), tolerates=self.tolerates(format, w))
+            if w not in self._rests:
+                return found
+            return self.add(found, self.call(LINEAR, x, self._rests[w], tolerates=self.tolerates(format, w)))
         operands = (x, self._held(w, format), *([] if bias is None else [bias]))
         return self.call(LINEAR, *operands, tolerates=self.tolerates(format, w))
 
@@ -286,7 +297,10 @@ class Net:
         """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
-        return self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format, w))
+        found = self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format, w))
+        if w not in self._rests:
+            return found
+        return self.add(found, self.call(EXPERT_LINEAR, x, self._rests[w], choice, tolerates=self.tolerates(self.format, w)))
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form, Offset, halves
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect, is_even, scale_type, unpack
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read, expect, is_even, scale_type, unpack
 
 EIGHT = 8  # number of integers per 32-bit word
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eight columns
@@ -22,7 +21,7 @@ class Awq:
     def layout(self) -> Layout:
         return Layout("qweight", ("qzeros", "scales"))
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         packed = infos["qweight"].shape
         if len(packed) != 2:
             raise DamagedFile(f"its qweight is {list(packed)}, expected two axes")
@@ -41,7 +40,7 @@ class Awq:
         scales = np.repeat(parts["scales"].astype(np.float32), size, 0)
         return np.ascontiguousarray((scales * (numbers - np.repeat(zeros, size, 0)).astype(np.float32)).T)
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+    def form(self, infos: Infos, read: Read) -> Form | None:
         length, groups = infos["qweight"].shape[0], infos["scales"].shape[0]
         return Form(4, length // groups, scale_type(infos, "scales"), Offset.ZERO) if is_even(length, groups) else None
 

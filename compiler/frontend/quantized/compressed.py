@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from compiler.frontend.quantized.method import (
     Layout,
     Method,
     Parts,
+    Read,
     are_even,
     expect,
     is_even,
@@ -42,7 +43,7 @@ class Packed:
     def layout(self) -> Layout:
         return Layout("weight_packed", ("weight_scale", "weight_shape"), ("weight_zero_point", "weight_g_idx"), unused=("input_scale",))
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         words = infos["weight_packed"].shape
         if len(words) != 2:
             raise DamagedFile(f"its weight_packed is {list(words)}, expected two axes")
@@ -72,8 +73,8 @@ class Packed:
         length = numbers.shape[1]
         return per_group(scales, length) * (numbers - per_group(zeros, length)).astype(np.float32)
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        form = _form(infos, self.bits, self.shape(infos)[1])
+    def form(self, infos: Infos, read: Read) -> Form | None:
+        form = _form(infos, self.bits, self.shape(infos, read)[1])
         if form is None or "weight_g_idx" not in infos:
             return form
         groups, count = read("weight_g_idx").astype(np.int64), infos["weight_scale"].shape[1]
@@ -100,7 +101,7 @@ class Bytes:
     def layout(self) -> Layout:
         return Layout("weight_scale", ("weight",), ("weight_zero_point",), unused=("input_scale", "input_zero_point"))
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         shape = infos["weight"].shape
         if len(shape) != 2 or infos["weight"].dtype != np.int8:
             raise DamagedFile(f"its weight is {infos['weight'].dtype.name} {list(shape)}, expected a matrix of int8")
@@ -116,7 +117,7 @@ class Bytes:
             numbers = numbers - per_group(parts["weight_zero_point"].astype(np.int32), length)
         return per_group(scales, length) * numbers.astype(np.float32)
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+    def form(self, infos: Infos, read: Read) -> Form | None:
         return _form(infos, 8, infos["weight"].shape[1])
 
     def held(self, parts: Parts) -> Parts:

@@ -3,7 +3,6 @@ factor of the whole matrix (NVFP4), or each 32 inputs have a power of two as the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.fp8 import E4M3, Scaled
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect
+from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, Read, expect
 from compiler.frontend.quantized.mxfp4 import PAIRS, powers_of
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind
@@ -38,7 +37,7 @@ class PackedFloats:
     def group(self) -> int:
         return MXFP4_GROUP if self.factor is None else NVFP4_GROUP
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         packed, scale = infos[self.packed], infos["weight_scale"]
         if len(packed.shape) != 2 or packed.dtype != np.uint8:
             raise DamagedFile(f"its {self.packed} is {packed.dtype.name} {list(packed.shape)}, expected a matrix of uint8")
@@ -55,7 +54,7 @@ class PackedFloats:
         numbers = PAIRS.take(parts[self.packed]).view(np.float32)
         return numbers * np.repeat(self._halved_scales(parts), self.group, 1)
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+    def form(self, infos: Infos, read: Read) -> Form | None:
         return Form(4, self.group, DType.BF16 if self.factor is None else DType.F32, kind=Kind.E2M1)
 
     def held(self, parts: Parts) -> Parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
@@ -11,7 +10,7 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read
 from compiler.frontend.weights import DTYPES
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind
@@ -32,7 +31,7 @@ class Scaled:
     def layout(self) -> Layout:
         return Layout(self.scale, ("weight",), unused=("input_scale", "activation_scale"))
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         weight, scale = infos["weight"], infos[self.scale]
         if weight.dtype not in FLOATS or len(weight.shape) != 2:
             raise DamagedFile(f"its weight is {weight.dtype.name} {list(weight.shape)}, expected a matrix of 8-bit floats")
@@ -52,9 +51,9 @@ class Scaled:
             scale = np.repeat(np.repeat(scale, self.block[0], 0), self.block[1], 1)[: len(weight), : weight.shape[1]]
         return weight * scale
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+    def form(self, infos: Infos, read: Read) -> Form | None:
         """Return None for e5m2, which becomes floats of 16 bits."""
-        rows, columns = self.shape(infos)
+        rows, columns = self.shape(infos, read)
         if infos["weight"].dtype != E4M3 or rows * columns == 0:
             return None
         scale = DType.BF16 if infos[self.scale].dtype == DType.BF16.numpy else DType.F32

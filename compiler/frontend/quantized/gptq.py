@@ -6,7 +6,7 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from compiler.frontend.quantized.method import (
     Layout,
     Method,
     Parts,
+    Read,
     are_even,
     expect,
     is_even,
@@ -42,7 +43,7 @@ class Gptq:
     def layout(self) -> Layout:
         return Layout("qweight", ("qzeros", "scales"), optional=("g_idx",))
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         packed = infos["qweight"].shape
         if len(packed) != 2:
             raise DamagedFile(f"its qweight is {list(packed)}, expected two axes")
@@ -67,8 +68,8 @@ class Gptq:
             order_of(groups, len(scales), "g_idx")
         return np.ascontiguousarray((scales[groups] * (numbers - zeros[groups]).astype(np.float32)).T)
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        length, groups = self.shape(infos)[1], infos["scales"].shape[0]
+    def form(self, infos: Infos, read: Read) -> Form | None:
+        length, groups = self.shape(infos, read)[1], infos["scales"].shape[0]
         if self.bits == 2 or not is_even(length, groups):
             return None
         ordered = False

@@ -2,15 +2,16 @@
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Other numbers
 take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
-`m.weight.e4m3`, and indices of GGUF's IQ4 in `m.weight.iq4`. The scales of floats of 4 bits multiply the double of a float, which is an
-integer. No value is rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the
-checkpoint.
+`m.weight.e4m3`, and indices of the tables of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on. The scales of floats of 4 bits
+multiply the double of a float, which is an integer. No value is rounded: `dequantize` gives, bit for bit, the values that the library of
+the quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
 
 A GGUF file stores integers and scales of a matrix in blocks (compiler/ir/blocks.py). Then one tensor holds all of them, as in the file:
-`m.weight.q4_k` has the bytes of each row. The program takes the blocks apart.
+`m.weight.q4_k` has the bytes of each row. The program takes the blocks apart. Blocks that only NumPy takes apart
+(compiler/ir/coded_blocks.py) become parts like those of any other checkpoint.
 
 If the inputs of a group are not consecutive in the checkpoint, the columns of `q` are sorted by group, and `m.weight.order` has the input
 of each column. A program then reorders the inputs of the product.
@@ -28,12 +29,14 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.blocks import BLOCKS, Blocks
+from compiler.ir.coded_blocks import CodedBlocks
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, num_per_byte, stored_as
 
 Array = NDArray[Any]
 Q, Q6, SCALE, ORDER = "q", "q6", "scale", "order"
 NUMBERS: Mapping[Kind, str] = {kind: Q if kind is Kind.INT else str(kind) for kind in Kind}  # the part that holds the numbers
+MOST_UNREAD = 4  # matrices of which some parts are kept: programs read the codes of queries, keys and values before their scales
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
@@ -139,7 +142,7 @@ class HeldWeights:
 
     def __init__(self, source: HoldingSource) -> None:
         self._source = source
-        self._last: tuple[str, Mapping[str, Array]] = ("", {})
+        self._unread: dict[str, dict[str, Array]] = {}  # parts that were made together with others, by matrix
         values = {name: info for name, info in source.tensors.items() if name not in source.forms}
         infos = {name: form.infos(source.tensors[name].shape) for name, form in source.forms.items()}
         integers = {f"{name}.{part}": info for name, parts in infos.items() for part, info in parts.items()}
@@ -149,9 +152,12 @@ class HeldWeights:
         matrix, _, part = name.rpartition(".")
         if matrix not in self._source.forms:
             return self._source.read(name)
-        if self._last[0] != matrix:
-            self._last = matrix, self._source.parts(matrix)
-        return self._last[1][part].astype(self.tensors[name].dtype, copy=False)
+        if part not in self._unread.get(matrix, {}):
+            self._unread.pop(matrix, None)
+            while len(self._unread) >= MOST_UNREAD:
+                del self._unread[next(iter(self._unread))]
+            self._unread[matrix] = dict(self._source.parts(matrix))
+        return self._unread[matrix].pop(part).astype(self.tensors[name].dtype, copy=False)
 
     def release(self, name: str) -> None:
         matrix = name.rpartition(".")[0]
@@ -183,8 +189,12 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
     return found
 
 
-def form_of_blocks(blocks: Blocks) -> Form:
+def form_of_blocks(blocks: Blocks | CodedBlocks) -> Form:
     """Return the form in which a program stores the values of blocks without rounding."""
+    if isinstance(blocks, CodedBlocks):
+        return Form(
+            4, blocks.group, blocks.scale_dtype, per_unit=blocks.num_values // blocks.group if blocks.has_units else 0, kind=blocks.kind
+        )
     scale = DType.F32 if blocks.has_units else blocks.dtype("scale")
     per_unit = blocks.num_values // blocks.group if blocks.has_units else 0
     offset = Offset.NONE if blocks.shift is None else Offset.SHIFT

@@ -18,6 +18,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float32]
 Infos = Mapping[str, TensorInfo]
 Parts = Mapping[str, Array]
+Read = Callable[[str], Array]  # returns a part of a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Method(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         """Return the shape of the matrix. Raise DamagedFile if the parts do not fit together."""
         ...
 
@@ -48,9 +49,9 @@ class Method(Protocol):
         """Return the matrix [out, in]. Each value is rounded at most once, to f32."""
         ...
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+    def form(self, infos: Infos, read: Read) -> Form | None:
         """Return the form in which a program stores the matrix as integers without rounding, or None if it stores the matrix as floats.
-        `shape` has checked the parts; `read` returns a part."""
+        `shape` has checked the parts."""
         ...
 
     def held(self, parts: Parts) -> Parts:

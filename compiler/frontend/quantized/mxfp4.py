@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import DOUBLED_E2M1, Kind
 
@@ -28,7 +27,7 @@ class Mxfp4:
     def layout(self) -> Layout:
         return Layout("_blocks", ("_scales",))
 
-    def shape(self, infos: Infos) -> tuple[int, ...]:
+    def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         blocks, scales = infos["_blocks"], infos["_scales"]
         if len(blocks.shape) != 4 or blocks.shape[3] != BYTES or blocks.dtype != np.uint8:
             raise DamagedFile(f"its blocks are {blocks.dtype.name} {list(blocks.shape)}, expected uint8 [experts, out, blocks, {BYTES}]")
@@ -46,7 +45,7 @@ class Mxfp4:
             np.multiply(numbers, powers[expert, ..., None], out=values[expert])
         return values.reshape(experts, outputs, -1)
 
-    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+    def form(self, infos: Infos, read: Read) -> Form | None:
         return Form(4, 2 * BYTES, DType.BF16, kind=Kind.E2M1)
 
     def held(self, parts: Parts) -> Parts:

@@ -11,12 +11,13 @@ import numpy as np
 from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.fields import REQUIRED, Fields, read_json
 from compiler.frontend.quantized.awq import read_awq
+from compiler.frontend.quantized.bitsandbytes import read_bitsandbytes
 from compiler.frontend.quantized.compressed import read_compressed
 from compiler.frontend.quantized.fp4 import read_modelopt
 from compiler.frontend.quantized.fp8 import read_fbgemm, read_fp8
 from compiler.frontend.quantized.gptq import read_auto_round, read_gptq
 from compiler.frontend.quantized.held import Form, is_held
-from compiler.frontend.quantized.method import Method, Parts
+from compiler.frontend.quantized.method import Method, Parts, Read
 from compiler.frontend.quantized.mxfp4 import read_mxfp4
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 METHODS: Final[Mapping[str, Callable[[Fields], tuple[Method, ...]]]] = {
     "auto-round": read_auto_round,
     "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed,
     "fbgemm_fp8": read_fbgemm,
     "fp8": read_fp8,
@@ -47,9 +49,10 @@ def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...
 
 
 def method_named(config: Mapping[str, Any]) -> str:
-    """Return the name of the method by which the weights next to this config.json are quantised."""
+    """Return the name of the method by which the weights next to this config.json are quantised, or of the floats that bitsandbytes
+    stores."""
     stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
-    return str(stated.get("quant_method", "quantised")).upper()
+    return str(stated.get("bnb_4bit_quant_type", stated.get("quant_method", "quantised"))).upper()
 
 
 def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
@@ -77,7 +80,7 @@ class QuantizedWeights:
 
     def __init__(self, stored: WeightSource, methods: tuple[Method, ...]) -> None:
         self._stored = stored
-        found = _matrices(stored.tensors, methods)
+        found = _matrices(stored, methods)
         self._methods = {name: method for name, (method, _) in found.items()}
         self._parts = {name: parts for name, (_, parts) in found.items()}
         hidden = {name for parts in self._parts.values() for name in parts.values()}
@@ -108,20 +111,23 @@ class QuantizedWeights:
 
     def _form(self, name: str) -> Form | None:
         try:
-            return self._methods[name].form(self._infos(name), lambda part: self._stored.read(self._parts[name][part]))
+            return self._methods[name].form(self._infos(name), self._read_part(name))
         except DamagedFile as error:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
 
     def _info(self, name: str) -> TensorInfo:
         infos = self._infos(name)
         try:
-            shape = self._methods[name].shape(infos)
+            shape = self._methods[name].shape(infos, self._read_part(name))
         except DamagedFile as error:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
         return TensorInfo(shape, np.dtype(np.float32), sum(info.num_bytes for info in infos.values()))
 
     def _infos(self, name: str) -> Mapping[str, TensorInfo]:
         return {part: self._stored.tensors[own] for part, own in self._parts[name].items()}
+
+    def _read_part(self, name: str) -> Read:
+        return lambda part: self._stored.read(self._parts[name][part])
 
     def _checked(self, name: str, read: Callable[[Parts], T]) -> T:
         try:
@@ -130,10 +136,11 @@ class QuantizedWeights:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
 
 
-def _matrices(tensors: Mapping[str, TensorInfo], methods: tuple[Method, ...]) -> dict[str, tuple[Method, Mapping[str, str]]]:
+def _matrices(stored: WeightSource, methods: tuple[Method, ...]) -> dict[str, tuple[Method, Mapping[str, str]]]:
     """Map the name of each quantised matrix to its method, and to the tensors that hold its parts. If there are several methods, a matrix
     has the first one that its tensors fit."""
     found: dict[str, tuple[Method, Mapping[str, str]]] = {}
+    tensors = stored.tensors
     for method in methods:
         layout = method.layout
         marker = _joined("", layout.marker)
@@ -142,7 +149,7 @@ def _matrices(tensors: Mapping[str, TensorInfo], methods: tuple[Method, ...]) ->
             if not name.endswith(marker) or matrix in found:
                 continue
             parts = {part: own for part in layout.parts if (own := _joined(name.removesuffix(marker), part)) in tensors}
-            if len(methods) > 1 and not _fits(method, parts, tensors):
+            if len(methods) > 1 and not _fits(method, parts, stored):
                 continue
             if absent := [part for part in layout.needed if part not in parts]:
                 raise DamagedFile(f"tensor {name!r} has no {_joined(name.removesuffix(marker), absent[0])!r} beside it")
@@ -150,11 +157,11 @@ def _matrices(tensors: Mapping[str, TensorInfo], methods: tuple[Method, ...]) ->
     return found
 
 
-def _fits(method: Method, parts: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> bool:
+def _fits(method: Method, parts: Mapping[str, str], stored: WeightSource) -> bool:
     if not parts.keys() >= set(method.layout.needed):
         return False
     try:
-        method.shape({part: tensors[own] for part, own in parts.items()})
+        method.shape({part: stored.tensors[own] for part, own in parts.items()}, lambda part: stored.read(parts[part]))
     except DamagedFile:
         return False
     return True

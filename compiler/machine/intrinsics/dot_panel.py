@@ -10,19 +10,20 @@ from typing import ClassVar
 import numpy as np
 
 from compiler.ir.dtypes import DType
+from compiler.ir.numbers import Kind
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
-from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4, THIRDS
+from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, TABLE_PANELS, THIRDS
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines, prefetch_twice
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, portable, wasm
-from compiler.machine.product_steps.step import LARGEST, Parts, Step
+from compiler.machine.product_steps.step import LARGEST, Halves, Parts, Step
 from compiler.machine.target import LINE_BYTES, Target
 
-FOURS = {8: 1, 6: 4, 4: 2}  # number of groups of four neighbours along k that a step reads, by bits of a weight
+FOURS = {8: 1, 6: 4, 4: 2, 2: 4}  # number of groups of four neighbours along k that a step reads, by bits of a weight
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
-MOST_SMALL = 31  # largest number of a table in steps that multiply only small numbers exactly
+MOST_SMALL = 127  # largest number of a table in steps for small numbers: they add two products with rows of bytes in 16 bits
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
 LINES = 4  # number of lines of a panel beside which zeros are looked for at once
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
@@ -100,35 +101,32 @@ class _PanelOp(ProductOp):
 
 @tile_op
 class DotPanel(_PanelOp):
-    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits,
-    and 96 bits hold 16 weights of 6 bits. So k must be a multiple of 4, 8 or 16, respectively."""
+    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits, 8 of 4 bits
+    or 16 of 2 bits, and 96 bits hold 16 weights of 6 bits. So k is a multiple of 4, 8 or 16."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
-    bits: int  # bits of an element of b: 8, 6 or 4
-    floats: bool = False  # b is a panel in the format `PANEL_E2M1`
-    uneven: bool = False  # b is a panel in the format `PANEL_IQ4`
+    bits: int  # bits of an element of b: 8, 6, 4 or 2
+    kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
     cached_panel: bool = False
     later: int = 0
     # a is the upper plane of rows of 16 bits, which is zero except for outliers: products count 256 times, and zeros are skipped.
     upper: bool = False
 
     def problems(self) -> Iterator[str]:
-        if self.bits not in FOURS:
-            yield f"bits are {self.bits}, expected {', '.join(map(str, FOURS))}"
-        if (self.floats or self.uneven) and self.bits != 4:
-            yield f"bits are {self.bits}, expected 4 for floats and for uneven numbers"
-        if self.floats and self.uneven:
-            yield "numbers are floats and uneven, expected one of both"
+        if self.kind != Kind.INT and self.kind not in TABLE_PANELS:
+            yield f"kind is {self.kind}, expected {Kind.INT} or one of {', '.join(TABLE_PANELS)}"
+        elif self.bits not in (known := (8, 6, 4) if self.kind == Kind.INT else (TABLE_PANELS[Kind(self.kind)].bits,)):
+            yield f"bits are {self.bits}, expected {' or '.join(map(str, known))} for numbers of kind {self.kind}"
         if self.upper and (self.bits == 6 or self.later):
             yield f"bits are {self.bits} and later is {self.later}, expected 8 or 4, and 0 with upper planes"
 
     @property
     def table(self) -> tuple[int, ...]:
         """The unsigned number for each pattern of 4 bits; empty if the patterns are the numbers."""
-        if not (self.floats or self.uneven):
+        if self.kind == Kind.INT or self.bits != 4:
             return ()
-        format = PANEL_E2M1 if self.floats else PANEL_IQ4
+        format = TABLE_PANELS[Kind(self.kind)]
         return tuple(int(n) + format.offset for n in format.numbers)
 
     @property
@@ -151,7 +149,8 @@ class DotPanel(_PanelOp):
             numbers = PANEL6.stored(stored.reshape(1, -1, self.columns * FOUR))  # [columns, k]
             self._add(numbers.reshape(self.columns, -1, FOUR).swapaxes(0, 1), arrays, dims)
             return
-        halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
+        mask = (1 << self.bits) - 1
+        halves = stored if self.bits == 8 else np.concatenate([stored >> shift & mask for shift in range(0, 8, self.bits)], 1)
         halves = np.array(self.table, np.uint8)[halves] if self.table else halves
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
 
@@ -214,7 +213,9 @@ class _Panel:
         self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
-        self.in_order = step.in_order and self.rows == 1 and step.halves is not None
+        # Functions that add up products in 16 bits, if they can add up those of one load.
+        self.in_halves = step.halves if step.halves is not None and self.most_halves(step.halves) >= self.halves else None
+        self.in_order = step.in_order and self.rows == 1 and self.in_halves is not None
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
@@ -228,7 +229,7 @@ class _Panel:
                 self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
                 if self.in_order:
                     gathered = dict(zip(gathered, fence(code, list(gathered.values()), vec("i16", 2 * step.lanes)), strict=True))
-            assert not gathered or unrolled * self.halves <= self.most_halves
+            assert self.in_halves is None or unrolled * self.halves <= self.most_halves(self.in_halves)
             self._widen(gathered)
         for place in self.places:
             code.do(f"store {self.vector} {self._total(totals, added, *place)}, ptr {self._accumulator(*place)}, align 4")
@@ -292,8 +293,8 @@ class _Panel:
     def _widen(self, gathered: Mapping[str, str]) -> None:
         """Add the 16-bit sums to their totals."""
         for total, some in gathered.items():
-            assert self.step.halves is not None
-            self.code.do(f"store {self.vector} {self.step.halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
+            assert self.in_halves is not None
+            self.code.do(f"store {self.vector} {self.in_halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
 
     def _total(self, totals: Mapping[tuple[int, int, int], str], added: Sequence[str], i: int, j: int) -> str:
         """Return the finished sum of row `i` and the columns of register `j`."""
@@ -315,16 +316,14 @@ class _Panel:
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
         most = UNROLLED if self.rows == 1 else self.step.unrolled
-        if self.table and self.step.halves is not None:
-            most = min(most, self.most_halves // self.halves)
+        if self.table and self.in_halves is not None:
+            most = min(most, self.most_halves(self.in_halves) // self.halves)
         unrolled = next(u for u in (most, 2, 1) if deep % u == 0)
         return str(deep // unrolled), unrolled
 
-    @property
-    def most_halves(self) -> int:
-        """The number of products that can be added up in 16 bits."""
-        assert self.step.halves is not None
-        return self.step.halves.most * LARGEST // max((LARGEST, *self.table))
+    def most_halves(self, halves: Halves) -> int:
+        """Return the number of products that can be added up in 16 bits."""
+        return halves.most * LARGEST // (max(self.table) if self.table else (1 << self.bits) - 1)
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
         """Emit the products of one load of each register of b. `gathered` maps a total to 16-bit sums that must still be added to it.
@@ -362,7 +361,7 @@ class _Panel:
         return tuple(part for x in found for part in self.step.left(code, x))
 
     def _add(self, total: str, gathered: dict[str, str], left: Parts, right: Parts) -> None:
-        code, halves = self.code, self.step.halves
+        code, halves = self.code, self.in_halves
         if halves is None:
             code.do(f"store {self.vector} {self.step.add(code, self._load(total), left, right)}, ptr {total}, align 4")
             return
@@ -370,8 +369,8 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """Select the lower or the upper four bits of each byte, or the number that they stand for. If the upper bits have accumulators of
-        their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
+        """Select the bits of a half of each byte, or of a quarter if weights have 2 bits, or the number that they stand for. If the upper
+        bits have accumulators of their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)
@@ -379,8 +378,8 @@ class _Panel:
         if half and self.in_place:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
-            words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")
-        mask = splat(str(0x0F0F0F0F), "i32", lanes)
+            words = self.code.op(f"lshr {self.vector} {words}, {splat(str(half * self.bits), 'i32', lanes)}")
+        mask = splat(str(((1 << self.bits) - 1) * 0x01010101), "i32", lanes)
         mask = in_register(self.code, mask, self.vector) if self.step.in_order else mask
         bits = self.code.op(f"and {self.vector} {words}, {mask}")
         if not self.table:

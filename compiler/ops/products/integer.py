@@ -65,14 +65,14 @@ def _format(attrs: Attrs) -> Panels:
 
 def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     format, columns = _format(attrs), int_attr(attrs, "columns", 1)
-    holds = U8 if format.bits == 4 else I8
+    holds = U8 if format.held_bits == 4 else I8
     q = matrices_operand(args, "q", "[..., out, in]")
     if q.dtype not in (None, holds):
         raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {format.name}")
     if q.shape is None:
         return TensorType(None, U8, None if q.ndim is None else q.ndim + 1)
     *matrix, size, length = q.shape
-    per_byte = num_per_byte(format.bits)
+    per_byte = num_per_byte(format.held_bits)
     if not prove_divisible(length, format.depth // per_byte):
         raise AnnotationError(f"the last dimension of q is {length}, expected a multiple of {format.depth // per_byte}")
     return TensorType((*matrix, ceil_div(size, columns), format.lines(length * per_byte), Dim.of(columns * FOUR)), U8)
@@ -95,7 +95,7 @@ def _panels_nest(operands: Operands) -> Nest:
         n = panel * columns + j // FOUR
 
         def number(k: Dim) -> Scalar:
-            return half_byte(q.buffer, (*matrix, n), k) if format.bits == 4 else cast(q[*matrix, n, k], I32)
+            return half_byte(q.buffer, (*matrix, n), k) if format.held_bits == 4 else cast(q[*matrix, n, k], I32)
 
         stored = format.byte(line, j, number)
         if not prove_divisible(num_columns, columns):
@@ -105,7 +105,7 @@ def _panels_nest(operands: Operands) -> Nest:
 
 
 def _panels_numpy(q: Any, *, format: str, columns: int) -> Any:
-    numbers = half_bytes(q) if PANELS[format].bits == 4 else q
+    numbers = half_bytes(q) if PANELS[format].held_bits == 4 else q
     return PANELS[format].packed(numbers, columns)
 
 

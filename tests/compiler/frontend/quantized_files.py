@@ -1,10 +1,13 @@
-"""Writes matrices in the layouts of GPTQ and AWQ checkpoints, packing one number at a time."""
+"""Writes matrices in the layouts of GPTQ, AWQ and bitsandbytes checkpoints."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
+
+from compiler.ir.numbers import FLOATS_OF_CODES, Kind
 
 Array = np.ndarray[Any, Any]
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of the eight 4-bit numbers in a 32-bit word, beginning with the lowest bits
@@ -32,3 +35,15 @@ def awq(numbers: Array, zeros: Array, scales: Array) -> dict[str, Array]:
         return words.view(np.int32)
 
     return {"qweight": packed(numbers), "qzeros": packed(zeros), "scales": scales}
+
+
+def bitsandbytes(codes: Array, absmax: Array, kind: str, **fields: Any) -> dict[str, Array]:
+    """Pack codes [out, in] in order, the first one of a byte in its upper bits, with a scale for each 64 of them."""
+    flat = codes.reshape(-1)
+    state = json.dumps({"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(codes.shape), **fields})
+    return {
+        "weight": (flat[0::2] << 4 | flat[1::2])[:, None],
+        "weight.absmax": absmax.reshape(-1),
+        "weight.quant_map": FLOATS_OF_CODES[Kind(kind)],
+        f"weight.quant_state.bitsandbytes__{kind}": np.frombuffer(state.encode(), np.uint8),
+    }

@@ -13,14 +13,14 @@ import pytest
 from compiler.bind import bind_values
 from compiler.driver import Options, compile_module, plan
 from compiler.frontend.layers.nn import AS_STORED, Net
-from compiler.frontend.quantized.held import Form, form_of_blocks
+from compiler.frontend.quantized.held import Form, form_of_blocks, halves
 from compiler.interpret.graph import Interpreter
 from compiler.ir.blocks import BLOCKS
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ir.graph.values import MakeTuple
 from compiler.ir.module import IRModule
-from compiler.ir.numbers import TABLES, Kind
+from compiler.ir.numbers import FLOATS_OF_CODES, SPLIT, SPLIT_STEP, TABLES, Kind
 from compiler.ir.types import TensorType, tensor
 from compiler.machine.target import get, host
 from compiler.ops.tables import INTERPRET
@@ -58,6 +58,10 @@ def matrix(net: Net, x: Var) -> Var:
     return net.weight("a.weight", OUTPUTS, INPUTS)
 
 
+def table(net: Net, x: Var) -> Var:
+    return net.embedding("a", Constant(CHOSEN), OUTPUTS, INPUTS)
+
+
 def expected(build: object, x: Any, a: Any, b: Any) -> Iterator[Any]:
     if build is of_experts:
         yield np.stack([a[e] @ row for e, row in zip(CHOSEN, x, strict=True)])
@@ -82,6 +86,31 @@ def test_inputs_are_reordered_as_the_columns_are(build: Callable[[Net, Var], Var
     x = random.standard_normal((ROWS, INPUTS), np.float32)
     found = Interpreter(net.builder.finish()).call("f", x, *(arrays[name] for name in net.weights))
     np.testing.assert_allclose(found, np.concatenate(list(expected(build, x, a, b)), -1), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+@pytest.mark.parametrize("build", [one, two, of_experts, matrix, table])
+def test_numbers_that_are_split_are_added(build: Callable[[Net, Var], Var], kind: Kind) -> None:
+    """A matrix whose codes stand for the sum of two numbers is multiplied, stacked, chosen and looked up as that sum."""
+    random, form = np.random.default_rng(0), Form(4, 16, DType.F32, kind=kind)
+    arrays, values = dict[str, Any](), dict[str, Any]()
+    for name in "ab":
+        shape = (*((EXPERTS,) if build is of_experts and name == "a" else ()), OUTPUTS, INPUTS)
+        codes, absmax = random.integers(0, 16, shape).astype(np.uint8), random.random((*shape[:-1], INPUTS // 16), np.float32)
+        step = np.float32(SPLIT_STEP / SPLIT[kind].steps)
+        arrays |= {f"{name}.weight.{kind}": halves(codes), f"{name}.weight.scale": absmax * step}
+        values[name] = FLOATS_OF_CODES[kind][codes] * np.repeat(absmax, 16, -1)
+    net = Net({n: DType.from_numpy(v.dtype) for n, v in arrays.items()}, AS_STORED, forms=dict.fromkeys(("a.weight", "b.weight"), form))
+    rows = Var("rows", tensor((ROWS, INPUTS), DType.F32))
+    with net.function("f", [rows]):
+        net.builder.returns(build(net, rows))
+    x, module = random.standard_normal((ROWS, INPUTS), np.float32), net.builder.finish()
+    wanted = [values["a"][CHOSEN]] if build is table else list(expected(build, x, values["a"], values["b"]))
+    found = Interpreter(module).call("f", x, *(arrays[name] for name in net.weights))
+    np.testing.assert_allclose(found, np.concatenate(wanted, -1), rtol=0, atol=1e-3)
+    products = plan(module, Options(get("x86-64-v3"))).module.graph("f").weights
+    if build is one:
+        assert [w.type.dtype for w in products if isinstance(w.type, TensorType)].count(DType.U8) == 1, "both products read the same codes"
 
 
 @pytest.mark.parametrize("format", [format for format, blocks in BLOCKS.items() if blocks.has_units])

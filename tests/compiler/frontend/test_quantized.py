@@ -19,9 +19,9 @@ from compiler.frontend.quantized.held import Form, HeldWeights, Offset, forms_of
 from compiler.frontend.quantized.source import QuantizedWeights, methods_beside, methods_of
 from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import Kind
+from compiler.ir.numbers import FLOATS_OF_CODES, SPLIT, SPLIT_STEP, Kind
 from compiler.ops.tables import INTERPRET
-from tests.compiler.frontend.quantized_files import awq, gptq
+from tests.compiler.frontend.quantized_files import awq, bitsandbytes, gptq
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantized"
 RNG = np.random.default_rng(0)
@@ -66,12 +66,88 @@ def decoded(source: QuantizedWeights, name: str) -> Any:
     return values[:, np.argsort(parts[-1])] if form.ordered else values
 
 
-@pytest.mark.parametrize("path", sorted([*GOLDEN.glob("int*.safetensors"), *GOLDEN.glob("*fp4*.safetensors")]), ids=lambda path: path.stem)
+INTEGERS = sorted(path for pattern in ("int*", "*[xv]fp4*") for path in GOLDEN.glob(f"{pattern}.safetensors"))
+
+
+@pytest.mark.parametrize("path", INTEGERS, ids=lambda path: path.stem)
 def test_what_a_program_holds_are_the_values_of_the_reference(path: Path) -> None:
     with safe_open(path, "np") as file:
         config = json.loads(file.metadata()["quantization_config"])
     source = opened(path, config)
     np.testing.assert_array_equal(decoded(source, "m.weight"), source.read("expected"))
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("bitsandbytes*.safetensors")), ids=lambda path: path.stem)
+def test_codes_of_floats_are_held_as_two_numbers(path: Path) -> None:
+    """The sum of both numbers is the float of the code but for a rounding, which is smaller than that of bf16."""
+    with safe_open(path, "np") as file:
+        config = json.loads(file.metadata()["quantization_config"])
+    source, kind = opened(path, config), Kind(config["bnb_4bit_quant_type"])
+    larger, form = decoded(source, "m.weight"), source.forms["m.weight"]
+    held = HeldWeights(source)
+    codes, scale = held.read(f"m.weight.{kind}"), held.read("m.weight.scale") / SPLIT_STEP
+    rest = INTERPRET["dequantize"](codes, scale, bits=4, group=64, shifted=False, dtype="f32", kind=SPLIT[kind].rest)
+    expected = source.read("expected")
+    most = np.abs(expected).max(1, keepdims=True) * (4e-5 if kind is Kind.NF4 else 2e-7)
+    assert form == Form(4, 64, DType.F32, kind=kind) and (np.abs(larger + rest - expected) <= most).all()
+    assert not (np.abs(larger - expected) <= most).all()
+
+
+def test_parts_of_a_matrix_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program reads the codes of matrices that it stacks before their scales. Each part is read once, and again if it is asked for."""
+    source = opened(GOLDEN / "int4_group.safetensors", COMPRESSED)
+    made, parts = [], source.parts
+    monkeypatch.setattr(source, "parts", lambda name: made.append(name) or parts(name))
+    held = HeldWeights(source)
+    first = [held.read(f"m.weight.{part}") for part in ("q", "scale")]
+    assert made == ["m.weight"]
+    np.testing.assert_array_equal(held.read("m.weight.scale"), first[1])
+    assert made == ["m.weight"] * 2
+
+
+def with_codes(**changes: Any) -> dict[str, Any]:
+    """Return a matrix [4, 128] as bitsandbytes stores it, with some of its parts or fields of its quant_state changed."""
+    codes, absmax = RNG.integers(0, 16, (4, 128)).astype(np.uint8), RNG.random((4, 2), np.float32)
+    fields = {name: value for name, value in changes.items() if name in ("blocksize", "shape", "nested_blocksize", "nested_offset")}
+    return {**bitsandbytes(codes, absmax, "nf4", **fields), **{f"weight.{name}": v for name, v in changes.items() if name not in fields}}
+
+
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+def test_groups_across_rows_are_held_as_values(tmp_path: Path) -> None:
+    codes, absmax = RNG.integers(0, 16, (4, 96)).astype(np.uint8), RNG.random((6,), np.float32)
+    source = written(tmp_path, NF4, bitsandbytes(codes, absmax, "nf4"))
+    assert not source.forms and source.tensors["a.b.weight"].shape == (4, 96)
+    expected = FLOATS_OF_CODES[Kind.NF4][codes].reshape(6, 64) * absmax[:, None]
+    np.testing.assert_array_equal(source.read("a.b.weight"), expected.reshape(4, 96))
+
+
+def test_codes_may_be_stored_as_numbers_of_another_type(tmp_path: Path) -> None:
+    parts = with_codes()
+    expected = written(tmp_path, NF4, parts).read("a.b.weight")
+    parts["weight"] = parts["weight"].reshape(-1).view(np.float32)
+    np.testing.assert_array_equal(written(tmp_path, NF4, parts).read("a.b.weight"), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shape": [4, 126]}, r"its weight has 256 bytes, expected 252 for \[4, 126\] codes of 4 bits"),
+        ({"shape": [512]}, r"shape of its quant_state is \[512\], expected two positive integers"),
+        ({"blocksize": 0}, "blocksize of its quant_state is 0, expected an integer from 1"),
+        ({"blocksize": 32}, r"its absmax|its weight.absmax is float32 \[8\], expected \[16\]"),
+        ({"nested_blocksize": 256}, "its scales are not nested, expected what its quant_state says"),
+        ({"nested_offset": "0"}, "nested_offset of its quant_state is '0', expected a number"),
+        ({"quant_state.bitsandbytes__nf4": np.frombuffer(b"{]", np.uint8)}, "its quant_state is b'{]', expected JSON"),
+        ({"quant_state.bitsandbytes__nf4": np.zeros(5000, np.uint8)}, "its quant_state is None, expected an object"),
+        ({"quant_map": np.zeros(16, np.float32)}, "its weight.quant_map is .*, expected the floats of nf4"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_no_matrix_of_codes_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DamagedFile, match=said):
+        written(tmp_path, NF4, with_codes(**changes)).read("a.b.weight")
 
 
 def test_every_scale_of_mxfp4_is_held_exactly(tmp_path: Path) -> None:
@@ -326,9 +402,11 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
     ("config", "said"),
     [
         (
-            {"quant_method": "bitsandbytes"},
-            "quantised by bitsandbytes; known are auto-round, awq, compressed-tensors.* or without quantisation",
+            {"quant_method": "hqq"},
+            "quantised by hqq; known are auto-round, awq, bitsandbytes, compressed-tensors.* or without quantisation",
         ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit of .* is True, expected false: .*NF4, FP4"),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type of .* is 'nf3', expected nf4 or fp4"),
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
         ({**GPTQ, "dynamic": {"lm_head": {"bits": 3}}}, "expected 2, 4 or 8, but the file names 4, 3"),

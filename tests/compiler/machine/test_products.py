@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compiler.ir.dtypes import DType
-from compiler.machine.formats import PANEL_E2M1, PANEL_IQ4
+from compiler.ir.numbers import Kind
+from compiler.machine.formats import TABLE_PANELS, TablePanels
 from compiler.machine.products import FloatTile, TileShape, product_tiles
 from compiler.machine.target import GPU, NAMED, Target
 
@@ -49,12 +50,15 @@ TILES = {
 def test_a_target_gets_the_best_that_it_has(name: str) -> None:
     tiles = product_tiles(TARGETS[name])
     shapes = [(t.format, t.op.name, t.format.bits, t.op.rows, t.op.columns) for t in tiles.tiles]
-    assert [tuple(shape) for format, *shape in shapes if format not in (PANEL_E2M1, PANEL_IQ4)] == TILES[name]
+    assert [tuple(shape) for format, *shape in shapes if not isinstance(format, TablePanels)] == TILES[name]
     small = [shape for shape in TILES[name] if shape[:2] == ("dot_panel", 4)]
     looks_up = name not in ("aarch64-neon", "riscv64", "riscv64-v")  # these multiply integers one by one, and store such numbers in 8 bits
-    assert [tuple(shape) for format, *shape in shapes if format is PANEL_E2M1] == (small if looks_up else [])
+    for kind, table in TABLE_PANELS.items():
+        if kind is not Kind.IQ4:
+            wanted = [(name, table.bits, *shape) for name, _, *shape in small] if looks_up or kind is Kind.TERNARY else []
+            assert [tuple(shape) for format, *shape in shapes if format is table] == wanted
     multiplies_bytes = any(shape[:2] == ("dot_panel", 8) for shape in TILES[name])  # other steps are exact only for small numbers
-    assert [tuple(shape) for format, *shape in shapes if format is PANEL_IQ4] == (small if multiplies_bytes else [])
+    assert [tuple(shape) for format, *shape in shapes if format is TABLE_PANELS[Kind.IQ4]] == (small if multiplies_bytes else [])
     wide = FloatTile(TileShape(8, 2) if TARGETS[name].vector_bits == 512 else TileShape(4, 1))
     narrow = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2), FloatTile(TileShape(rows=2, vectors=1), steps=1)
     assert (tiles.floats, tiles.attention) == (narrow if name.startswith("wasm") else (wide, wide))

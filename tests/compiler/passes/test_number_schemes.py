@@ -41,6 +41,10 @@ WEIGHTS = {
     ),
     "floats of 4 bits": (f"q: u8[24, {K // 2}], s: bf16[24, {K // 32}]", 'dequantize(q, s, bits=4, group=32, kind="e2m1")', ""),
     "iq4": (f"q: u8[24, {K // 2}], s: f16[24, {K // 32}]", 'dequantize(q, s, bits=4, group=32, kind="iq4")', ""),
+    "iq3_xxs": (f"q: u8[24, {K // 2}], s: f32[24, {K // 32}]", 'dequantize(q, s, bits=4, group=32, kind="iq3_xxs")', ""),
+    "iq2": (f"q: u8[24, {K // 2}], s: f32[24, {K // 16}]", 'dequantize(q, s, bits=4, group=16, kind="iq2")', ""),
+    "iq1": (f"q: u8[24, {K // 2}], s: f32[24, {K // 16}]", 'dequantize(q, s, bits=4, group=16, kind="iq1")', ""),
+    "nf4": (f"q: u8[24, {K // 2}], s: f32[24, {K // 64}]", 'dequantize(q, s, bits=4, group=64, kind="nf4")', ""),
 }
 
 
@@ -121,13 +125,16 @@ def test_schemes_are_said_in_words() -> None:
     module = parse("""
         func main(x: f32[n, 64], q: u8[64, 32], s: bf16[64, 2], v: bf16[64, 64]) -> f32[n, 64] {
           w = dequantize(q, s, bits=4, group=32)
+          u = dequantize(q, s, bits=4, group=32, kind="iq2")
           a = linear(x, w)
           b = linear(a, w)
-          c = linear(b, v)
-          return c
+          c = linear(b, u)
+          d = linear(c, v)
+          return d
         }
     """)
     assert schemes_of(module) == {
         "weights of 4 bits and rows of 8 bits, outliers of 16 bits, exact in groups of 32": 2,
+        "weights of 4 bits (codes of iq2) and rows of 8 bits, outliers of 16 bits, exact in groups of 32": 1,
         "weights of bf16 and rows of f32": 1,
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deploy import demo
-from deploy.model_loading.facts import facts_of, values_by_type
+from deploy.model_loading.facts import MIXES, facts_of, values_by_type
 from deploy.model_loading.files import open_files
 from tests.golden.gguf_models import convert, decoder_tensors
 
@@ -32,6 +32,12 @@ def test_a_gguf_file_names_its_types(tmp_path: Path, file_type: int | None, name
     facts = facts_of(open_files(path))
     assert (facts.format, facts.weight_type, facts.file_bytes) == ("gguf", named, path.stat().st_size)
     assert set(values_by_type(open_files(path))) == {"Q8_0", "F32"}
+
+
+def test_names_of_mixes_are_those_of_the_reference() -> None:
+    assert {name: gguf.LlamaFileType(number).name.removeprefix("ALL_").removeprefix("MOSTLY_") for number, name in MIXES.items()} == {
+        name: name for name in MIXES.values()
+    }
 
 
 @pytest.mark.parametrize("is_copy", [True, False])

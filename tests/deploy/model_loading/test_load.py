@@ -28,8 +28,8 @@ from compiler.frontend.decoder import BOTH
 from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import DOUBLED_E2M1
-from compiler.machine.formats import PANEL_IQ4
+from compiler.ir.numbers import DOUBLED_E2M1, FLOATS_OF_CODES, Kind
+from compiler.machine.formats import TABLE_PANELS, TablePanels
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
@@ -52,8 +52,8 @@ from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
 from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Scoring, Submit
 from server.models.state import ModelSpec
-from tests.compiler.frontend.quantized_files import awq, gptq
-from tests.deploy.gguf_files import VOCAB, write_gguf
+from tests.compiler.frontend.quantized_files import awq, bitsandbytes, gptq
+from tests.deploy.gguf_files import VOCAB, write_gguf, write_random
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
@@ -429,6 +429,33 @@ def test_a_mixture_in_nvfp4_is_served_as_it_is(folder_of: Callable[[str], Path],
     assert decoded_bytes - held_bytes > 3 * num_matrices
 
 
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_codes_of_bitsandbytes_are_served_in_four_bits(folder_of: Callable[[str], Path], place: Path, kind: str) -> None:
+    """Loaded as f32, a checkpoint gives the same bits as its values. Loaded as `auto`, matrices whose rows are whole groups keep their
+    codes, which two products read."""
+    original, source, rng = folder_of("llama"), open_safetensors(folder_of("llama")), np.random.default_rng(0)
+    values, parts, num_held = dict[str, Any](), dict[str, Any](), 0
+    for name in source.tensors:
+        tensor = values[name] = parts[name] = source.read(name)
+        if name.endswith("proj.weight"):
+            num_held += tensor.size if tensor.shape[1] % 64 == 0 else 0
+            codes, absmax = rng.integers(0, 16, tensor.shape).astype(np.uint8), rng.random(tensor.size // 64, np.float32) / 8
+            floats = FLOATS_OF_CODES[Kind(kind)][codes].reshape(-1, 64) * absmax[:, None]
+            values[name], stem = floats.reshape(tensor.shape), name.removesuffix("weight")
+            del parts[name]
+            parts |= {f"{stem}{part}": value for part, value in bitsandbytes(codes, absmax, kind).items()}
+    plain, stored = (shutil.copytree(original, place / f"{kind}-{form}") for form in ("values", "stored"))
+    save_file(values, plain / "model.safetensors")
+    save_file(parts, stored / "model.safetensors")
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    (stored / "config.json").write_text(json.dumps(config))
+    (wide, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
+    assert wide.tobytes() == read.tobytes()
+    assert np.sqrt(np.square(held - wide).mean()) < 0.03 * wide.std()
+    assert num_held > 0 and decoded_bytes - held_bytes > 3.3 * num_held
+
+
 def test_experts_in_mxfp4_are_served_as_they_are(folder_of: Callable[[str], Path], place: Path) -> None:
     """Loaded as f32, MXFP4 experts give the same bits as their values. Loaded as `auto`, they stay floats of 4 bits."""
     original, source, rng = folder_of("gpt_oss"), open_safetensors(folder_of("gpt_oss")), np.random.default_rng(0)
@@ -730,8 +757,23 @@ def test_numbers_of_iq4_are_served_in_four_bits(tmp_path: Path) -> None:
     assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     tensors = open_files(tmp_path / "m.gguf").weights.tensors
     matrices = sum(prod(info.shape) for name, info in tensors.items() if name.endswith("proj.weight"))
-    in_four_bits = any(tile.format is PANEL_IQ4 for tile in product_tiles(host()).integers)
+    in_four_bits = any(tile.format is TABLE_PANELS[Kind.IQ4] for tile in product_tiles(host()).integers)
     assert decoded_bytes - held_bytes > (3.3 if in_four_bits else 2.8) * matrices
+
+
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_small_formats_keep_their_numbers_in_four_bits(tmp_path: Path, name: str) -> None:
+    """Loaded as f32, a file gives the bits of the same model in f32. Loaded as `auto`, its weights take half a byte and part of a scale."""
+    kind = GGMLQuantizationType[name]
+    write_random(tmp_path / "m.gguf", kind)
+    write_random(tmp_path / "values.gguf", kind, decoded=True)
+    expected, _ = logits_of(tmp_path / "values.gguf", "f32")
+    values, decoded_bytes = logits_of(tmp_path / "m.gguf", "f32")
+    np.testing.assert_array_equal(values, expected)
+    held, held_bytes = logits_of(tmp_path / "m.gguf", "auto")
+    assert np.sqrt(np.square(held - values).mean()) < 0.05 * values.std()
+    in_four_bits = any(isinstance(tile.format, TablePanels) for tile in product_tiles(host()).integers)
+    assert decoded_bytes - held_bytes > (32 - (4.7 if in_four_bits or name[0] == "T" else 8.7)) / 32 * 0.99 * decoded_bytes
 
 
 def test_a_gguf_file_with_a_pooling_embeds(tmp_path: Path) -> None:

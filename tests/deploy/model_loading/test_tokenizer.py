@@ -76,7 +76,9 @@ def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: 
     reader = {
         "compiler.ir",
         "compiler.ir.blocks",
+        "compiler.ir.coded_blocks",
         "compiler.ir.dtypes",
+        "compiler.ir.grids",
         "compiler.ir.numbers",
         *(f"compiler.frontend.{name}" for name in files),
     }

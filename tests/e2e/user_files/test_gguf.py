@@ -101,8 +101,8 @@ def test_a_file_that_is_no_model_is_named(name: str, make: Callable[[Path], None
 
 def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
-        block = np.zeros((1, 66), np.uint8)
-        writer.add_tensor("blk.0.attn_q.weight", block, raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS)
+        block = np.zeros((1, 36), np.uint8)
+        writer.add_tensor("blk.0.attn_q.weight", block, raw_dtype=gguf.GGMLQuantizationType.NVFP4)
 
     write(tmp_path / "m.gguf", fill, "llama")
-    refused(tmp_path / "m.gguf", r"m\.gguf, tensor 'blk\.0\.attn_q\.weight': format IQ2_XXS is not read; .*Take a file in one of these")
+    refused(tmp_path / "m.gguf", r"m\.gguf, tensor 'blk\.0\.attn_q\.weight': format NVFP4 is not read; .*Take a file in one of these")

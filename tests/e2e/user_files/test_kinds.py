@@ -91,7 +91,7 @@ def test_a_quantised_checkpoint_answers_as_its_values_do(method: str, tmp_path: 
     np.testing.assert_array_equal(bring(stored).logits(prompt), bring(plain).logits(prompt))
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "quanto", "torchao", "exl2", "eetq", "aqlm"])
+@pytest.mark.parametrize("method", ["hqq", "quanto", "torchao", "exl2", "eetq", "aqlm"])
 def test_another_method_is_refused_by_name(method: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", quantization_config={"quant_method": method, "bits": 4})
     refused(folder, rf"the weights are quantised by {method}; known are auto-round, awq, .* without quantisation and with --quantize")

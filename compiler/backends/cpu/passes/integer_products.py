@@ -37,7 +37,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.prove import prove_le
 from compiler.ir.types import TensorType
-from compiler.machine.formats import PANEL4, TablePanels
+from compiler.machine.formats import PANEL4, Panels, TablePanels
 from compiler.machine.products import ProductTiles
 from compiler.ops.elementwise import CAST, MULTIPLY
 from compiler.ops.embedding import EMBEDDING
@@ -207,7 +207,8 @@ def _fits(weight: QuantisedWeight, scheme: Scheme, format: Format) -> bool:
     """Return whether a product can read the weight in the format. Numbers of 6 bits also fit in 8 bits."""
     bits = (6, 8) if weight.bits == 6 else (weight.bits,)
     kind = format.kind if isinstance(format, TablePanels) else Kind.INT
-    return format.bits in bits and kind is weight.kind and scheme.group % format.depth == 0
+    held_bits = format.held_bits if isinstance(format, Panels) else format.bits
+    return held_bits in bits and kind is weight.kind and scheme.group % format.depth == 0
 
 
 def _fields(builder: Builder, several: Atom, count: int) -> list[Atom]:

@@ -11,6 +11,8 @@ import pytest
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.wasm.codegen.link import link
 from compiler.ir.dtypes import DType
+from compiler.ir.numbers import TABLES, Kind
+from compiler.machine.formats import TABLE_PANELS
 from compiler.machine.product_steps.wasm import LANES
 from compiler.machine.target import Target, get
 from tests.compiler.backends.wasm.test_multiply_add import WASM
@@ -32,24 +34,28 @@ process.stdout.write(new Uint8Array(memory.buffer, 49152, 4096));
 
 
 @pytest.mark.parametrize(
-    ("bits", "rows", "floats"),
-    [(4, DType.I8, False), (8, DType.I16, False), (4, DType.I8, True)],
-    ids=["bytes by 4 bits", "words by bytes", "bytes by floats"],
+    ("bits", "rows", "kind"),
+    [
+        (4, DType.I8, Kind.INT),
+        (8, DType.I16, Kind.INT),
+        *((TABLE_PANELS[kind].bits, DType.I8, kind) for kind in (Kind.E2M1, Kind.IQ3_XXS, Kind.IQ1, Kind.TERNARY)),
+    ],
+    ids=["bytes by 4 bits", "words by bytes", "bytes by floats", "bytes by large numbers", "bytes by small numbers", "bytes by 2 bits"],
 )
 @pytest.mark.parametrize("height", [1, ROWS])
 @pytest.mark.parametrize("target", WASM, ids=lambda t: t.name)
-def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, rows: DType, floats: bool, tmp_path: Path) -> None:
+def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, rows: DType, kind: Kind, tmp_path: Path) -> None:
     """The compiled tile equals the tile's NumPy meaning, also for the largest numbers of both signs."""
-    kernel = emit_kernel("tile", tiled(bits, 4, rows, height, floats=floats), target)
+    kernel = emit_kernel("tile", tiled(bits, 4, rows, height, kind=kind), target)
     (tmp_path / "m.wasm").write_bytes(link([kernel], target).object)
-    chance, kind = np.random.default_rng(4), np.int8 if rows is DType.I8 else np.int16
-    a = chance.integers(np.iinfo(kind).min, np.iinfo(kind).max, (height, K), kind, endpoint=True)
-    a[0, : K // 2], a[-1, K // 2 :] = np.iinfo(kind).min, np.iinfo(kind).max
+    chance, held = np.random.default_rng(4), np.int8 if rows is DType.I8 else np.int16
+    a = chance.integers(np.iinfo(held).min, np.iinfo(held).max, (height, K), held, endpoint=True)
+    a[0, : K // 2], a[-1, K // 2 :] = np.iinfo(held).min, np.iinfo(held).max
     b = chance.integers(0, 256, K * COLUMNS * bits // 8, np.uint8)
-    b[: b.size // 2] = 0x77 if floats else 255
+    b[: b.size // 2] = int(TABLES[kind].argmax()) * 0x11 if bits == 4 and kind in TABLES else 255
     (tmp_path / "given").write_bytes(a.tobytes().ljust(4096, b"\0") + b.tobytes())
     c = np.zeros(height * COLUMNS, np.int32)
-    op_of(bits, rows, height, floats=floats).meaning([c, a.reshape(-1), b], [K, K])
+    op_of(bits, rows, height, kind=kind).meaning([c, a.reshape(-1), b], [K, K])
     assert run_node(RUN, tmp_path / "m.wasm", tmp_path / "given")[: c.nbytes] == c.tobytes()
 
 

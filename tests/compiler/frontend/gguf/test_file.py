@@ -24,20 +24,24 @@ from compiler.frontend.config import BranchFactors, LayerInputs, ModelConfig, Qu
 from compiler.frontend.errors import ConfigError, DamagedFile, ModelError, UnknownModel
 from compiler.frontend.families import llama4
 from compiler.frontend.families.phimoe import MSCALE
+from compiler.frontend.finite import Checked
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize
 from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import tokenizer_files
 from compiler.frontend.mixture import ClippedGate
-from compiler.frontend.quantized.held import Form, HeldWeights, Offset, form_of_blocks, forms_of
+from compiler.frontend.quantized.held import HeldWeights, Offset, form_of_blocks, forms_of
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
-from compiler.ir.blocks import BLOCKS, NUMBERS
+from compiler.ir.blocks import BLOCKS, NUMBERS, Blocks
+from compiler.ir.coded_blocks import CODED_BLOCKS, CodedBlocks
 from compiler.ops.tables import INTERPRET
 from deploy.model_loading.files import open_files
 from server.text.tokenizer import Tokenizer
 from tests.damage import damaged
+from tests.deploy.gguf_files import write_random
+from tests.golden.gguf_blocks import random_blocks
 from tests.golden.gguf_models import (
     MODELS,
     OLDER,
@@ -70,37 +74,72 @@ def test_every_format_of_the_reference_has_a_name() -> None:
 QUANTIZED = [format for format in FORMATS.values() if format.blocks is not None]
 
 
-# Format -> offsets of the f16 scales in a block. All other formats have one scale, at offset 0.
-PAIR = (0, 2)
-SCALES = {"Q4_1": PAIR, "Q5_1": PAIR, "Q4_K": PAIR, "Q5_K": PAIR, "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
-
-
 @pytest.mark.parametrize("format", QUANTIZED, ids=lambda format: format.name)
 @pytest.mark.parametrize("num_blocks", [0, 1, 5000])
 def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> None:
-    blocks = RNG.integers(0, 256, (num_blocks, format.block_bytes), np.uint8)
-    # Fill the scales with finite f16 numbers; all other bytes of a block stay random.
-    for start in SCALES.get(format.name, (0,)):
-        blocks[:, start : start + 2] = RNG.standard_normal((num_blocks, 1)).astype("<f2").view(np.uint8)
-    if format.name == "MXFP4":
-        blocks[:, 0] = blocks[:, 0] % 250  # the scale is an exponent; above 249 the powers of two overflow f32
+    blocks = random_blocks(format, num_blocks, RNG)
     expected = gguf.quants.dequantize(blocks.reshape(1, -1), GGMLQuantizationType[format.name]) if num_blocks else np.zeros((1, 0))
     np.testing.assert_array_equal(dequantize(blocks, format.blocks), expected[0])
-    np.testing.assert_array_equal(_decoded(blocks.reshape(1, -1), form_of_blocks(format.blocks)), expected)
+    np.testing.assert_array_equal(_decoded(blocks.reshape(1, -1), format.blocks), expected)
 
 
-@pytest.mark.parametrize(("number", "bits"), [(11, 4.625), (12, 4.75), (14, 8.625), (23, 4.375)], ids=["Q3_K", "Q4_K", "Q6_K", "IQ4_XS"])
-def test_scales_of_groups_stay_integers(number: int, bits: float) -> None:
+@pytest.mark.parametrize("name", CODED_BLOCKS)
+def test_matrices_of_codes_are_read_by_parts_and_must_be_finite(tmp_path: Path, name: str) -> None:
+    """Rows that the model reorders keep their codes together with their scales. A float that is no number is refused."""
+    kind = GGMLQuantizationType[name.upper()]
+    write_random(tmp_path / "m.gguf", kind)
+    model, query = GgufModel(tmp_path / "m.gguf"), "model.layers.0.self_attn.q_proj.weight"
+    form, parts = model.forms[query], model.parts(query)
+    assert form == form_of_blocks(CODED_BLOCKS[name]) == forms_of(HeldWeights(model).tensors)[query]
+    numbers = INTERPRET["dequantize"](parts[form.numbers[0]], np.ones((256, 1), np.float32), bits=4, kind=form.kind, **PLAIN)
+    scales = parts["scale"].astype(np.float32) * np.repeat(parts["scale_unit"], form.per_unit, 1) if form.per_unit else parts["scale"]
+    np.testing.assert_array_equal(numbers * np.repeat(scales.astype(np.float32), form.group, 1), model.read(query))
+    stored = model.file.tensors["blk.0.attn_q.weight"]
+    data = bytearray((tmp_path / "m.gguf").read_bytes())
+    data[stored.start : stored.start + stored.num_bytes] = b"\xff" * stored.num_bytes
+    (tmp_path / "m.gguf").write_bytes(data)
+    checked = Checked(HeldWeights(GgufModel(tmp_path / "m.gguf")))
+    with pytest.raises(DamagedFile, match=rf"{query}.* has values that are not finite numbers"):
+        for part in form.parts:
+            checked.read(f"{query}.{part}")
+
+
+PLAIN = {"group": 0, "shifted": False, "dtype": "f32"}
+
+
+@pytest.mark.parametrize(
+    ("number", "bits"),
+    [
+        (11, 4.625),
+        (12, 4.75),
+        (14, 8.625),
+        (16, 4.375),
+        (17, 4.625),
+        (18, 4.375),
+        (19, 4.375),
+        (21, 4.375),
+        (22, 4.625),
+        (23, 4.375),
+        (29, 4.625),
+        (34, 4.0625),
+        (35, 4.0625),
+    ],
+    ids=lambda value: FORMATS[value].name if isinstance(value, int) else str(value),
+)
+def test_bytes_that_a_format_takes_in_memory(number: int, bits: float) -> None:
     blocks = FORMATS[number].blocks
     assert blocks is not None
     assert sum(info.num_bytes for info in form_of_blocks(blocks).unpacked_infos((1, 256)).values()) * 8 / 256 == bits
 
 
-def _decoded(blocks: Any, form: Form) -> Any:
+def _decoded(blocks: Any, format: Blocks | CodedBlocks) -> Any:
     """Return the values [rows, length] that a program computes from rows of blocks."""
-    length = blocks.shape[-1] // BLOCKS[form.blocks].num_bytes * BLOCKS[form.blocks].num_values
-    stored = {form.numbers[0]: NUMBERS} | {part: part for part in (*form.numbers[1:], *form.units)}
-    parts = {name: INTERPRET["unpack_blocks"](blocks, format=form.blocks, part=part) for name, part in stored.items()}
+    form, length = form_of_blocks(format), blocks.shape[-1] // format.num_bytes * format.num_values
+    if isinstance(format, CodedBlocks):
+        parts = dict(zip(form.parts, format.parts(blocks), strict=True))
+    else:
+        stored = {form.numbers[0]: NUMBERS} | {part: part for part in (*form.numbers[1:], *form.units)}
+        parts = {name: INTERPRET["unpack_blocks"](blocks, format=form.blocks, part=part) for name, part in stored.items()}
     infos = form.unpacked_infos((len(blocks), length))
     assert {name: (part.shape, part.dtype) for name, part in parts.items()} == {n: (info.shape, info.dtype) for n, info in infos.items()}
     numbers, *levels = (parts[part] for part in form.numbers)
@@ -248,7 +287,8 @@ def entry(name: str, code: int, value: bytes) -> bytes:
         (header(num_entries=1) + entry("general.alignment", 4, number(24)), DamagedFile, "a power of two"),
         (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, r"one of 3 parts; .* NAME-00001-of-00003\.gguf"),
         (header(num_tensors=1) + described("t", [1] * 5, 0, 0), DamagedFile, "5 dimensions"),
-        (header(num_tensors=1) + described("t", [1], 16, 0), ModelError, r"format IQ2_XXS is not read; known are F32.* such as Q4_K_M"),
+        (header(num_tensors=1) + described("t", [1], 40, 0), ModelError, r"format NVFP4 is not read; known are F32.* such as Q4_K_M"),
+        (header(num_tensors=1) + described("t", [1], 99, 0), ModelError, r"format 99 is not read; known are F32.*, or a newer version of"),
         (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "expected a multiple of 32"),
         (header(num_tensors=1) + described("t", [1], 0, 4), DamagedFile, "not a multiple of 32"),
         (header(num_tensors=1) + described("t", [1 << 62, 1 << 62], 0, 0), DamagedFile, "ends at byte"),
@@ -467,7 +507,7 @@ def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stac
     matrices = {name for name, shape in shapes.items() if len(shape) == 2 and shape[-1] % 32 == 0}
     assert matrices and model.forms.keys() == matrices and forms_of(held.tensors) == model.forms
     for name, form in model.forms.items():
-        np.testing.assert_array_equal(_decoded(held.read(f"{name}.{form.blocks}"), form), model.read(name))
+        np.testing.assert_array_equal(_decoded(held.read(f"{name}.{form.blocks}"), BLOCKS[form.blocks]), model.read(name))
 
 
 def test_maverick_has_no_norms_of_queries(tmp_path: Path) -> None:

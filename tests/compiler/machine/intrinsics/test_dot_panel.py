@@ -17,7 +17,9 @@ from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Const, Load
 from compiler.ir.loops.statements import Allocate, For, LoopKind, Seq, Stmt, Store, Tile
+from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.text.parser import parse
+from compiler.machine.formats import TABLE_PANELS
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import NAMED, Target
@@ -28,7 +30,7 @@ TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"], NAME
 
 
 def tiled(
-    bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool = False, op: DotPanel | DotWords | None = None
+    bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, kind: Kind = Kind.INT, op: DotPanel | DotWords | None = None
 ) -> PrimFunc:
     """Return a kernel that computes c = a * b with one tile. What `op` prefetches for later begins at b."""
     a, b = Buffer("a", (Dim.of(height), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
@@ -44,13 +46,13 @@ def tiled(
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
     places += places[-1:] * (0 if op is None else op.later)
-    tile = Tile(op or op_of(bits, rows, height, floats=floats), places, (Dim.of(K), Dim.of(K)))
+    tile = Tile(op or op_of(bits, rows, height, kind=kind), places, (Dim.of(K), Dim.of(K)))
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
 
-def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool = False) -> ProductOp:
-    return DotWords(height, COLUMNS) if rows is DType.I16 else DotPanel(height, COLUMNS, bits, floats)
+def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS, *, kind: Kind = Kind.INT) -> ProductOp:
+    return DotWords(height, COLUMNS) if rows is DType.I16 else DotPanel(height, COLUMNS, bits, kind)
 
 
 def panel_bits(target: Target) -> list[int]:
@@ -94,7 +96,7 @@ def test_where_bytes_saturate_four_bits_and_words_are_multiplied(name: str, regi
     ("target", "look_up"), [(TARGETS[0], r"vpshufb\s.*%zmm"), (TARGETS[1], r"vpshufb\s.*%ymm"), (TARGETS[3], r"tbl\s+v\d+\.16b")]
 )
 def test_floats_of_four_bits_are_looked_up_in_registers(target: Target, look_up: str) -> None:
-    code = link([emit_kernel("k", tiled(4, target.lanes(4), floats=True), target)], target)
+    code = link([emit_kernel("k", tiled(4, target.lanes(4), kind=Kind.E2M1), target)], target)
     assert len(re.findall(look_up, code.assembly())) >= 2 * COLUMNS // target.lanes(4)
     assert "alloca" not in code.optimised()
 
@@ -103,7 +105,7 @@ def test_floats_of_four_bits_are_looked_up_in_registers(target: Target, look_up:
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 8 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
 def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target, height: int) -> None:
     """Sums are exact even if all numbers are the largest one, and all elements of a row the least one."""
-    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, 4, uneven=True)
+    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, 4, Kind.IQ4)
     a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K // 8, 4 * COLUMNS)).astype(np.uint8)
     a[0], b[:, :8] = -128, 0xFF
     c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
@@ -114,13 +116,13 @@ def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target,
 
 
 @pytest.mark.parametrize("height", [1, ROWS])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "kind"), [(2, Kind.TERNARY), (4, Kind.INT), (4, Kind.IQ2), (8, Kind.INT)])
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
-def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, height: int) -> None:
+def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, kind: Kind, height: int) -> None:
     """Lines beside zeros are skipped, also if another row has other numbers there."""
-    if bits not in panel_bits(target):
+    if not op_of(bits, kind=kind).runs_on(target):
         pytest.skip(f"{target.name} has no exact products of {bits} bits")
-    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, upper=True)
+    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, kind, upper=True)
     b = rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
     for places in ([], [0], [K - 1], [3, 4, 17], range(K)):
         a = np.zeros((height, K), np.int8)
@@ -142,10 +144,16 @@ def test_lines_beside_zeros_are_looked_for_with_vectors() -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_uneven_numbers_need_a_step_for_bytes(target: Target) -> None:
-    assert DotPanel(ROWS, COLUMNS, 4, uneven=True).runs_on(target)
-    assert "alloca" not in link([emit_kernel("k", tiled(4, 4, op=DotPanel(ROWS, COLUMNS, 4, uneven=True)), target)], target).optimised()
-    assert not DotPanel(ROWS, COLUMNS, 4, uneven=True).runs_on(NAMED["x86-64-v3"]), "vpmaddubsw would saturate"
-    assert len(list(DotPanel(ROWS, COLUMNS, 8, floats=True, uneven=True).problems())) == 2
+    assert DotPanel(ROWS, COLUMNS, 4, Kind.IQ4).runs_on(target)
+    assert "alloca" not in link([emit_kernel("k", tiled(4, 4, op=DotPanel(ROWS, COLUMNS, 4, Kind.IQ4)), target)], target).optimised()
+    assert not DotPanel(ROWS, COLUMNS, 4, Kind.IQ4).runs_on(NAMED["x86-64-v3"]), "vpmaddubsw would saturate"
+    for bits, kind, said in (
+        (4, "iq5", f"kind is iq5, expected int or one of {', '.join(TABLE_PANELS)}"),
+        (8, Kind.IQ4, "bits are 8, expected 4 for numbers of kind iq4"),
+        (4, Kind.TERNARY, "bits are 4, expected 2 for numbers of kind ternary"),
+        (2, Kind.INT, "bits are 2, expected 8 or 6 or 4 for numbers of kind int"),
+    ):
+        assert list(DotPanel(ROWS, COLUMNS, bits, kind).problems()) == [said]
 
 
 @pytest.mark.parametrize(("later", "count"), [(0, 0), (1, K // 4), (2, K // 2)])
@@ -192,16 +200,19 @@ def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int, rows: 
 
 @pytest.mark.parametrize("height", [1, ROWS])
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
-def test_tile_of_floats_has_its_meaning(run_native: Any, target: Target, height: int) -> None:
-    """Sums are exact even if all floats are the largest one, and all elements of a row the least one."""
-    rng = np.random.default_rng(4)
-    a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K // 8, 4 * COLUMNS)).astype(np.uint8)
-    a[0], b[:, :8] = -128, 0x77
+@pytest.mark.parametrize("kind", sorted(TABLES.keys() - {Kind.IQ4}))
+def test_tile_of_a_table_has_its_meaning(run_native: Any, target: Target, height: int, kind: Kind) -> None:
+    """Sums are exact even if all numbers are the largest one, and all elements of a row the least one."""
+    rng, numbers, bits = np.random.default_rng(4), TABLES[kind], TABLE_PANELS[kind].bits
+    if not op_of(bits, kind=kind).runs_on(target):
+        pytest.skip(f"{target.name} does not look numbers up")
+    a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
+    a[0], b[:, :8] = -128, int(numbers.argmax()) * (0x11 if bits == 4 else 0x55)
     c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
-    run_native(tiled(4, target.lanes(4), height=height, floats=True), [a, b, c], {}, target=target)
-    op_of(4, height=height, floats=True).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
+    run_native(tiled(bits, target.lanes(4), height=height, kind=kind), [a, b, c], {}, target=target)
+    op_of(bits, height=height, kind=kind).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
     np.testing.assert_array_equal(c, wanted)
-    assert wanted[0, 0] == -128 * 24 * K
+    assert wanted[0, 0] == -128 * (int(numbers.max()) - int(numbers.min())) * K
 
 
 @pytest.mark.parametrize("target", [t for t in NAMED.values() if 8 not in panel_bits(t) and not multiplies_words(t)])

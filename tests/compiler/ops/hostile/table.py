@@ -344,7 +344,7 @@ def _quantize(draw: Draw) -> None:
 def _dequantize(draw: Draw) -> None:
     bits, group, count, rows = draw.one_of([8, 8, 4, 6]), draw.one_of([0, 2, 4]), draw.size(0, 1, 2), _shape(draw, 0, 1)
     length = count * (group or 4)
-    kind = draw.one_of(["int", "int", "int", "e2m1", "iq4"] if bits == 4 else ["int", "int", "e4m3"] if bits == 8 else ["int"])
+    kind = draw.one_of(["int", "int", "int", "e2m1", "iq4", "iq2"] if bits == 4 else ["int", "int", "e4m3"] if bits == 8 else ["int"])
     q = draw.tensor([*rows, length // 2 if bits == 4 else length], U8 if bits == 4 else DType.E4M3 if kind == "e4m3" else I8)
     scales = [*rows, count if group else 1]
     zero = [draw.tensor(scales, draw.one_of([q.type.dtype, F32]))] if kind == "int" and draw.chance(0.4) else []  # type: ignore[union-attr]

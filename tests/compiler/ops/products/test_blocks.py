@@ -8,14 +8,20 @@ import pytest
 from compiler.ir.blocks import BLOCKS, PARTS, Half
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.numbers import Kind
 from compiler.ir.types import tensor
-from compiler.machine.formats import PANELS
+from compiler.machine.formats import PANELS, TablePanels
 from compiler.ops.products.blocks import PANEL_BLOCKS, UNPACK_BLOCKS
 from compiler.ops.products.integer import PANEL_INTEGERS
 
 CASES = [(name, part) for name, format in BLOCKS.items() for part in PARTS if format.part(part) is not None]
 
-PACKED = [(b.name, p.name) for b in BLOCKS.values() for p in PANELS.values() if b.bits == p.bits or (b.bits == 6 and p.bits == 8)]
+PACKED = [
+    (b.name, p.name)
+    for b in BLOCKS.values()
+    for p in PANELS.values()
+    if (b.bits == p.held_bits or (b.bits == 6 and p.bits == 8)) and b.kind is (p.kind if isinstance(p, TablePanels) else Kind.INT)
+]
 
 
 @pytest.mark.parametrize(("format", "part"), CASES)

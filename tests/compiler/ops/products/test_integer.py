@@ -118,17 +118,20 @@ def test_offsets_are_subtracted_from_the_weights(run, meaning, rng, bits, in_uni
 
 
 @pytest.mark.parametrize("chooses", [False, True])
-@pytest.mark.parametrize(("group", "kind"), [(16, "e2m1"), (32, "e2m1"), (32, "iq4")])
+@pytest.mark.parametrize(
+    ("group", "kind"), [(16, "e2m1"), (32, "e2m1"), (32, "iq4"), (32, "iq3_s"), (32, "iq3_xxs"), (16, "iq2"), (16, "iq1")]
+)
 def test_numbers_of_tables_are_multiplied_exactly(run, meaning, rng, chooses, group, kind):
     matrices = (2,) if chooses else ()
     x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
-    each = 64 // group
+    q &= 0x33 if kind == "ternary" else 0xFF  # codes of ternary numbers are less than 4
+    each, lines = 64 // group, 4 if kind == "ternary" else 8
     scale = 2.0 ** rng.integers(-9, 3, (*matrices, 33, each)).astype(np.float32)
     rows, experts = meaning(QUANTIZE_ROWS, x, bits=8, group=group), np.array([1, 0, 0, 1, 0], np.int32)
     panels, scales = meaning(PANEL_INTEGERS, q, format=f"panel_{kind}", columns=32), meaning(PANEL_SCALES, scale, columns=32)
     op, given = (EXPERT_INTEGER_LINEAR, (scales, experts)) if chooses else (INTEGER_LINEAR, (scales,))
     first = "2 " if chooses else ""
-    shapes = ["n 1 64", f"n {each}", f"n 1 {each}", f"{first}2 8 128", f"{first}2 {each} 32", *(["n"] if chooses else [])]
+    shapes = ["n 1 64", f"n {each}", f"n 1 {each}", f"{first}2 {lines} 128", f"{first}2 {each} 32", *(["n"] if chooses else [])]
     y = run(op, *rows, panels, *given, format=f"panel_{kind}", size=33, shapes=", ".join(shapes), compiled=True)
     w = meaning(DEQUANTIZE, q, scale, bits=4, group=group, dtype="f32", kind=kind).astype(np.float64)
     values = rows[0][:, 0] * np.repeat(rows[1].astype(np.float64), group, -1)

@@ -9,6 +9,7 @@ import pytest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.numbers import Kind
 from compiler.ir.types import TensorType, TupleType, tensor
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
@@ -55,7 +56,10 @@ def test_floats_of_four_bits_are_doubled_before_the_scale(run, deduced):
     for kind in ("e2m1", "iq4"):
         with pytest.raises(AnnotationError, match=f"attribute kind is {kind}, expected 4 bits and no offset"):
             deduced(DEQUANTIZE, tensor((N, 16), I8), tensor((N, 1), F32), kind=kind)
-    with pytest.raises(AnnotationError, match="attribute kind is 'e3m0', expected one of int, e2m1, e4m3, iq4"):
+    with pytest.raises(
+        AnnotationError,
+        match=f"attribute kind is 'e3m0', expected one of {', '.join(Kind)}",
+    ):
         deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F32), bits=4, kind="e3m0")
 
 
@@ -63,6 +67,16 @@ def test_indices_of_the_table_of_iq4_are_looked_up(run):
     q = np.array([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]], np.uint8)  # all patterns of bits, in order
     found = run(DEQUANTIZE, q, np.array([[0.5, 2.0]], np.float32), bits=4, group=8, kind="iq4", shapes="n 8, n 2")
     np.testing.assert_array_equal(found, [[-63.5, -52, -41.5, -32.5, -24.5, -17.5, -11, -5, 2, 26, 50, 76, 106, 138, 178, 226]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "magnitudes"),
+    [("iq3_s", range(1, 16, 2)), ("iq3_xxs", (4, 12, 20, 28, 36, 44, 52, 62)), ("iq2", (8, 25, 43, 0, 0, 0, 0, 0))],
+)
+def test_codes_of_grids_have_a_magnitude_and_a_sign(run, kind, magnitudes):
+    q = np.array([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]], np.uint8)  # all patterns of bits, in order
+    found = run(DEQUANTIZE, q, np.array([[0.5, 2.0]], np.float32), bits=4, group=8, kind=kind, shapes="n 8, n 2")
+    np.testing.assert_array_equal(found, [[*np.array(magnitudes) * 0.5, *np.array(magnitudes) * -2.0]])
 
 
 def test_floats_of_eight_bits(run, rng, deduced):

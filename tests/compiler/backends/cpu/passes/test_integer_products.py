@@ -14,9 +14,10 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Call
+from compiler.ir.numbers import Kind
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
-from compiler.machine.formats import PANEL4, PANEL6, PANEL8, PANEL8_WORDS, PANEL_E2M1, WIDENED4
+from compiler.machine.formats import PANEL4, PANEL6, PANEL8, PANEL8_WORDS, TABLE_PANELS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxI8ByI8
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.widen_panel import WidenPanel
@@ -137,7 +138,7 @@ def test_floats_of_four_bits_are_multiplied_as_integers_of_four_bits() -> None:
           return y
         }
     """)
-    floats = ProductTile(DotPanel(rows=1, columns=4, bits=4, floats=True), PANEL_E2M1, depth=4)
+    floats = ProductTile(DotPanel(rows=1, columns=4, bits=4, kind=Kind.E2M1), TABLE_PANELS[Kind.E2M1], depth=4)
     for tiles in (BYTES, WIDENED):
         module = IntegerProducts(replace(tiles, tiles=(*tiles.tiles, floats)))(program)
         calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}

@@ -124,8 +124,15 @@ def test_outliers_of_a_row_beside_weights_of_four_bits_leave_other_rows_alone(co
 
 @pytest.mark.parametrize(
     ("kind", "group", "dtype"),
-    [("e2m1", 32, DType.BF16), ("e2m1", 16, DType.F32), ("iq4", 32, DType.F16), ("iq4", 32, DType.F32)],
-    ids=["mxfp4", "nvfp4", "iq4_nl", "iq4_xs"],
+    [
+        ("e2m1", 32, DType.BF16),
+        ("e2m1", 16, DType.F32),
+        ("iq4", 32, DType.F16),
+        ("iq4", 32, DType.F32),
+        ("iq2", 16, DType.F32),
+        ("ternary", K, DType.F16),
+    ],
+    ids=["mxfp4", "nvfp4", "iq4_nl", "iq4_xs", "iq2_xs", "tq2_0"],
 )
 def test_a_row_beside_numbers_of_a_table_has_the_same_bits_in_any_batch(
     computed: Callable[..., Any], kind: str, group: int, dtype: DType

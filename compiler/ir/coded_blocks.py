@@ -1,0 +1,211 @@
+"""The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
+
+Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
+compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits, which are indices of a table of compiler/ir/numbers.py. A code
+of a grid has the index of a magnitude in its lower three bits, and the sign above. So a word of the grid, exclusive or the signs in their
+places, is eight codes. A value is its number times the scale of its group, which is an odd integer in units of a float of the block, or
+that float itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ir.dtypes import DType
+from compiler.ir.grids import GRIDS
+from compiler.ir.numbers import TABLES, Kind
+
+Bytes = NDArray[np.uint8]
+Array = NDArray[Any]
+
+NUM_VALUES = 256
+CHUNK_BLOCKS = 1 << 12  # number of blocks taken apart at a time: few enough that intermediate arrays stay in the CPU's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a reader finds in blocks: codes [n, 128], two per byte, the integers of scales [n, groups], and the float of each block."""
+
+    codes: Array
+    levels: Array | None
+    unit: NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedBlocks:
+    name: str
+    num_bytes: int
+    read: Callable[[Bytes], Read]
+    kind: Kind
+    group: int = NUM_VALUES  # number of numbers that share a scale
+    factor: float = 1.0  # of the unit, a power of two, which makes the numbers and the scales integers
+
+    @property
+    def num_values(self) -> int:
+        return NUM_VALUES
+
+    @property
+    def has_units(self) -> bool:
+        return self.group < NUM_VALUES
+
+    @property
+    def scale_dtype(self) -> DType:
+        """The element type of scales that are floats, or of their units."""
+        return DType.F32 if self.has_units else DType.F16
+
+    def parts(self, blocks: Bytes) -> tuple[Array, ...]:
+        """Return the parts of rows of blocks [..., bytes]: codes, scales and, if scales are integers, their units. Each part has the axes
+        of the rows."""
+        *rows, length = blocks.shape
+        each = blocks.reshape(-1, self.num_bytes)
+        found = [np.empty((len(each), count), dtype) for count, dtype in self._extents]
+        for start in range(0, len(each), CHUNK_BLOCKS):
+            at = slice(start, start + CHUNK_BLOCKS)
+            read = self.read(each[at])
+            with np.errstate(invalid="ignore"):  # floats that are no numbers are refused later (compiler/frontend/finite.py)
+                found[0][at], found[-1][at] = read.codes, read.unit.astype(np.float32) * np.float32(self.factor)
+            if read.levels is not None:
+                found[1][at] = 2 * read.levels + 1
+        return tuple(part.reshape(*rows, length // self.num_bytes * part.shape[1]) for part in found)
+
+    def values(self, blocks: Bytes) -> NDArray[np.float32]:
+        """Decode blocks [n, num_bytes] to all their values, in order."""
+        codes, scale, *units = self.parts(blocks)
+        halves = np.stack([codes & 15, codes >> 4], -1).reshape(-1, self.group)
+        with np.errstate(invalid="ignore"):
+            scales = scale.astype(np.float32) * (units[0] if units else np.float32(1))
+            return (TABLES[self.kind][halves] * scales.reshape(-1, 1)).reshape(-1)
+
+    @property
+    def _extents(self) -> Sequence[tuple[int, np.dtype[Any]]]:
+        """The number of elements of each part of a block, and their type."""
+        codes, unit = (NUM_VALUES // 2, DType.U8.numpy), (1, self.scale_dtype.numpy)
+        return (codes, (NUM_VALUES // self.group, DType.I8.numpy), unit) if self.has_units else (codes, unit)
+
+
+# --- helpers of the readers ---------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _grid(name: str) -> Array:
+    return GRIDS[name].codes()
+
+
+@lru_cache
+def _signs() -> NDArray[np.uint32]:
+    """Return for each byte the word that has its bit i as the sign of code i."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little").astype(np.uint32)
+    return (bits << 4 * np.arange(8, dtype=np.uint32) + 3).sum(1, dtype=np.uint32)
+
+
+@lru_cache
+def _even_signs() -> NDArray[np.uint32]:
+    """Return the same for each number of seven bits. An eighth bit makes the number of ones even."""
+    seven = np.arange(128)
+    return _signs()[seven | np.bitwise_xor.reduce(seven[:, None] >> np.arange(7) & 1, 1) << 7]
+
+
+def _codes(name: str, indices: Array, signs: Array) -> Bytes:
+    """Return the codes of points of a grid. `signs` are words with the signs of eight codes."""
+    return np.ascontiguousarray(_grid(name)[indices].view("<u4") ^ signs).view(np.uint8)
+
+
+def _words(blocks: Bytes, first: int, count: int, dtype: str) -> Array:
+    return np.ascontiguousarray(blocks[:, first : first + count * np.dtype(dtype).itemsize]).view(dtype)
+
+
+def _fields(words: Array, bits: int, shifts: Sequence[int]) -> Array:
+    """Return fields of each word [n, words], in order: [n, words * fields]."""
+    found = words[:, :, None] >> np.array(shifts, words.dtype) & words.dtype.type((1 << bits) - 1)
+    return found.reshape(len(words), -1)
+
+
+def _joined(low: Array, high: Array) -> Array:
+    """Return indices whose lower eight bits are `low`."""
+    return low.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
+
+
+def _half(blocks: Bytes, first: int = 0) -> NDArray[np.float16]:
+    return _words(blocks, first, 1, "<f2")
+
+
+NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)
+
+
+# --- the readers --------------------------------------------------------------------------------------------------------
+
+
+def _tq1_0(blocks: Bytes) -> Read:
+    """A byte holds five digits of base 3, as a fraction of 243 in 256ths: the first digit is the whole part of three times the fraction.
+    The last four bytes hold four digits."""
+    runs = []
+    for first, count, digits in ((0, 32, 5), (32, 16, 5), (48, 4, 4)):
+        powers = 3 ** np.arange(digits, dtype=np.uint8)
+        runs.append((blocks[:, None, first : first + count] * powers[:, None]).reshape(len(blocks), -1))
+    numbers = (np.concatenate(runs, 1).astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
+    return Read(numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4), None, _half(blocks, 52))
+
+
+def _iq1_s(blocks: Bytes) -> Read:
+    high = _words(blocks, 34, 8, "<u2")
+    indices = _joined(blocks[:, 2:34], _fields(high, 3, (0, 3, 6, 9)))
+    signs = np.repeat((high >> np.uint16(15)).astype(np.uint32) * np.uint32(0x88888888), 4, 1)
+    return Read(_codes("iq1", indices, signs), _fields(high, 3, (12,)), _half(blocks))
+
+
+def _iq1_m(blocks: Bytes) -> Read:
+    high, scales = _fields(blocks[:, 32:48], 4, NIBBLES), _words(blocks, 48, 4, "<u2")
+    indices = _joined(blocks[:, :32], high & np.uint8(7))
+    signs = (high >> np.uint8(3)).astype(np.uint32) * np.uint32(0x88888888)
+    # The highest four bits of each word of scales are a quarter of the float.
+    unit = (_fields(scales, 4, (12,)) << np.array([0, 4, 8, 12], np.uint16)).sum(1, dtype=np.uint16, keepdims=True).view(np.float16)
+    return Read(_codes("iq1", indices, signs), _fields(scales, 3, (0, 3, 6, 9)), unit)
+
+
+def _iq2_xxs(blocks: Bytes) -> Read:
+    pairs = _words(blocks, 2, 16, "<u4").reshape(len(blocks), 8, 2)
+    indices, signs = np.ascontiguousarray(pairs[:, :, 0]).view(np.uint8), _fields(pairs[:, :, 1], 7, SEVENS)
+    return Read(_codes("iq2_xxs", indices, _even_signs()[signs]), pairs[:, :, 1] >> np.uint32(28), _half(blocks))
+
+
+def _iq2_xs(blocks: Bytes) -> Read:
+    words = _words(blocks, 2, 32, "<u2")
+    codes = _codes("iq2_xs", words & np.uint16(511), _even_signs()[words >> np.uint16(9)])
+    return Read(codes, _fields(blocks[:, 66:74], 4, NIBBLES), _half(blocks))
+
+
+def _iq2_s(blocks: Bytes) -> Read:
+    indices = _joined(blocks[:, 2:34], _fields(blocks[:, 66:74], 2, (0, 2, 4, 6)))
+    return Read(_codes("iq2_s", indices, _signs()[blocks[:, 34:66]]), _fields(blocks[:, 74:82], 4, NIBBLES), _half(blocks))
+
+
+def _iq3_xxs(blocks: Bytes) -> Read:
+    words = _words(blocks, 66, 8, "<u4")
+    codes = _codes("iq3_xxs", blocks[:, 2:66], _even_signs()[_fields(words, 7, SEVENS)])
+    return Read(codes, words >> np.uint32(28), _half(blocks))
+
+
+def _iq3_s(blocks: Bytes) -> Read:
+    indices = _joined(blocks[:, 2:66], _fields(blocks[:, 66:74], 1, range(8)))
+    return Read(_codes("iq3_s", indices, _signs()[blocks[:, 74:106]]), _fields(blocks[:, 106:110], 4, NIBBLES), _half(blocks))
+
+
+CODED_BLOCKS: Mapping[str, CodedBlocks] = {
+    format.name: format
+    for format in (
+        CodedBlocks("tq1_0", 54, _tq1_0, Kind.TERNARY),
+        CodedBlocks("iq1_s", 50, _iq1_s, Kind.IQ1, 32, 1 / 8),
+        CodedBlocks("iq1_m", 56, _iq1_m, Kind.IQ1, 16, 1 / 8),
+        CodedBlocks("iq2_xxs", 66, _iq2_xxs, Kind.IQ2, 32, 1 / 8),
+        CodedBlocks("iq2_xs", 74, _iq2_xs, Kind.IQ2, 16, 1 / 8),
+        CodedBlocks("iq2_s", 82, _iq2_s, Kind.IQ2, 16, 1 / 8),
+        CodedBlocks("iq3_xxs", 98, _iq3_xxs, Kind.IQ3_XXS, 32, 1 / 4),
+        CodedBlocks("iq3_s", 110, _iq3_s, Kind.IQ3_S, 32),
+    )
+}
