@@ -10,10 +10,11 @@ import pytest
 from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder
+from server.messages import Fit
 from tests.server.audio.test_hostile import AT_ONCE, damaged
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
-PLAN = Plan(16, 32, splits=True)
+PLAN = Plan(16, Fit.TILES, filter=1, longest_edge=32, splits=True)
 
 
 @pytest.mark.parametrize("format", FORMATS)
