@@ -198,6 +198,12 @@ def test_tokens_of_images_are_counted(server: DemoServer) -> None:
     assert answer.json()["input_tokens"] == len(ARRAYS["prompt_0"])
 
 
+def test_the_prompt_of_a_conversation_with_images_is_tokenised(server: DemoServer) -> None:
+    body = {"messages": asked(1), "add_generation_prompt": True}
+    answer = httpx.post(f"{server.url}/tokenize", json=body, timeout=60, verify=False)
+    assert answer.json()["tokens"] == ARRAYS["prompt_1"].tolist()
+
+
 def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.OpenAI) -> None:
     questions = [[{"role": "user", "content": [part(encoded(image(100 + 9 * seed, 80, seed)))]}] for seed in range(6)]
     alone = [answered(client, question).choices[0].token_ids for question in questions]
