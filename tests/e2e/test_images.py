@@ -184,6 +184,7 @@ def test_the_other_apis_see_the_same(server: DemoServer, client: openai.OpenAI) 
 def test_descriptions_of_the_model_name_vision(server: DemoServer) -> None:
     shown = httpx.post(f"{server.url}/api/show", json={"model": "idefics3"}, timeout=60, verify=False).json()
     assert "vision" in shown["capabilities"]
+    assert httpx.get(f"{server.url}/v1/models/idefics3", timeout=60, verify=False).json()["sees"]
     assert httpx.get(f"{server.url}/props", timeout=60, verify=False).json()["modalities"]["vision"]
 
 
