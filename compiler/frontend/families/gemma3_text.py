@@ -29,7 +29,7 @@ IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in 
 def read(fields: Fields) -> ModelConfig:
     if fields.text("model_type") != MULTIMODAL:
         return _read_text(fields)
-    vision = _read_vision(fields) if "vision_config" in fields else None
+    vision = _read_vision(fields) if fields.raw("vision_config") else None  # files of decoders alone may keep an empty one
     config = _read_text(text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES}))
     if vision is None or config.encoder is not None:
         return config

@@ -238,6 +238,7 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
 
 def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Path) -> None:
     assert load_config(written(tmp_path, "config.json", SUBJECTS["gemma3"].config)).vision is None
+    assert parse_config({**SUBJECTS["gemma3"].config, "vision_config": {}}).vision is None
     with pytest.raises(ConfigError, match="has no preprocessor_config"):
         load_config(written(tmp_path, "config.json", SUBJECTS["llava"].config))
 
