@@ -284,14 +284,28 @@ class QualityLabel(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class Fit(StrEnum):
+    """How an image is brought to the size of crops."""
+
+    TILES = "tiles"  # it is scaled to a multiple of the crop's edge and cut into crops, and a last crop shows the whole
+    GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
+    STRETCHED = "stretched"  # both edges become those of one crop
+    CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
+
+
 class Vision(msgspec.Struct, frozen=True):
     """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
 
     crop_size: int  # pixels of an edge of a crop
     crop_tokens: int
-    longest_edge: int  # an image is scaled so that its longer edge has this many pixels
-    splits: bool  # whether an image becomes several crops and a small one of the whole
     image_token: int
+    fit: Fit
+    filter: int  # number of the filter in Pillow by which images are scaled
+    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels
+    splits: bool  # whether an image becomes several crops and a small one of the whole
+    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
+    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
 
 
 class Ready(Message, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from compiler.frontend.recurrence import Recurrence, ShortConvolution
 from compiler.frontend.reranker import PairPrompt, Verdict
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
+from compiler.frontend.vision import Vision
 
 
 class Activation(StrEnum):
@@ -27,15 +28,17 @@ class Activation(StrEnum):
     RELU = "relu"
     RELU2 = "relu2"  # activation relu(x) squared
     XIELU = "xielu"  # has learned parameters: see `layers/xielu.py`
+    QUICK_GELU = "quick_gelu"  # x * sigmoid(1.702 * x)
 
 
-DECODERS_ONLY = (Activation.RELU2, Activation.XIELU)  # activations that are more than one operator
+DECODERS_ONLY = (Activation.RELU2, Activation.XIELU, Activation.QUICK_GELU)  # activations that are more than one operator
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
+    "quick_gelu": Activation.QUICK_GELU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
     "relu2": Activation.RELU2,
@@ -140,48 +143,6 @@ class Hearing:
     def num_hops(self) -> int:
         """The hops of a window. The second convolution makes one frame of two hops."""
         return 2 * self.num_frames
-
-
-@dataclass(frozen=True, slots=True)
-class Cutting:
-    """How an image is cut into crops, the squares that the encoder sees: see `server/images/cutting.py`."""
-
-    longest_edge: int  # the image is scaled so that its longer edge has this many pixels
-    splits: bool  # whether an image becomes several crops and a small one of the whole; False: only the whole
-    rescale: float  # factor of the bytes of a pixel
-    mean: tuple[float, ...]  # per colour: subtracted from the scaled value
-    deviation: tuple[float, ...]  # per colour: divides the result
-
-
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """The encoder of images, and the connector that turns what it returns into rows of the size of token embeddings."""
-
-    crop_size: int  # pixels of an edge of a crop
-    patch_size: int  # pixels of an edge of a patch
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    activation: Activation
-    norm_eps: float
-    shuffle: int  # patches of an edge of the square of patches that becomes one row
-    image_token: int  # token in whose places the rows are read
-    cutting: Cutting
-
-    @property
-    def patches_per_edge(self) -> int:
-        return self.crop_size // self.patch_size
-
-    @property
-    def num_patches(self) -> int:
-        """The patches of a crop."""
-        return self.patches_per_edge**2
-
-    @property
-    def num_rows(self) -> int:
-        """The rows, and so the tokens, of a crop."""
-        return self.num_patches // self.shuffle**2
 
 
 @dataclass(frozen=True, slots=True)

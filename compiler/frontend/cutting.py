@@ -2,36 +2,100 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from compiler.frontend.config import Cutting
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.vision import Cutting, Fit, Vision
 
 FILE, LATER_FILE = "preprocessor_config.json", "processor_config.json"  # newer versions of transformers write one file for all processors
-LANCZOS = 1  # number of the filter in Pillow
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
 MOST_CROPS_PER_EDGE = 16
-DEFAULT_CUTTING = Cutting(longest_edge=4 * 364, splits=True, rescale=1 / 255, mean=(0.5,) * 3, deviation=(0.5,) * 3)
+HALF = (0.5,) * 3
+TILES = Cutting(Fit.TILES, LANCZOS, 1 / 255, HALF, HALF, longest_edge=4 * 364, splits=True)
+STRETCHED = Cutting(Fit.STRETCHED, BILINEAR, 1 / 255, HALF, HALF)
+CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, IMAGENET_MEAN, IMAGENET_DEVIATION, splits=True, most_crops=12)
+MOST_GRID_CROPS = 64
+CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
 
-def read_cutting(folder: Path, crop_size: int) -> Cutting:
-    """Return how images become crops with edges of `crop_size` pixels. Raise ConfigError if the server cannot cut images so."""
-    fields = _fields_of(folder)
-    longest_edge = fields.fields("size", {"longest_edge": DEFAULT_CUTTING.longest_edge}).integer("longest_edge", minimum=2)
+def has_processor(folder: Path) -> bool:
+    return (folder / FILE).is_file() or (folder / LATER_FILE).is_file()
+
+
+def read_cutting(folder: Path, vision: Vision) -> Cutting:
+    """Return how images become crops. Raise ConfigError if the server cannot cut images so."""
+    fields, known = _fields_of(folder), vision.cutting
+    for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        if not fields.flag(name, True):
+            raise fields.error(name, "true")
+    found = replace(
+        known,
+        rescale=fields.number("rescale_factor", known.rescale),
+        mean=fields.numbers("image_mean", 3) if "image_mean" in fields else known.mean,
+        deviation=fields.numbers("image_std", 3) if "image_std" in fields else known.deviation,
+    )
+    match known.fit:
+        case Fit.TILES:
+            return _tiles(fields, vision, found)
+        case Fit.GRID:
+            return _grid(fields, vision, found)
+        case Fit.STRETCHED | Fit.CENTRE:
+            return _whole(fields, vision, found)
+
+
+def _tiles(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    crop_size = vision.crop_size
+    longest_edge = fields.fields("size", {"longest_edge": found.longest_edge}).integer("longest_edge", minimum=2)
     if longest_edge > MOST_CROPS_PER_EDGE * crop_size:
         raise fields.error("size", f"a longest_edge of at most {MOST_CROPS_PER_EDGE} crops of {crop_size} pixels")
     fields.fields("max_image_size", {"longest_edge": crop_size}).require_equal("longest_edge", crop_size, "image_size in config.json")
     fields.require_equal("resample", LANCZOS, "the Lanczos filter")
-    for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-        if not fields.flag(name, True):
-            raise fields.error(name, "true")
-    return Cutting(
-        longest_edge=longest_edge,
-        splits=fields.flag("do_image_splitting", True),
-        rescale=fields.number("rescale_factor", DEFAULT_CUTTING.rescale),
-        mean=fields.numbers("image_mean", 3) if "image_mean" in fields else DEFAULT_CUTTING.mean,
-        deviation=fields.numbers("image_std", 3) if "image_std" in fields else DEFAULT_CUTTING.deviation,
+    return replace(found, longest_edge=longest_edge, splits=fields.flag("do_image_splitting", True))
+
+
+def _grid(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read how an image becomes a grid of crops. Processors cut images even if the file says `crop_to_patches: false`, which is only the
+    default of the image processor when it is used alone."""
+    fields.require_equal("min_patches", 1, "the only smallest number of crops that is supported")
+    if not fields.flag("use_thumbnail", True):
+        raise fields.error("use_thumbnail", "true")
+    if fields.raw("size", size := {"height": vision.crop_size, "width": vision.crop_size}) != size:
+        raise fields.error("size", f"{size}, as image_size in config.json")
+    return replace(
+        found, filter=_filter(fields, found), most_crops=fields.integer("max_patches", found.most_crops, maximum=MOST_GRID_CROPS)
     )
+
+
+def _filter(fields: Fields, found: Cutting) -> int:
+    filter: int = fields.integer("resample", found.filter)
+    if filter not in (LANCZOS, BILINEAR, BICUBIC):
+        raise fields.error("resample", f"{LANCZOS}, {BILINEAR} or {BICUBIC}, the number of a filter")
+    return filter
+
+
+def _whole(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read how the whole image becomes one crop."""
+    for name in OTHERS:
+        if fields.flag(name, False):
+            raise fields.error(name, "false")
+    filter, edge = _filter(fields, found), vision.crop_size
+    fields.require_equal("image_seq_length", vision.num_rows, "the tokens of an image in config.json")
+    of_clip = fields.text("image_processor_type", "").startswith("CLIP")
+    is_centred = fields.flag("do_center_crop", of_clip)
+    size = fields.raw("size", edge)
+    wanted = ({"shortest_edge": edge}, edge) if is_centred or of_clip else ({"height": edge, "width": edge}, edge)
+    if size not in wanted:
+        raise fields.error("size", f"{wanted[0]}, as image_size in config.json is {edge}")
+    if is_centred and fields.raw("crop_size", edge) not in (edge, {"height": edge, "width": edge}):
+        raise fields.error("crop_size", f"{edge}, as image_size in config.json")
+    if of_clip and not is_centred:
+        raise fields.error("do_center_crop", "true, so that crops are squares")
+    return replace(found, filter=filter, fit=Fit.CENTRE if is_centred else Fit.STRETCHED)
 
 
 def _fields_of(folder: Path) -> Fields:

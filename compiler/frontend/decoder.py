@@ -5,7 +5,9 @@
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
                                                        for vision models, `seen_at[v], seen_rows[v, size]` follow `hidden_rows`: rows that
-                                                       are read in place of the embeddings of the tokens `seen_at`
+                                                       are read in place of the embeddings of the tokens `seen_at`; then
+                                                       `seen_lasts[v]` if the tokens of an image attend to all of them: the
+                                                       last positions of the images of these tokens
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
@@ -158,8 +160,9 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
 
 
 def _seen_rows(config: ModelConfig, bounds: StepBounds) -> SeenRows:
-    v = DimVar("v", 0, bounds.max_tokens)
-    return SeenRows(Var("seen_at", tensor((v,), DType.I32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)))
+    v, i32 = DimVar("v", 0, bounds.max_tokens), DType.I32
+    lasts = Var("seen_lasts", tensor((v,), i32)) if config.vision is not None and config.vision.both_ways else None
+    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)), lasts)
 
 
 def _prefix(dtypes: Mapping[str, DType]) -> str:

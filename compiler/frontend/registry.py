@@ -15,7 +15,7 @@ from compiler.frontend import families
 from compiler.frontend.alignment import read_heads
 from compiler.frontend.classes import read_classes
 from compiler.frontend.config import DECODERS_ONLY, ModelConfig, require_causal
-from compiler.frontend.cutting import read_cutting
+from compiler.frontend.cutting import has_processor, read_cutting
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel, listed
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
@@ -106,7 +106,8 @@ def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
     if (hearing := config.hearing) is not None:
         config = replace(config, hearing=replace(hearing, aligned=read_heads(directory, config.num_layers, config.num_heads)))
     if (vision := config.vision) is not None:
-        config = replace(config, vision=replace(vision, cutting=read_cutting(directory, vision.crop_size)))
+        sees = not vision.is_optional or has_processor(directory)
+        config = replace(config, vision=replace(vision, cutting=read_cutting(directory, vision)) if sees else None)
     if not config.is_causal:
         return config
     if (judged := read_verdict(directory, values, config.family, config.vocab_size)) is not None:

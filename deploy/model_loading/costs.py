@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 
 import msgspec
@@ -18,13 +20,14 @@ from deploy.model_loading.serving import Served
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
-from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
+from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
 # of a brief step predict them better than one run of a large step, because other work on a machine slows some runs down.
 ENOUGH_S = 0.4
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 NUM_RUNS, BRIEF_S = 4, 0.1  # runs of a step, and seconds after which it is not run again
+SHORTEST_S = 1e-6  # of encoding a crop, so that 0 says that it was not measured
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
 
@@ -57,7 +60,7 @@ def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
     """Return the step times that an earlier start stored, or measure them now and store them. Measuring large steps of a large model takes
     seconds."""
     costs = None if kept_at is None else _read(kept_at)
-    if costs is None:
+    if costs is None or (model.limits.seeing is not None and not costs.crop_s):
         costs = measured(model)
         if kept_at is not None:
             _keep(kept_at, costs)
@@ -74,7 +77,7 @@ def measured(model: StepModel) -> Measured:
         if len(steps) > 1 and spent_s + extrapolated_s(steps, size) > ENOUGH_S:
             break
         steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
-    return Measured(steps, _context_s(model, StepCosts(steps)))
+    return Measured(steps, _context_s(model, StepCosts(steps)), _crop_s(model, steps[1]))
 
 
 def sizes_of(most: int) -> list[int]:
@@ -107,6 +110,18 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
         _seconds(model, step_of(limits, num_seqs=num_seqs, num_each=CHUNK, context=context)) for context in (CHUNK, behind + CHUNK)
     )
     return max(far - near, 0.0) / (num_seqs * behind)
+
+
+def _crop_s(model: StepModel, one_s: float) -> float:
+    """Return the seconds that encoding a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no images. Each crop
+    has another key, because rows of crops are kept."""
+    seeing = model.limits.seeing
+    if seeing is None:
+        return 0.0
+    batch = step_of(model.limits, num_seqs=1, num_each=1, context=1)
+    pixels = bytes(seeing.crop_bytes)
+    crops = (replace(batch, seen=(Seen(pixels, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
+    return max(_fastest(model, crops) - one_s, SHORTEST_S)
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
@@ -142,12 +157,19 @@ def tables_of(group: GroupLimits, num_seqs: int, num_pages: int) -> NDArray[np.i
 
 def _seconds(model: StepModel, batch: StepBatch) -> float:
     """Time a step: the fastest of several runs. The first run misses the caches."""
+    return _fastest(model, repeat(batch, NUM_RUNS))
+
+
+def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
+    """Return the seconds of the fastest of the steps. A step that is not brief is the last one."""
     took_s: list[float] = []
-    while len(took_s) < NUM_RUNS and sum(took_s) < BRIEF_S:
+    for batch in batches:
         began_s = time.perf_counter()
         model.download(model.run(batch))  # `run` only launches on an asynchronous device; the downloads wait for the results
         model.hidden()
         took_s.append(time.perf_counter() - began_s)
+        if sum(took_s) >= BRIEF_S:
+            break
     return min(took_s)
 
 
@@ -158,7 +180,8 @@ def _read(path: Path) -> Measured | None:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    usable = all(size > 0 and 0 < seconds < MOST_S for size, seconds in costs.steps.items()) and 0 <= costs.context_s < MOST_S
+    others = costs.context_s, costs.crop_s
+    usable = all(size > 0 and 0 < seconds < MOST_S for size, seconds in costs.steps.items()) and all(0 <= s < MOST_S for s in others)
     return costs if costs.steps and usable else None
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 
-from compiler.frontend.config import Vision as Seeing
+from compiler.frontend.vision import Vision as Seeing
 from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
 from deploy.model_loading.fingerprint import fingerprint_of
@@ -17,7 +17,7 @@ from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
 from server.engine.worker import LoadedModel
-from server.messages import CachePages, ClassScores, Load, PairPrompt, QualityLabel, Ready, Vision
+from server.messages import CachePages, ClassScores, Fit, Load, PairPrompt, QualityLabel, Ready, Vision
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -92,7 +92,18 @@ def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
     if vision is None or not generates:
         return None
     cutting = vision.cutting
-    return Vision(vision.crop_size, vision.num_rows, cutting.longest_edge, cutting.splits, vision.image_token)
+    return Vision(
+        crop_size=vision.crop_size,
+        crop_tokens=vision.num_rows,
+        image_token=vision.image_token,
+        fit=Fit(cutting.fit),
+        filter=cutting.filter,
+        longest_edge=cutting.longest_edge,
+        splits=cutting.splits,
+        most_crops=cutting.most_crops,
+        marker=vision.marker,
+        around=vision.around,
+    )
 
 
 def _cache_groups(known: Timed) -> tuple[CachePages, ...]:

@@ -70,7 +70,9 @@ class _Decoder(_Mode):
     def of(cls, files: ModelFiles, load: Load) -> Self:
         format = WeightFormat.parse(load.quantize)
         max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
-        bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch), load.max_batch, max_context)
+        vision = files.config.vision
+        whole = vision.num_rows if vision is not None and vision.both_ways else 0  # tokens that one step has beside all other sequences
+        bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch + whole), load.max_batch, max_context)
         kv_dtype = _kv_dtype(load.kv_dtype, format)
         least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)
         return cls(files, format, _numerics(load), bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context), least_context)

@@ -197,8 +197,7 @@ class SeeingModel(CompiledModel):
         self._seer = seer
 
     def run(self, batch: StepBatch) -> Logits:
-        at, rows = self._seer.look(batch.seen)
-        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, at, rows)
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen))
         return Logits(logits)
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from server.api.answer.respond import Pieces
 from server.api.answer.shapes import LlamaPiece, LlamaTokenIds, Text, TokenIds
 from server.api.context import Caller, Context, caller
-from server.api.openai.chat import Conversation, conversation_of, render_prompt
+from server.api.openai.chat import Conversation, conversation_of, marker_of, written_prompt
 from server.api.request.fields import check_unknown, ignored_header
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import check_ids, context_of, invalid, off_loop
@@ -17,7 +17,8 @@ from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
-from server.models.model import Loaded
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
 
 MAX_TOKENS = 1 << 17  # encode this many tokens even if the context is shorter, so that a client sees by how much a text is too long
 PIECE = 4096
@@ -33,8 +34,8 @@ def router(context: Context) -> APIRouter:
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Return the token ids of a text, or of a conversation. With `content` the answer has llama.cpp's shape."""
         ignored = check_unknown(body, strict=strict)
-        _, loaded = context.serve(request, body.model)
-        text, special = await _text(body, loaded, caller(request))
+        model, loaded = context.serve(request, body.model)
+        text, special = await _text(body, model, loaded, caller(request), context.settings)
         write = _tokenized if body.content is None else _with_pieces
         pieces = await off_loop(len(text), lambda: write(text, body, loaded, special=special))
         return Pieces(pieces, ignored_header(ignored))
@@ -97,7 +98,7 @@ def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
     return encode(answer)
 
 
-async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, bool]:
+async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[str, bool]:
     """Return the text to encode, and whether to put the model's special tokens around it."""
     if [body.prompt, body.messages, body.content].count(None) != 2:
         raise invalid("prompt", "expected one of prompt, messages and content")
@@ -109,14 +110,15 @@ async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, b
     if body.messages is None:
         return body.prompt or "", body.add_special_tokens is not False
 
-    def make() -> Conversation:
-        check_sizes(body)
-        chat = ChatBody(
-            messages=body.messages or [],
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-        )
-        return conversation_of(chat, functions_among(body.tools))
+    def make(chat: ChatBody) -> Conversation:
+        check_sizes(body.model_copy(update={"messages": chat.messages}))
+        return conversation_of(chat, functions_among(body.tools), marker_of(loaded))
 
-    return await render_prompt(make, loaded, who), bool(body.add_special_tokens)
+    chat = ChatBody(
+        messages=body.messages,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    text, _ = await written_prompt(chat, model, loaded, who, settings, make)
+    return text, bool(body.add_special_tokens)

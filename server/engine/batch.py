@@ -157,5 +157,5 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
             start, stop = max(placed.start, item.start), min(placed.stop, item.stop)
             if start < stop:
                 at, row = int(first) + start - item.start, start - placed.start
-                found.append(Seen(placed.crop.pixels, placed.key, at, row, stop - start))
+                found.append(Seen(placed.crop.pixels, placed.key, at, row, stop - start, placed.stop - 1))
     return tuple(found)

@@ -40,6 +40,9 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             "model with a larger kv_cache_bytes",
         )
     params = submit.params
+    if params.prompt_logprobs is not None and crops and limits.seeing is not None and limits.seeing.both_ways:
+        text = "prompt_logprobs is given with images, whose tokens this model computes in one step; ask without prompt_logprobs"
+        raise RequestError(ErrorCode.INVALID_VALUE, text)
     marks = tuple((placed.start, placed.crop.digest) for placed in crops)
     request = Request(submit, arrival, crops=crops, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
     for choice in range(submit.num_choices):

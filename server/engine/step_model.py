@@ -50,6 +50,7 @@ class Seen:
     at: int
     row: int
     count: int
+    last: int = 0  # position of the last token of the crop in its sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class SeeingLimits:
     crop_bytes: int
     crop_tokens: int  # tokens of the prompt that read a crop's rows
     image_token: int
-    cost: int  # prompt tokens that take about as long as encoding a crop
+    cost: int  # prompt tokens that take about as long as encoding a crop: an estimate for the time before that is measured
+    both_ways: bool = False  # the tokens of a crop attend to each other in both directions, so all of them are in one step
 
 
 @dataclass(frozen=True, slots=True)

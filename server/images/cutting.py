@@ -1,8 +1,9 @@
-"""Cut an image into the crops that a model sees, as the image processor of Idefics3 does.
+"""Cut an image into the crops that a model sees, as the image processors of transformers do.
 
-The image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's edge, and cut
-into crops. A last crop shows the whole image. Pillow scales bytes with weights that are rounded to integers, so the pixels are the same on
-every machine.
+For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
+edge, and cut into crops. For InternVL, it is scaled to the grid of crops that fits its proportions best. In both, a last crop shows the
+whole image. Other models see one crop: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so
+the pixels are the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from server.messages import Fit
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_EDGE = 4096  # of an image before its edges become multiples of a crop's edge
+MOST_RATIO = 64  # of the longer edge to the shorter one in an image that is scaled as a whole before its middle is cut out
 
 Size = tuple[int, int]  # width and height
 
@@ -24,8 +28,11 @@ class Plan:
     """How images are cut."""
 
     crop_size: int  # pixels of an edge of a crop
-    longest_edge: int
-    splits: bool  # False: there is only the crop of the whole image
+    fit: Fit
+    filter: int  # number of the filter in Pillow
+    longest_edge: int = 0
+    splits: bool = False  # False: there is only the crop of the whole image
+    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +73,52 @@ def divisible_size(size: Size, crop_size: int) -> Size:
     return ceil(max(int(height * ratio), 1) / crop_size) * crop_size, height
 
 
+def best_grid(size: Size, edge: int, most_crops: int) -> Grid:
+    """Return the grid of at most `most_crops` crops whose proportions are nearest to those of the image. Of two equally near ones, return
+    the larger one if the image has more than half as many pixels as it."""
+    width, height = size
+    shapes = ((columns, rows) for columns in range(1, most_crops + 1) for rows in range(1, most_crops // columns + 1))
+    best, nearest = Grid(1, 1), float("inf")
+    for columns, rows in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+        distance = abs(width / height - columns / rows)
+        if distance < nearest or (distance == nearest and 2 * width * height > edge * edge * columns * rows):
+            best, nearest = Grid(rows, columns), distance
+    return best
+
+
+def middle_of(image: Image, edge: int, filter: int) -> Image:
+    """Return the middle of an image after its shorter edge has become `edge`. Of a very long image, only the middle is scaled, which gives
+    nearly the same bytes, because the whole could take too much memory."""
+    shorter = min(image.size)
+    if max(image.size) > MOST_RATIO * shorter:
+        starts = [(length - shorter) / 2 for length in image.size]
+        left, top = starts
+        return image.resize((edge, edge), filter, box=(left, top, left + shorter, top + shorter))
+    width, height = (edge if length == shorter else int(edge * length / shorter) for length in image.size)
+    x, y = (width - edge) // 2, (height - edge) // 2
+    return image.resize((width, height), filter).crop((x, y, x + edge, y + edge))
+
+
 def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[bytes]]:
     """Return the crops of an image in RGB: line by line, and at last the whole."""
-    from PIL.Image import Resampling
 
     def resized(image: Image, size: Size) -> Image:
-        return image if image.size == size else image.resize(size, Resampling.LANCZOS)
+        return image if image.size == size else image.resize(size, plan.filter)
 
     edge = plan.crop_size
-    image = resized(image, scaled_size(image.size, plan.longest_edge))
+    if plan.fit is Fit.CENTRE:
+        return Grid(0, 0), [middle_of(image, edge, plan.filter).tobytes()]
+    if plan.fit is Fit.TILES:
+        image = resized(image, scaled_size(image.size, plan.longest_edge))
     if not plan.splits:
         return Grid(0, 0), [resized(image, (edge, edge)).tobytes()]
-    size, grid = divisible_size(image.size, edge), Grid(0, 0)
-    image, parts = resized(image, size), []
-    if size != (edge, edge):
-        grid = Grid(size[1] // edge, size[0] // edge)
-        places = ((column * edge, row * edge) for row in range(grid.rows) for column in range(grid.columns))
-        parts = [image.crop((x, y, x + edge, y + edge)).tobytes() for x, y in places]
-    return grid, [*parts, resized(image, (edge, edge)).tobytes()]
+    if plan.fit is Fit.TILES:
+        image = cut = resized(image, divisible_size(image.size, edge))
+    else:
+        grid = best_grid(image.size, edge, plan.most_crops)
+        cut = resized(image, (grid.columns * edge, grid.rows * edge))
+    grid, whole = Grid(cut.height // edge, cut.width // edge), resized(image, (edge, edge)).tobytes()
+    if grid == Grid(1, 1):
+        return Grid(0, 0), [whole]
+    places = ((column * edge, row * edge) for row in range(grid.rows) for column in range(grid.columns))
+    return grid, [*(cut.crop((x, y, x + edge, y + edge)).tobytes() for x, y in places), whole]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.images.cutting import Plan, crops_of
-from server.messages import Crop
+from server.messages import Crop, Fit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,7 +66,7 @@ class Decoding:
 
     def warm(self) -> None:
         with suppress(ImportError):
-            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 16, splits=True))
+            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, Fit.TILES, filter=1, longest_edge=16, splits=True))
 
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)

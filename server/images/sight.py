@@ -1,9 +1,12 @@
 """Write images into the prompt of a vision model, and hold the decoder of its images.
 
 In texts and prompts, a marker stands for an image until the prompt is rendered. It is the text of the image token, which no text of a
-client may contain. Then each marker becomes the tokens of the image's crops, as Idefics3 and SmolVLM were trained:
+client may contain. Where a token begins an image, the marker is the text of this token, which the chat template writes. Then each marker
+becomes the tokens of the image's crops. Idefics3 and SmolVLM were trained with
 
     a fake token, the place of the crop, its image tokens; a line break after each row of crops; at last the same for the whole image
+
+Others were trained with the image tokens of all crops, and with texts before and after them that the family names.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from server.errors import INVALID_VALUE, ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder, Picture
 from server.interfaces import Tokenizer
-from server.messages import Vision
+from server.messages import Fit, Vision
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 
@@ -24,18 +27,21 @@ AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 class Sight:
     vision: Vision
     marker: str
+    image_text: str  # text of the image token
     decoder: ImageDecoder
 
     @staticmethod
     def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
-        """Return what a model sees, or None if its vocabulary lacks the image token."""
-        marker = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
-        return Sight(vision, marker, decoder) if marker else None
+        """Return what a model sees, or None if its vocabulary lacks the image token or the marker."""
+        image = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
+        has_marker = not vision.marker or vision.marker.encode() in tokenizer.special_texts.values()
+        return Sight(vision, vision.marker or image, image, decoder) if image and has_marker else None
 
     def plan(self, detail: str | None) -> Plan:
         """Return how an image is cut. With detail `low`, the model sees only the whole."""
         vision = self.vision
-        return Plan(vision.crop_size, vision.longest_edge, vision.splits and detail != "low")
+        splits = vision.splits and detail != "low"
+        return Plan(vision.crop_size, vision.fit, vision.filter, vision.longest_edge, splits, vision.most_crops)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt with the tokens of each image in place of its marker."""
@@ -52,7 +58,10 @@ class Sight:
         return "".join(found)
 
     def _written(self, picture: Picture) -> str:
-        tokens = self.marker * self.vision.crop_tokens
+        tokens = self.image_text * self.vision.crop_tokens
+        if self.vision.fit is not Fit.TILES:
+            begin, end = self.vision.around
+            return f"{begin}{tokens * len(picture.crops)}{end}"
         rows = [
             "".join(f"{AROUND}<row_{row + 1}_col_{column + 1}>{tokens}" for column in range(picture.columns)) + "\n"
             for row in range(picture.rows)

@@ -33,6 +33,7 @@ from server.messages import (
     Submit,
     TokenEvent,
     TokenLogprob,
+    Vision,
 )
 from server.text.pairs import PairTemplate
 from server.text.templates.meter import Limits
@@ -93,10 +94,17 @@ class NullTemplate:
         lines = [f"<tools>{json.dumps(tools)}"] if tools else []
         for message in messages:
             calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in _list(message.get("tool_calls")))
-            lines.append(f"<|{message['role']}|>{message.get('content') or ''}{calls}")
+            lines.append(f"<|{message['role']}|>{_shown(message.get('content'))}{calls}")
         if add_generation_prompt and not continue_final_message:
             lines.append("<|assistant|>" + str((variables or {}).get("opening", "")))
         return "\n".join(lines)
+
+
+def _shown(content: object) -> str:
+    """Return a content as text, in which the first special token stands for an image."""
+    if not isinstance(content, list):
+        return str(content or "")
+    return "".join(part["text"] if part["type"] == "text" else "<s>" for part in _list(content))
 
 
 def _list(value: object) -> list[Any]:
@@ -184,6 +192,7 @@ class NullScript:
     kv_cache_bytes: int = 1 << 20
     facts: Facts = NO_FACTS
     label: QualityLabel | None = None
+    vision: Vision | None = None
 
 
 class NullWorker:
@@ -242,6 +251,7 @@ class NullWorker:
             pair_prompt=script.pair_prompt,
             facts=script.facts,
             label=script.label,
+            vision=script.vision,
         )
         return self.ready
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,16 +17,30 @@ from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
 from tests.e2e.test_group_bits import check_after_kills
-from tests.golden.make_idefics3 import CROP, IMAGE, ROWS, TOKENS
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "idefics3"
+from tests.golden.vision import SUBJECTS, Subject
 
 pytestmark = pytest.mark.xdist_group("bits of images")
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16"])
-def model(request: pytest.FixtureRequest) -> LoadedModel:
-    return load_model(Load("m", str(GOLDEN), request.param, max_batch=32), lambda _stage, _fraction: None)
+@pytest.fixture(
+    scope="module",
+    params=[("idefics3", "f32"), ("idefics3", "bf16"), ("gemma3", "f32"), ("gemma3", "bf16"), ("llava", "bf16"), ("internvl", "bf16")],
+    ids="-".join,
+)
+def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
+    name, format = request.param
+    subject = SUBJECTS[name]
+    return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def subject(loaded: tuple[Subject, LoadedModel]) -> Subject:
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
+    return loaded[1]
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +54,22 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
     return fresh
 
 
-def crop(seed: int) -> Crop:
-    pixels = np.random.default_rng(seed).integers(0, 256, CROP * CROP * 3, dtype=np.uint8).tobytes()
+def crop(subject: Subject, seed: int) -> Crop:
+    pixels = np.random.default_rng(seed).integers(0, 256, subject.crop * subject.crop * 3, dtype=np.uint8).tobytes()
     return Crop(pixels, blake2b(pixels, digest_size=16).digest())
 
 
 @pytest.fixture(scope="module")
-def submits() -> list[Submit]:
+def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
     """Return requests of which several have the same images, and several have the same tokens and other images."""
     rng, found = random.Random(1), []
-    words = [number for number in range(len(TOKENS)) if number != IMAGE]
+    words = [number for number in range(len(subject.tokens)) if number != subject.image]
+    scored = None if model.step_model.limits.seeing.both_ways else 1  # images whose tokens are in one step have no scores of the prompt
     for i in range(24):
         prompt, crops = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
         for _ in range(rng.choice((0, 1, 2, 5))):
-            crops.append(crop(rng.randrange(3)))
-            prompt += [*rng.sample(words, rng.choice((0, 2))), *[IMAGE] * ROWS]
+            crops.append(crop(subject, rng.randrange(3)))
+            prompt += [*rng.sample(words, rng.choice((0, 2))), *[subject.image] * subject.rows]
         prompt += rng.sample(words, 3)
         params = SamplingParams(
             max_tokens=rng.randrange(12, 30),
@@ -63,7 +77,7 @@ def submits() -> list[Submit]:
             seed=rng.getrandbits(63),
             ignore_eos=True,
             logprobs=rng.choice((None, 2)),
-            prompt_logprobs=rng.choice((None, None, 1)),
+            prompt_logprobs=rng.choice((None, None, scored)),
         )
         found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), crops=tuple(crops)))
     return found
@@ -84,8 +98,9 @@ def test_in_chunks(rig, submits, alone, chunk: int) -> None:
 
 
 def test_after_preemptions(rig, submits, alone, model) -> None:
-    (pages,) = model.step_model.limits.groups
-    check_after_preemptions(rig(groups=(replace(pages, num_pages=14),)), submits, alone)
+    groups = model.step_model.limits.groups
+    few = tuple(replace(group, num_pages=14) if group.window is None else group for group in groups)
+    check_after_preemptions(rig(groups=few), submits, alone)
 
 
 def test_after_kills(rig, submits, alone) -> None:
@@ -94,24 +109,24 @@ def test_after_kills(rig, submits, alone) -> None:
     check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
 
 
-def test_images_are_not_encoded_again(rig, model, monkeypatch) -> None:
+def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
     """A crop is encoded once for all requests of one salt, and once more for another salt."""
     encoded: list[int] = []
     seer = model.step_model._seer
     encode = seer._encoded
     monkeypatch.setattr(seer, "_encoded", lambda crops: encoded.append(len(crops)) or encode(crops))
     worker, params = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    first = Submit("a", (1, *[IMAGE] * ROWS, 2), params, crops=(crop(0),))
+    first = Submit("a", (1, *[subject.image] * subject.rows, 2), params, crops=(crop(subject, 0),))
     worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
     assert encoded == [1]
     worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
     assert encoded == [1, 1]
 
 
-def test_equal_tokens_with_other_images_share_no_prefix(rig) -> None:
+def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
-    prompt = (*range(20), *[IMAGE] * ROWS, *range(20))
-    first, second = (Submit(name, prompt, params, crops=(crop(seed),)) for name, seed in (("a", 0), ("b", 1)))
+    prompt = (*range(20), *[subject.image] * subject.rows, *range(20))
+    first, second = (Submit(name, prompt, params, crops=(crop(subject, seed),)) for name, seed in (("a", 0), ("b", 1)))
     worker = rig()
     outcomes = worker.run([first]) | worker.run([second])
     assert worker.engine.scheduler.pool.num_found_tokens == 16  # the page before the image
@@ -137,24 +152,34 @@ def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, al
 
 
 @pytest.mark.parametrize(
-    ("prompt", "crops", "text"),
+    ("num_tokens", "gap", "crops", "text"),
     [
-        ((IMAGE,) * ROWS, 0, f"has {ROWS} image tokens ({IMAGE}); 0 crops of images take 0"),
-        ((IMAGE,) * (ROWS - 1), 1, f"1 crops of images take {ROWS}"),
-        ((1, 2), 1, "has 0 image tokens"),
-        ((IMAGE, 1, *[IMAGE] * (ROWS - 1)), 1, "have others between them"),
+        (9, 9, 0, "has 9 image tokens ({image}); 0 crops of images take 0"),
+        (8, 8, 1, "1 crops of images take 9"),
+        (0, 0, 1, "has 0 image tokens"),
+        (9, 1, 1, "have others between them"),
     ],
 )
-def test_prompts_that_do_not_fit_their_images_are_refused(rig, prompt: tuple[int, ...], crops: int, text: str) -> None:
-    failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), crops=(crop(0),) * crops))
+def test_prompts_that_do_not_fit_their_images_are_refused(rig, subject, num_tokens: int, gap: int, crops: int, text: str) -> None:
+    prompt = (*[subject.image] * gap, 1, *[subject.image] * (num_tokens - gap))
+    failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), crops=(crop(subject, 0),) * crops))
     assert failure.code is ErrorCode.INVALID_VALUE
-    assert text in failure.message
+    assert text.format(image=subject.image) in failure.message
 
 
-def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig) -> None:
-    small = Submit("r", (IMAGE,) * ROWS, SamplingParams(max_tokens=3), crops=(Crop(b"abc", b"d"),))
-    assert "a crop has 3 bytes; expected 6912" in _failure(rig(), small).message
-    assert "image tokens" in _failure(rig(), Embed("e", (1, IMAGE))).message
+def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig, subject) -> None:
+    small = Submit("r", (subject.image,) * subject.rows, SamplingParams(max_tokens=3), crops=(Crop(b"abc", b"d"),))
+    assert f"a crop has 3 bytes; expected {3 * subject.crop**2}" in _failure(rig(), small).message
+    assert "image tokens" in _failure(rig(), Embed("e", (1, subject.image))).message
+
+
+def test_scores_of_a_prompt_whose_images_are_in_one_step_are_refused(rig, subject, model) -> None:
+    params = SamplingParams(max_tokens=3, prompt_logprobs=0)
+    scored = Submit("r", (subject.image,) * subject.rows, params, crops=(crop(subject, 0),))
+    if model.step_model.limits.seeing.both_ways:
+        assert "prompt_logprobs is given with images" in _failure(rig(), scored).message
+    else:
+        assert rig().run([scored])["r", 0].prompt_logprobs
 
 
 def _failure(worker: Rig, message: Submit | Embed) -> Failed:

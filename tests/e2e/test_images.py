@@ -1,5 +1,5 @@
 """End-to-end tests of images, with the official clients and a real server that serves a small random SmolVLM: its texts mean nothing, but
-they are those of transformers (`make_idefics3.py`), and the same however they are asked for."""
+they are those of transformers (`make_vision.py`), and the same however they are asked for."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from typing import Any
 
 import anthropic
 import httpx
-import numpy as np
 import ollama
 import openai
 import pytest
 
 from tests.conftest import DemoServer, serving_demo
-from tests.golden.make_idefics3 import CONVERSATIONS, IMAGE, ROWS, SIZES, TOKENS
+from tests.golden.vision import CONVERSATIONS, SUBJECTS, Subject
 from tests.server.images.files import data_url, encoded, image
 
-MODEL = Path(__file__).parents[1] / "golden" / "idefics3"
-ARRAYS = dict(np.load(MODEL / "golden.npz"))
-FILES = [ARRAYS[f"image_{number}"].tobytes() for number in range(len(SIZES))]
+MODEL = SUBJECTS["idefics3"]
+ARRAYS, FILES, IMAGE, ROWS, TOKENS = MODEL.arrays, MODEL.files, MODEL.image, MODEL.rows, MODEL.tokens
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "skip_special_tokens": False, "return_token_ids": True}}
 pytestmark = pytest.mark.xdist_group("vision server")
 
@@ -56,7 +54,7 @@ def files() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(cache_folder: Path, files: str) -> Iterator[DemoServer]:
     options = "--quantize", "f32", "--max-images", "4", "--max-image-pixels", "1000000", "--image-host", f"private+{files}"
-    with serving_demo(cache_folder, str(MODEL), *options) as server:
+    with serving_demo(cache_folder, str(MODEL.folder), *options) as server:
         yield server
 
 
@@ -71,14 +69,14 @@ def part(file: bytes, **options: Any) -> Any:
     return {"type": "image_url", "image_url": {"url": data_url(file), **options}}
 
 
-def asked(number: int) -> list[Any]:
+def asked(number: int, subject: Subject = MODEL) -> list[Any]:
     """Return the messages of a conversation of the golden."""
     text, images = CONVERSATIONS[number]
-    return [{"role": "user", "content": [*(part(FILES[image]) for image in images), {"type": "text", "text": text}]}]
+    return [{"role": "user", "content": [*(part(subject.files[image]) for image in images), {"type": "text", "text": text}]}]
 
 
-def answered(client: openai.OpenAI, messages: list[Any], num_tokens: int = 32, **options: Any) -> Any:
-    return client.chat.completions.create(model="idefics3", messages=messages, max_tokens=num_tokens, **{**GREEDY, **options})
+def answered(client: openai.OpenAI, messages: list[Any], num_tokens: int = 64, **options: Any) -> Any:
+    return client.chat.completions.create(**{"model": "idefics3", "messages": messages, "max_tokens": num_tokens, **GREEDY, **options})
 
 
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
@@ -87,6 +85,28 @@ def test_answers_are_those_of_transformers(client: openai.OpenAI, number: int) -
     assert answer.prompt_token_ids == ARRAYS[f"prompt_{number}"].tolist()
     assert answer.choices[0].token_ids == ARRAYS[f"continuation_{number}"].tolist()
     assert answer.usage.prompt_tokens == len(ARRAYS[f"prompt_{number}"])
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava", "llava_siglip", "internvl"])
+def test_other_families_answer_what_transformers_answers(cache_folder: Path, name: str) -> None:
+    """Each of them sees two images in a conversation, several conversations at a time, and the same after its worker was killed."""
+    subject = SUBJECTS[name]
+    transport = openai.DefaultHttpxClient(verify=False)
+    with (
+        serving_demo(cache_folder, str(subject.folder), "--quantize", "f32") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client,
+        ThreadPoolExecutor(len(CONVERSATIONS)) as pool,
+    ):
+        for kill in (False, True):
+            asking = [pool.submit(answered, client, asked(number, subject), model=name) for number in range(len(CONVERSATIONS))]
+            if kill:
+                kill_worker(server)
+            for number, answer in enumerate(future.result() for future in asking):
+                assert answer.prompt_token_ids == subject.arrays[f"prompt_{number}"].tolist()
+                assert answer.choices[0].token_ids == subject.arrays[f"continuation_{number}"].tolist()
+        body = {"messages": [{"role": "user", "content": f"a {subject.image_text} here"}], "max_tokens": 1}
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, verify=False)
+        assert (refused.status_code, subject.image_text in refused.json()["error"]["message"]) == (400, name != "gemma3")
 
 
 def test_an_image_of_an_allowed_host_is_fetched(client: openai.OpenAI, files: str) -> None:
@@ -164,6 +184,7 @@ def test_the_other_apis_see_the_same(server: DemoServer, client: openai.OpenAI) 
 def test_descriptions_of_the_model_name_vision(server: DemoServer) -> None:
     shown = httpx.post(f"{server.url}/api/show", json={"model": "idefics3"}, timeout=60, verify=False).json()
     assert "vision" in shown["capabilities"]
+    assert httpx.get(f"{server.url}/v1/models/idefics3", timeout=60, verify=False).json()["sees"]
     assert httpx.get(f"{server.url}/props", timeout=60, verify=False).json()["modalities"]["vision"]
 
 
@@ -178,15 +199,25 @@ def test_tokens_of_images_are_counted(server: DemoServer) -> None:
     assert answer.json()["input_tokens"] == len(ARRAYS["prompt_0"])
 
 
+def test_the_prompt_of_a_conversation_with_images_is_tokenised(server: DemoServer) -> None:
+    body = {"messages": asked(1), "add_generation_prompt": True}
+    answer = httpx.post(f"{server.url}/tokenize", json=body, timeout=60, verify=False)
+    assert answer.json()["tokens"] == ARRAYS["prompt_1"].tolist()
+
+
 def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.OpenAI) -> None:
     questions = [[{"role": "user", "content": [part(encoded(image(100 + 9 * seed, 80, seed)))]}] for seed in range(6)]
     alone = [answered(client, question).choices[0].token_ids for question in questions]
     with ThreadPoolExecutor(6) as pool:
         together = [pool.submit(answered, client, question) for question in questions]
-        for child in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
-            if "deploy.worker" in Path(f"/proc/{child}/cmdline").read_text():
-                os.kill(int(child), signal.SIGKILL)
+        kill_worker(server)
         assert [future.result().choices[0].token_ids for future in together] == alone
+
+
+def kill_worker(server: DemoServer) -> None:
+    for child in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
+        if "deploy.worker" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(int(child), signal.SIGKILL)
 
 
 HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0\xe8\xb0\xbe\xb5"

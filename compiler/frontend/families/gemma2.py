@@ -38,9 +38,9 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_gemma(fields: Fields) -> ModelConfig:
     """Read the fields that Gemma 2 and Gemma 3 have in common."""
-    act = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
-    fields.skip("hidden_act")  # hidden_activation overrides it
-    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act=act))
+    fields.skip("hidden_act")  # only hidden_activation counts
+    fields.fill(hidden_activation="gelu_pytorch_tanh")
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act="hidden_activation"))
     bias = fields.flag("attention_bias", False)
     return replace(
         config,

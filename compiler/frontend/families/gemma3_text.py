@@ -1,28 +1,68 @@
-"""Gemma 3: Gemma 2 without soft caps, with a norm per head, and with a separate rope in layers with a window. Of multimodal models, only
-the decoder is served."""
+"""Gemma 3: Gemma 2 without soft caps, with a norm per head, and with a separate rope in layers with a window. Most models also see: they
+have a SigLIP encoder, a connector that averages neighbouring patches, and attention in both directions among the tokens of an image."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from compiler.frontend.config import EncoderConfig, ModelConfig, read_softcap, read_windows, text_fields
+from compiler.frontend.cutting import STRETCHED
 from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, NORMS, completed_by, read_gemma
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, sandwiched
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
+from compiler.frontend.towers import SIGLIP, check_tokens, read_tower
+from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
 BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose config.json has the model type gemma3_text
 # MULTIMODAL_SIZES has the defaults of the text_config in multimodal models.
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
+BEGIN = "<start_of_image>"  # text that begins an image
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
 
 
 def read(fields: Fields) -> ModelConfig:
-    if fields.text("model_type") == MULTIMODAL:
-        fields = text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES})
+    if fields.text("model_type") != MULTIMODAL:
+        return _read_text(fields)
+    vision = _read_vision(fields) if fields.raw("vision_config") else None  # files of decoders alone may keep an empty one
+    config = _read_text(text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES}))
+    if vision is None or config.encoder is not None:
+        return config
+    check_tokens(fields, vision, config.vocab_size, IMAGE_TOKENS)
+    if (least := min((window for window in config.windows if window is not None), default=vision.num_rows)) < vision.num_rows:
+        text = f"at most {least}, the sliding_window, because the tokens of an image attend to all of them"
+        raise fields.error("mm_tokens_per_image", text)
+    return replace(config, vision=vision)
+
+
+def _read_vision(fields: Fields) -> Vision:
+    num_tokens = fields.integer("mm_tokens_per_image", 256)
+    inner = fields.fields("vision_config", SIGLIP)
+    edge = inner.integer("image_size") // inner.integer("patch_size")
+    rows_per_edge = math.isqrt(num_tokens)
+    if rows_per_edge**2 != num_tokens or edge % rows_per_edge:
+        raise fields.error("mm_tokens_per_image", f"the square of a divisor of the {edge} patches of an edge")
+    return read_tower(
+        fields,
+        Tower.SIGLIP,
+        SIGLIP,
+        connector=Connector.AVERAGED,
+        merge=edge // rows_per_edge,
+        image_token=fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 262_144)),
+        cutting=STRETCHED,
+        marker=BEGIN,
+        around=(f"\n\n{BEGIN}", "<end_of_image>\n\n"),
+        both_ways=True,
+        is_optional=True,
+    )
+
+
+def _read_text(fields: Fields) -> ModelConfig:
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     config = replace(

@@ -26,8 +26,12 @@ class Places:
     """Where the tokens of a step are, as attention sees it: the sequence and the position of each token, and each sequence's pages."""
 
     seq_ids: Var
-    positions: Var
+    positions: Var  # [tokens], or [tokens, 2]: the first and the last position that each token sees
     page_tables: Var
+
+    @property
+    def has_first_positions(self) -> bool:
+        return len(_shape(self.positions)) > 1
 
 
 def in_chunks(net: Net, whole: Places, size: int, most_tokens: int, max_context: int) -> Places:

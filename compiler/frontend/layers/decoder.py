@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
+from compiler.frontend.layers.both_ways import spans
 from compiler.frontend.layers.chunks import Places, in_chunks
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.layers.xielu import xielu
@@ -61,7 +62,7 @@ class Batch:
         heard = () if self.heard is None else (self.heard,)
         held = (var for cache in (*self.caches, *self.states, *heard) for var in cache.held)
         pages = (cache.pages for cache in heard)
-        seen = () if self.seen is None else (self.seen.at, self.seen.rows)
+        seen = () if self.seen is None else self.seen.params
         return self.tokens, self.positions, *slots, self.seq_ids, *tables, *states, *pages, *rows, *seen, *held
 
 
@@ -100,6 +101,11 @@ class SeenRows:
 
     at: Var  # indices of these tokens in the step
     rows: Var  # what is read in place of their embeddings: see `compiler/frontend/seeing.py`
+    lasts: Var | None  # the last position of the image of each of these tokens, if the tokens of an image attend to all of them
+
+    @property
+    def params(self) -> tuple[Var, ...]:
+        return (self.at, self.rows) if self.lasts is None else (self.at, self.rows, self.lasts)
 
 
 Cache = KVCache | StateCache
@@ -120,7 +126,8 @@ class Step:
     appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])
     layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
-    places: dict[Cache, Places] = field(default_factory=dict["Cache", Places])  # of the caches of layers with chunks
+    # per cache and window: where attention finds the tokens, if that is not where they are
+    places: dict[tuple[Cache, int], Places] = field(default_factory=dict["tuple[Cache, int]", Places])
     heard: Places | None = None  # where attention finds the audio: see `heard_places`
     attended: list[Var] = field(default_factory=list[Var])  # [hidden rows, frames], one per aligned head: see `attention_to_audio`
 
@@ -132,15 +139,18 @@ class Step:
             self.angles[rope] = self.net.field(both, 0), self.net.field(both, 1)
         return self.angles[rope]
 
-    def places_of(self, cache: KVCache, chunk: int) -> Places:
-        """Return where attention to a cache finds the tokens of this step. `chunk` is the size of the layer's chunks, or 0."""
-        whole = Places(self.batch.seq_ids, self.batch.positions, cache.page_tables)
-        if not 0 < chunk < self.max_context:
+    def places_of(self, cache: KVCache, window: int) -> Places:
+        """Return where attention to a cache finds the tokens of this step. `window` is the window or the chunk of the layer, or 0."""
+        whole, seen = Places(self.batch.seq_ids, self.batch.positions, cache.page_tables), self.batch.seen
+        if seen is not None and seen.lasts is not None:
+            if (cache, window) not in self.places:
+                self.places[cache, window] = replace(whole, positions=spans(self.net, whole.positions, seen.at, seen.lasts, window))
+        elif not (self.config.chunked and 0 < window < self.max_context):
             return whole
-        if cache not in self.places:
+        elif (cache, window) not in self.places:
             assert isinstance(self.t.upper, int), self.t
-            self.places[cache] = in_chunks(self.net, whole, chunk, self.t.upper, self.max_context)
-        return self.places[cache]
+            self.places[cache, window] = in_chunks(self.net, whole, window, self.t.upper, self.max_context)
+        return self.places[cache, window]
 
     def heard_places(self) -> Places:
         """Return where attention finds the frames of each sequence. Every token attends to all frames."""
@@ -345,7 +355,7 @@ def mix(layer: Layer, q: Var) -> Var:
     """Attend to the cache. Return each head's weighted sum of values: [tokens, heads, size of a value]."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     (cache, index), window = layer.cache, c.windows[layer.number] or 0
-    places = step.places_of(cache, window if c.chunked else 0)
+    places = step.places_of(cache, window)
     pages, *scales = step.appended[cache]
     sinks = [net.vector(layer.name(SINKS), c.num_heads)] if c.sinks else []
     return net.call(
@@ -359,7 +369,7 @@ def mix(layer: Layer, q: Var) -> Var:
         *scales,
         *sinks,
         scale=c.attention_scale,
-        window=window,
+        window=0 if places.has_first_positions else window,
         softcap=c.attention_softcap or 0.0,
         value_size=layer.heads.value_size or 0,
         exact=not net.rounds,
@@ -468,4 +478,11 @@ def activated(layer: Layer, x: Var) -> Var:
     if kind is Activation.RELU2:
         positive = net.call(RELU, x)
         return net.call(MULTIPLY, positive, positive)
-    return xielu(net, x, layer.name("mlp.act_fn")) if kind is Activation.XIELU else net.call(ACTIVATIONS[kind], x)
+    return xielu(net, x, layer.name("mlp.act_fn")) if kind is Activation.XIELU else plain_activation(net, kind, x)
+
+
+def plain_activation(net: Net, kind: Activation, x: Var) -> Var:
+    """Apply an activation without weights to each element."""
+    if kind is Activation.QUICK_GELU:
+        return net.call(MULTIPLY, x, net.call(SIGMOID, net.scale(x, 1.702)))
+    return net.call(ACTIVATIONS[kind], x)

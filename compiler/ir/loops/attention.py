@@ -35,9 +35,10 @@ class Attention:
         score = capped(scale * queries[t, h] . key) + bias        capped(x) = softcap * tanh(x / softcap), or x where softcap is 0
 
     Token `t` belongs to sequence `sequences[t]`, and query head `h` reads kv head `h // (heads / kv_heads)`. With `positions` the mask is
-    causal: a token sees the positions up to its own; with a window, it sees only the last `window` of these. Without `positions`, a token
-    sees its whole sequence. A sink is the score of a key without a value. `bias[h, m + d]` applies to a key `d` positions after the query
-    (`d` is negative for earlier keys); distances beyond `m`, in either direction, are clamped to `m`.
+    causal: a token sees the positions up to its own; with a window, it sees only the last `window` of these. With two columns, `positions`
+    has the first and the last position that each token sees. Without `positions`, a token sees its whole sequence. A sink is the score of a
+    key without a value. `bias[h, m + d]` applies to a key `d` positions after the query (`d` is negative for earlier keys); distances
+    beyond `m`, in either direction, are clamped to `m`.
 
     The node is the whole body of its function until a schedule replaces it. ops/attention/plain.py defines its meaning.
     """
@@ -47,9 +48,14 @@ class Attention:
     sequences: Buffer = holds(Holds.BUFFER)  # [tokens]
     out: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size of a value]
     scale: float
-    positions: Buffer | None = holds(Holds.BUFFER, default=None)  # [tokens]
+    positions: Buffer | None = holds(Holds.BUFFER, default=None)  # [tokens] or [tokens, 2]
     window: int = 0
     softcap: float = 0.0
     sinks: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads]
     bias: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads, 2 * m + 1]
     exact: bool = False  # whether a schedule must not round queries and weights to bf16
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether positions have the first and the last position that each token sees."""
+        return self.positions is not None and len(self.positions.shape) == 2

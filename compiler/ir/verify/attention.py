@@ -35,6 +35,7 @@ WITHOUT_VALUES: dict[str, tuple[str, ...]] = {  # the extents that differ in a c
     "cache": ("layers", "1", *LAYOUTS["cache"][2:]),
     "scales": ("layers", "1", *LAYOUTS["scales"][2:]),
 }
+SPANS = {"positions": ("tokens", "2")}  # the extents of positions that have the first and the last position that each token sees
 INTEGERS = frozenset(("sequences", "positions", "tables", "starts"))
 
 
@@ -64,6 +65,7 @@ def _operands(node: Attention | Paged | Ragged) -> Iterator[tuple[str, Buffer]]:
 def _layouts(node: Attention) -> Iterator[str]:
     known: dict[str, tuple[Dim, str]] = {}
     changed = {} if not isinstance(node.keys, Paged) or node.keys.has_values else WITHOUT_VALUES
+    changed = {**changed, **SPANS} if node.has_spans else changed
     for field, buffer in _operands(node):
         layout = changed.get(field, LAYOUTS[field])
         if len(buffer.shape) != len(layout):
@@ -114,5 +116,7 @@ def _parameters(node: Attention) -> Iterator[str]:
             yield f"out {node.out.name} has values of {value_size} elements, expected at most {size}, the size of a key"
     if node.positions is None and isinstance(node.keys, Paged):
         yield "positions are missing, and pages do not tell how long a sequence is; expected one position per token"
+    if node.has_spans and node.window:
+        yield f"window is {node.window} and positions have two columns, expected 0"
     if node.positions is None and node.window:
         yield f"window is {node.window} and positions are missing, expected one position per token"

@@ -1,8 +1,9 @@
 """Attention over the paged KV cache of kv_cache.py.
 
 Token `t` is at position `positions[t]` of sequence `seq_ids[t]`. It attends to all positions of its sequence up to its own position; with a
-window, only to the last `window` of those positions. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache
-has only keys, and a value is the first `value_size` elements of its key.
+window, only to the last `window` of those positions. If `positions` is [tokens, 2], its columns are the first and the last position that
+each token attends to, and there is no window. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache has
+only keys, and a value is the first `value_size` elements of its key.
 
 Over pages of bf16, a back end may round queries and weights to bf16, to multiply them by its own units. If the attribute `exact` is true,
 it must not.
@@ -40,7 +41,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         raise AnnotationError(f"attribute value_size is {value_size}, expected at most {size}, the size of a key")
     wants_int(tensor_operand(args, 2, "page_tables", ndim=2, layout="[sequences, pages]"), "page_tables")
     check_per_token(args, 3, "seq_ids", tokens)
-    check_per_token(args, 4, "positions", tokens)
+    _check_positions(args, tokens, int_attr(attrs, "window"))
     check_layer(args[5])
     first = 6  # index of the optional operands: scales if the cache is i8, then sinks
     if cache.dtype is DType.I8:
@@ -51,6 +52,20 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         if sinks.shape is not None and heads is not None:
             agree(heads, sinks.shape[0], "the length of sinks")
     return q if not value_size or q.shape is None else TensorType((*q.shape[:2], Dim.of(value_size)), q.dtype)
+
+
+def _check_positions(args: tuple[Type, ...], tokens: Dim | None, window: int) -> None:
+    type_ = args[4]
+    if not isinstance(type_, TensorType) or type_.ndim != 2:
+        check_per_token(args, 4, "positions", tokens)
+        return
+    shape = wants_int(type_, "positions").shape
+    if window:
+        raise AnnotationError(f"attribute window is {window}, expected 0, because positions have the first position of each token")
+    if shape is not None:
+        agree(Dim.of(2), shape[1], "the number of columns of positions")
+        if tokens is not None:
+            agree(tokens, shape[0], "the length of positions")
 
 
 def _attention_node(operands: Operands) -> Nest:
@@ -74,7 +89,7 @@ def _attention_node(operands: Operands) -> Nest:
     )
     tokens, heads, size = q.shape
     in_pages = cache.shape[0], Dim.of(1 if attrs["value_size"] else 2), *cache.shape[2:4]
-    wanted: dict[int, tuple[Dim, ...]] = {1: (*in_pages, size * PAGE), 3: (tokens,), 4: (tokens,)}
+    wanted: dict[int, tuple[Dim, ...]] = {1: (*in_pages, size * PAGE), 3: (tokens,), 4: (tokens, *positions.shape[1:])}
     if place_of_scales is not None:
         wanted[place_of_scales] = (*in_pages, Dim.of(PAGE))
     if sinks is not None:
@@ -103,9 +118,10 @@ def _attention_numpy(
     keys = cache[layer, 0].reshape(*pages_shape, q.shape[2], PAGE)
     values = np.swapaxes(keys[:, :, :value_size], 2, 3) if value_size else cache[layer, 1].reshape(*pages_shape, PAGE, q.shape[2])
     group = q.shape[1] // keys.shape[1]
-    for t, (s, position) in enumerate(zip(seq_ids, positions, strict=True)):
-        low = max(0, position - window + 1) if window else 0
-        at = np.arange(low, position + 1)
+    lasts = positions[:, 1] if positions.ndim == 2 else positions
+    firsts = positions[:, 0] if positions.ndim == 2 else np.maximum(0, positions - window + 1) if window else 0 * positions
+    for t, (s, first, last) in enumerate(zip(seq_ids, firsts, lasts, strict=True)):
+        at = np.arange(first, last + 1)
         pages, offsets = tables[s, at // PAGE], at % PAGE
         k = keys[pages, :, :, offsets].astype(np.float32)  # [positions, kv_heads, size]
         v = values[pages, :, offsets, :].astype(np.float32)

@@ -16,6 +16,7 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, Kernel, cast, exp, largest, maximum, tanh, total
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer, key_index, value_index
+from compiler.ops.attention.reach import first_position, last_position
 
 F32, I64 = DType.F32, DType.I64
 
@@ -49,8 +50,8 @@ def plain_attention(node: Attention) -> Stmt:
         start = end = Dim.of(0)
         if isinstance(source, Ragged):
             start, end = text_bounds(k, k.array(source.starts), sequence, tokens)
-        own = t - start if positions is None else k.let("position", cast(positions[t], I64))
-        low = dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0)
+        own = t - start if positions is None else k.let("position", last_position(positions, t))
+        low = Dim.of(0) if positions is None else first_position(k, node, positions, t, own)
         count = end - start if positions is None else own + 1 - low
 
         def at(position: Dim) -> CachedKey | RaggedKey:

@@ -212,6 +212,7 @@ class RequestDefaults(TypedDict):
     """The values that apply to fields which a request leaves out."""
 
     chats: NotRequired[bool]  # whether the model generates and has a chat template
+    sees: NotRequired[bool]  # whether messages may have images
     sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
     defaults: NotRequired[Mapping[str, Any]]  # other fields, but for the chat template
 

@@ -95,13 +95,13 @@ async def written_prompt(
     """Return the prompt of a conversation, and the crops of its images. `make` checks the body, and converts it for the template."""
     seen, pictures = await pictures_of(body, model, loaded, settings)
     if make is None:
-        text = await render_prompt(lambda: conversation_of(seen, tool_use(seen).tools, _marker_of(loaded)), loaded, who)
+        text = await render_prompt(lambda: conversation_of(seen, tool_use(seen).tools, marker_of(loaded)), loaded, who)
     else:
         text = await render_prompt(lambda: make(seen), loaded, who)
     return (text if loaded.sight is None else loaded.sight.expanded(text, pictures)), crops_of(pictures)
 
 
-def _marker_of(loaded: Loaded) -> str | None:
+def marker_of(loaded: Loaded) -> str | None:
     return None if loaded.sight is None else loaded.sight.marker
 
 
@@ -110,7 +110,7 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
     check_sizes(body)
     if body.truncate_prompt_tokens is None:
         _check_conversation(body, loaded)
-    return conversation_of(body, tool_use(body).tools, _marker_of(loaded))
+    return conversation_of(body, tool_use(body).tools, marker_of(loaded))
 
 
 def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, crops: tuple[Crop, ...] = ()) -> ChatPlan:

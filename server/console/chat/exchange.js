@@ -1,7 +1,7 @@
 /* Conversations as files and links. A link holds the shown branch itself, behind the #, which browsers send to no server. */
 
 import {newConversation, newId, path} from "./conversation.js";
-import {withFiles} from "./attachments.js";
+import {imageOf, imagesOf, withFiles} from "./attachments.js";
 import {NUMBERS, TEXTS} from "./options.js";
 
 const ROLES = new Set(["user", "assistant", "tool"]);
@@ -12,7 +12,7 @@ const MOST_CHARS = 8 << 20;  // of an unpacked link
 export function asMarkdown(conversation) {
   const parts = path(conversation).map(node => {
     const calls = (node.calls ?? []).map(call => `\`\`\`json\n${JSON.stringify({name: call.name, arguments: call.arguments}, null, 2)}\n\`\`\`\n`);
-    return `## ${{user: "You", assistant: node.model ?? "Assistant", tool: "Tool"}[node.role]}\n\n${[withFiles(node.content, node.files), ...calls].filter(Boolean).join("\n\n")}\n`;
+    return `## ${{user: "You", assistant: node.model ?? "Assistant", tool: "Tool"}[node.role]}\n\n${[...imagesOf(node.files).map(({name, image}) => `![${name.replace(/[[\]]/g, "")}](${image})`), withFiles(node.content, node.files), ...calls].filter(Boolean).join("\n\n")}\n`;
   });
   const system = conversation.options?.system?.trim() ? [`## System prompt\n\n${conversation.options.system.trim()}\n`] : [];
   return [`# ${conversation.title}\n`, ...system, ...parts].join("\n");
@@ -60,12 +60,18 @@ function nodeOf(node, id, ids) {
   const parent = node.parent === null || node.parent === undefined ? null : ids.get(node.parent);
   if (parent === undefined) throw new Error("a message follows one that is absent");
   const common = {id, parent, role: node.role, created: Number.isFinite(node.created) ? node.created : Date.now(), content: textOf(node.content)};
-  if (node.role === "user") return {...common, files: listOf(node.files).map(file => ({name: textOf(file.name), text: textOf(file.text)}))};
+  if (node.role === "user") return {...common, files: listOf(node.files).map(fileOf)};
   if (node.role === "tool") {
     return {...common, call: textOf(node.call), name: textOf(node.name), ...typeof node.approve === "boolean" ? {approve: node.approve} : {}};
   }
   const calls = listOf(node.calls).map(call => ({id: textOf(call.id), name: textOf(call.name), arguments: textOf(call.arguments), ...ofServer(call)}));
   return {...common, reasoning: textOf(node.reasoning), calls, model: textOf(node.model), finish: textOf(node.finish) || "stop"};
+}
+
+function fileOf({name, text, image}) {
+  if (image === undefined) return {name: textOf(name), text: textOf(text)};
+  if (!imageOf(image)) throw new Error(`the image ${JSON.stringify(textOf(name))} is not the URL of a PNG, JPEG, WebP or GIF`);
+  return {name: textOf(name), image};
 }
 
 /* Throw an Error if a message follows itself. */

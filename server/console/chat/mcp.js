@@ -1,8 +1,10 @@
 /* Answers with tools of MCP servers. The server calls them, so such answers come from /v1/responses. */
 
 import {stream} from "../core/api.js";
-import {withFiles} from "./attachments.js";
+import {contentOf} from "./attachments.js";
 import {asFields} from "./options.js";
+
+const PARTS = {image: url => ({type: "input_image", image_url: url}), text: text => ({type: "input_text", text})};
 
 /* Return the names of the MCP servers of the options. */
 export const serversOf = options => (options.mcp ?? "").split(",").map(name => name.trim()).filter(Boolean);
@@ -34,7 +36,7 @@ function bodyOf(nodes, model, options) {
 
 /* Return the items of a node. An answer that came from here has its own. `asked`: the ids of all items, since imported answers have none. */
 function itemsOf(node, asked) {
-  if (node.role === "user") return [{role: "user", content: withFiles(node.content, node.files)}];
+  if (node.role === "user") return [{role: "user", content: contentOf(node.content, node.files, PARTS)}];
   if (node.role === "tool") {
     if (node.approve === undefined) return [{type: "function_call_output", call_id: node.call, output: node.content}];
     return asked.has(node.call) ? [{type: "mcp_approval_response", approval_request_id: node.call, approve: node.approve}] : [];

@@ -1,7 +1,7 @@
 /* Convert a branch of a conversation to a request, and the stream of its answer to a node. */
 
 import {ask, stream} from "../core/api.js";
-import {withFiles} from "./attachments.js";
+import {contentOf, imagesOf, withFiles} from "./attachments.js";
 import {path} from "./conversation.js";
 import {answerWithTools, serversOf} from "./mcp.js";
 import {asFields, toolsOf} from "./options.js";
@@ -9,6 +9,8 @@ import {asFields, toolsOf} from "./options.js";
 const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
 
 const CONTINUED = 256;  // tokens by which a text is continued if no limit is set: few base models end a text by themselves
+
+const PARTS = {image: url => ({type: "image_url", image_url: {url}}), text: text => ({type: "text", text})};
 
 export function messagesOf(nodes, options) {
   const system = options.system?.trim() ? [{role: "system", content: options.system}] : [];
@@ -20,7 +22,7 @@ function message(node) {
     case "tool":
       return node.approve === undefined ? [{role: "tool", tool_call_id: node.call, content: node.content}] : [];
     case "user":
-      return [{role: "user", content: withFiles(node.content, node.files)}];
+      return [{role: "user", content: contentOf(node.content, node.files, PARTS)}];
     default: {
       const calls = (node.calls ?? []).filter(call => !call.server).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
       if (!node.content && !calls.length) return [];  // the answer failed, or was stopped before it began
@@ -61,8 +63,10 @@ function requestOf(nodes, model, options) {
   return ["/v1/completions", {model: model.id, prompt: textOf(nodes), max_tokens: CONTINUED, ...stream, ...truncate, ...fields}];
 }
 
-/* Return the text that a model without a chat template continues. A message after an answer begins a line. */
+/* Return the text that a model without a chat template continues. A message after an answer begins a line. Throw an Error if there are images,
+   which such a model does not see. */
 export function textOf(nodes) {
+  if (nodes.some(node => imagesOf(node.files).length)) throw new Error("The conversation has images, and this model only reads text. Choose a model with vision.");
   return nodes.map(({role, content, files}, at) => role === "user" && at > 0 ? `\n${withFiles(content, files)}` : withFiles(content, files)).join("");
 }
 

@@ -32,7 +32,10 @@ export class ChatView {
       isEmpty: () => !this.attachments?.files.length,
       up: () => this.#editLast(),
     });
-    this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, () => { this.composer.enable(); this.#countSoon(); });
+    this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, {
+      model: () => app.model,
+      changed: () => { this.composer.enable(); this.#countSoon(); },
+    });
     find("#prompts").addEventListener("click", () => openPrompts({use: text => this.composer.insert(text), draft: this.composer.text}));
     find("#share").addEventListener("click", () => openShare(this.conversation));
     find("#show-keys").addEventListener("click", openKeys);
@@ -85,6 +88,7 @@ export class ChatView {
     const {app, conversation} = this;
     const run = this.#runs.get(conversation?.id), nodes = conversation ? path(conversation) : [];
     this.composer.show({isRunning: run !== undefined, isReady: app.model !== null, continues: app.model?.chats === false});
+    this.attachments.show();
     find("#share").hidden = !nodes.length;
     this.root.querySelector(".messages").setAttribute("aria-busy", String(run !== undefined));
     if (!nodes.length) {

@@ -34,6 +34,7 @@ class Measured:
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
+    crop_s: float = 0.0  # seconds to encode a crop of an image; 0: not measured
 
 
 class StepCosts:
@@ -107,7 +108,9 @@ class Pace:
         self._costs = StepCosts(measured.steps)
         chunk = self._costs.efficient(max_tokens)
         self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
-        self._context_tokens = 0.0 if chunk is None else measured.context_s * chunk / self._costs(chunk)
+        tokens_per_s = 0.0 if chunk is None else chunk / self._costs(chunk)
+        self._context_tokens = measured.context_s * tokens_per_s
+        self._crop_tokens = max(1, round(measured.crop_s * tokens_per_s)) if measured.crop_s else 0
         self._owed_s = 0.0  # seconds by which idle sequences may lengthen the steps of others from now on
         self._alone_s = 0.0  # seconds of the steps of idle sequences alone since the last step of others
 
@@ -149,6 +152,10 @@ class Pace:
     def context_tokens(self, context: int) -> int:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""
         return int(self._context_tokens * context)
+
+    def crop_tokens(self, estimated: int) -> int:
+        """Return the number of prompt tokens that cost as much as encoding a crop of an image, or the estimate if that was not measured."""
+        return self._crop_tokens or estimated
 
 
 def extrapolated_s(steps: Mapping[int, float], size: int) -> float:

@@ -261,7 +261,7 @@ class Scheduler:
             num_tokens = len(seq.token_ids) + seq.num_awaited
             if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue):
                 continue  # its last token is awaited, or it was preempted just now, or its prompt is not computed
-            count = min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens)
+            count = self._whole(seq, min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens))
             if seq.is_idle:
                 left_for_idle = (self._left_for_idle() if left_for_idle is None else left_for_idle) - count
                 if left_for_idle < 0:
@@ -275,6 +275,7 @@ class Scheduler:
         if seq.is_idle:
             count = min(count, self._left_for_idle())
         count = self._affordable(seq, count, budget)
+        count = self._whole(seq, count)
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
             # A step has max_seqs rows at most. Rows that were computed before a preemption do not count.
@@ -325,6 +326,21 @@ class Scheduler:
                 return cut
         return count
 
+    def _whole(self, seq: Sequence, count: int) -> int:
+        """Return how many of the next `count` tokens to plan, so that no crop is divided whose tokens attend to each other in both
+        directions. Tokens before a crop are planned without it. A chunk that begins with a crop has all of it, even beyond the budget; if
+        this step has no place for it, return 0."""
+        seeing, start = self.limits.seeing, seq.num_computed
+        if seeing is None or not seeing.both_ways or count < 1:
+            return count
+        for placed in seq.request.crops:
+            if placed.start < start + count < placed.stop:
+                if placed.start > start:
+                    return placed.start - start
+                whole = placed.stop - start
+                return whole if whole <= self.limits.max_tokens - self._open.num_tokens else 0
+        return count
+
     def _seeing_cost(self, seq: Sequence, start: int, stop: int) -> int:
         """Return the cost of encoding the crops of images that the tokens start .. stop are the first to read, in prompt tokens. A
         sequence that begins within a crop, after tokens of the prefix cache, is one of them."""
@@ -332,7 +348,9 @@ class Scheduler:
         if seeing is None or not crops or start >= crops[-1].stop:
             return 0
         begins = start == seq.num_reused
-        return seeing.cost * sum(placed.start < stop and (placed.start >= start or (begins and placed.stop > start)) for placed in crops)
+        return self.pace.crop_tokens(seeing.cost) * sum(
+            placed.start < stop and (placed.start >= start or (begins and placed.stop > start)) for placed in crops
+        )
 
     # --- admission and preemption ----------------------------------------------------------------------------------------
 

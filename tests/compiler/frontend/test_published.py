@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compiler.frontend.config import Activation
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import read_json
 from compiler.frontend.quantized.source import methods_of
@@ -78,3 +79,19 @@ def test_yarn_multiplies_the_usual_factor_by_attn_factor() -> None:
 
 def test_dual_chunk_attention_limits_the_context_to_one_chunk() -> None:
     assert parse_config(PUBLISHED["Qwen2.5-7B-1M"]).max_context == 262_144 - 8192
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "places", "num_layers"),
+    [("gemma-3-4b-it", 256, 4096, 27), ("gemma-3-12b-unsloth", 256, 4096, 27), ("llava-1.5-7b", 576, 577, 23)],
+)
+def test_published_models_see_as_their_papers_say(name: str, rows: int, places: int, num_layers: int) -> None:
+    vision = parse_config(PUBLISHED[name]).vision
+    assert vision is not None
+    assert (vision.num_rows, vision.num_places, vision.num_layers) == (rows, places, num_layers)
+
+
+@pytest.mark.parametrize("name", [name for name, config in PUBLISHED.items() if config["model_type"].startswith("gemma")])
+def test_no_gemma_has_another_activation(name: str) -> None:
+    """Files of some models do not state it."""
+    assert parse_config(PUBLISHED[name]).activation is Activation.GELU_TANH

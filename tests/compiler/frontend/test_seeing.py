@@ -1,10 +1,11 @@
-"""A small vision model computes what transformers computes (`make_idefics3.py`), with the same bits in every batch."""
+"""Small vision models compute what transformers computes (`make_vision.py`), with the same bits in every batch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,145 +16,180 @@ from numpy.typing import NDArray
 from compiler.bind import bind_values, bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.config import Vision
 from compiler.frontend.cutting import read_cutting
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.registry import parse_config
+from compiler.frontend.registry import load_config, parse_config
 from compiler.frontend.seeing import ENTRY as SEE
+from compiler.frontend.seeing import most_crops
+from compiler.frontend.vision import Fit, Vision
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
-from tests.golden.make_idefics3 import CONFIG, CONVERSATIONS, IMAGE, PROCESSOR, SIZES
+from tests.golden.vision import CONVERSATIONS, SIZES, SUBJECTS, Subject
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "idefics3"
-ARRAYS = dict(np.load(GOLDEN / "golden.npz"))
-BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=256)
+BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
 F32 = WeightFormat(32)
 NUM_PAGES = 1 + BOUNDS.max_context // 16
+IDEFICS3 = SUBJECTS["idefics3"]
+CONFIG = IDEFICS3.config
 Call = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def files() -> ModelFiles:
-    return open_files(GOLDEN)
+@dataclass(frozen=True)
+class Looker:
+    """A program of a small model, and how it is called."""
+
+    subject: Subject
+    files: ModelFiles
+    call: Call
+
+    @property
+    def vision(self) -> Vision:
+        assert self.files.config.vision is not None
+        return self.files.config.vision
+
+    def seen(self, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the rows of crops, [rows, size], three crops a call."""
+        if not len(crops):
+            return np.empty((0, self.files.config.hidden_size), np.float32)
+        return seen(self.call, self.vision, crops)
+
+    def stepped(self, ids: Sequence[int], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
+        """Return the logits of all tokens of a sequence that is computed in chunks. `rows` are read in the places of image tokens."""
+        groups = groups_of(self.files.config, DType.F32, BOUNDS.max_context)
+        caches = [np.full(shape, np.nan, np.float32) for group in groups for shape, _ in group.arrays(NUM_PAGES)]
+        table = np.arange(1, NUM_PAGES, dtype=np.int32)[None]
+        found: list[NDArray[np.float32]] = []
+        places = np.flatnonzero(np.array(ids) == self.subject.image)[: len(rows)]
+        each = self.vision.num_rows
+        lasts = np.repeat(places[each - 1 :: each], each)  # of the image of each place
+        start = 0
+        while start < len(ids):
+            stop = min(start + chunk, len(ids))
+            if self.vision.both_ways:  # no chunk ends within an image
+                stop = max([stop, *(lasts[(places >= start) & (places < stop)] + 1)])
+            tokens = np.array(ids[start:stop], np.int32)
+            positions = np.arange(start, stop, dtype=np.int32)
+            slots = table[0, positions // 16] * 16 + positions % 16
+            ends = np.array([0, len(tokens)], np.int32)
+            step = step_arguments(groups, tokens, positions, ends, np.zeros_like(positions), [slots] * len(groups), [table] * len(groups))
+            mine = (places >= start) & (places < stop)
+            every = np.arange(len(tokens), dtype=np.int32)
+            for part in np.split(every, range(BOUNDS.max_seqs, len(every), BOUNDS.max_seqs)):
+                at, none = (places[mine] - start).astype(np.int32), np.empty(0, np.int32)
+                own = (lasts[mine].astype(np.int32),) if self.vision.both_ways else ()
+                found.append(self.call(BOTH, *step, part, none, at, rows[mine], *own, *caches)[0])
+            start = stop
+        return np.concatenate(found)
+
+
+def seen(call: Call, vision: Vision, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+    rows: list[NDArray[np.float32]] = []
+    for first in range(0, len(crops), 3):
+        some = crops[first : first + 3].reshape(-1, vision.crop_size, vision.crop_size * 3)
+        starts = np.arange(len(some) + 1, dtype=np.int32) * vision.num_places
+        rows.append(call(SEE, some, np.repeat(np.arange(len(some), dtype=np.int32), vision.num_places), starts.astype(np.int32)))
+    return np.concatenate(rows)
 
 
 def built(files: ModelFiles) -> Any:
     return build_step(files.config, dtypes_of(files.weights), BOUNDS, DType.F32, F32, entry=BOTH)
 
 
-@pytest.fixture(scope="module")
-def interpreted(files: ModelFiles) -> Call:
+@cache
+def interpreted(name: str) -> Looker:
+    files = open_files(SUBJECTS[name].folder)
     module = built(files)
     interpreter = Interpreter(module)
-    return lambda entry, *args: interpreter.call(entry, *args, *(files.weights.read(p.name) for p in module.graph(entry).weights))
+
+    def call(entry: str, *args: Any) -> Any:
+        return interpreter.call(entry, *args, *(files.weights.read(p.name) for p in module.graph(entry).weights))
+
+    return Looker(SUBJECTS[name], files, call)
 
 
-@pytest.fixture(scope="module")
-def compiled(files: ModelFiles) -> Call:
+@cache
+def compiled(name: str) -> Looker:
+    files = open_files(SUBJECTS[name].folder)
     executable = compile_module(built(files))
     session = Session(executable, device_threads=2)
     for entry in (BOTH, SEE):
         bind_weights(session, executable, entry, files.weights)
-    return session.call
+    return Looker(SUBJECTS[name], files, session.call)
 
 
-@pytest.fixture(scope="module", params=["interpreted", "compiled"])
-def call(request: pytest.FixtureRequest) -> Call:
-    return request.getfixturevalue(request.param)
+@pytest.fixture(params=SUBJECTS)
+def looker(request: pytest.FixtureRequest) -> Looker:
+    return compiled(request.param)
 
 
-def seen(call: Call, vision: Vision, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the rows of crops, [rows, size], three crops a call."""
-    rows: list[NDArray[np.float32]] = []
-    for first in range(0, len(crops), 3):
-        some = crops[first : first + 3].reshape(-1, vision.crop_size, vision.crop_size * 3)
-        starts = np.arange(len(some) + 1, dtype=np.int32) * vision.num_patches
-        rows.append(call(SEE, some, np.repeat(np.arange(len(some), dtype=np.int32), vision.num_patches), starts.astype(np.int32)))
-    return np.concatenate(rows)
+@pytest.fixture(params=[interpreted, compiled])
+def either(request: pytest.FixtureRequest, looker: Looker) -> Looker:
+    return request.param(looker.subject.name)
 
 
-def stepped(call: Call, files: ModelFiles, ids: Sequence[int], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
-    """Return the logits of all tokens of a sequence that is computed in chunks. `rows` are read in the places of image tokens."""
-    groups = groups_of(files.config, DType.F32, BOUNDS.max_context)
-    caches = [np.full(shape, np.nan, np.float32) for group in groups for shape, _ in group.arrays(NUM_PAGES)]
-    table = np.arange(1, NUM_PAGES, dtype=np.int32)[None]
-    found: list[NDArray[np.float32]] = []
-    places = np.flatnonzero(np.array(ids) == IMAGE)[: len(rows)]
-    for start in range(0, len(ids), chunk):
-        tokens = np.array(ids[start : start + chunk], np.int32)
-        positions = np.arange(start, start + len(tokens), dtype=np.int32)
-        slots = table[0, positions // 16] * 16 + positions % 16
-        ends = np.array([0, len(tokens)], np.int32)
-        step = step_arguments(groups, tokens, positions, ends, np.zeros_like(positions), [slots], [table])
-        mine = (places >= start) & (places < start + chunk)
-        every = np.arange(len(tokens), dtype=np.int32)
-        for part in np.split(every, range(BOUNDS.max_seqs, len(every), BOUNDS.max_seqs)):
-            at, none = (places[mine] - start).astype(np.int32), np.empty(0, np.int32)
-            found.append(call(BOTH, *step, part, none, at, rows[mine], *caches)[0])
-    return np.concatenate(found)
+@pytest.fixture
+def files() -> ModelFiles:
+    return open_files(IDEFICS3.folder)
 
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
-def test_rows_of_crops_are_those_of_transformers(call: Call, files: ModelFiles, number: int) -> None:
-    assert files.config.vision is not None
-    rows = seen(call, files.config.vision, ARRAYS[f"crops_{number}"])
-    assert np.abs(rows - ARRAYS[f"rows_{number}"]).max() < 2e-4
+def test_rows_of_crops_are_those_of_transformers(either: Looker, number: int) -> None:
+    arrays = either.subject.arrays
+    assert np.abs(either.seen(arrays[f"crops_{number}"]) - arrays[f"rows_{number}"]).max() < 2e-4
 
 
-def conversation(number: int) -> tuple[list[int], NDArray[np.uint8]]:
+def conversation(subject: Subject, number: int) -> tuple[list[int], NDArray[np.uint8]]:
     """Return the tokens of a conversation with its continuation, and its crops."""
-    crops = [ARRAYS[f"crops_{image}"] for image in CONVERSATIONS[number][1]]
-    ids = [*ARRAYS[f"prompt_{number}"].tolist(), *ARRAYS[f"continuation_{number}"].tolist()]
-    return ids, np.concatenate([np.empty((0, 48, 48, 3), np.uint8), *crops])
-
-
-def rows_of(call: Call, files: ModelFiles, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-    assert files.config.vision is not None
-    return seen(call, files.config.vision, crops) if len(crops) else np.empty((0, files.config.hidden_size), np.float32)
+    arrays, edge = subject.arrays, subject.crop
+    crops = [arrays[f"crops_{image}"] for image in CONVERSATIONS[number][1]]
+    ids = [*arrays[f"prompt_{number}"].tolist(), *arrays[f"continuation_{number}"].tolist()]
+    return ids, np.concatenate([np.empty((0, edge, edge, 3), np.uint8), *crops])
 
 
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
-def test_compiled_code_answers_what_transformers_answers(compiled: Call, files: ModelFiles, number: int) -> None:
-    ids, crops = conversation(number)
-    num_prompt = len(ARRAYS[f"prompt_{number}"])
-    logits = stepped(compiled, files, ids[:-1], rows_of(compiled, files, crops), chunk=256)[num_prompt - 1 :]
-    assert np.abs(logits - ARRAYS[f"logits_{number}"]).max() < 5e-4
-    assert logits.argmax(axis=1).tolist() == ARRAYS[f"continuation_{number}"].tolist()
+def test_compiled_code_answers_what_transformers_answers(looker: Looker, number: int) -> None:
+    (ids, crops), arrays = conversation(looker.subject, number), looker.subject.arrays
+    num_prompt = len(arrays[f"prompt_{number}"])
+    logits = looker.stepped(ids[:-1], looker.seen(crops), chunk=256)[num_prompt - 1 :]
+    assert np.abs(logits - arrays[f"logits_{number}"]).max() < 5e-4
+    assert logits.argmax(axis=1).tolist() == arrays[f"continuation_{number}"].tolist()
 
 
-def test_a_crop_has_the_same_rows_beside_others(compiled: Call, files: ModelFiles) -> None:
-    assert files.config.vision is not None
-    crops = np.concatenate([ARRAYS[f"crops_{number}"] for number in range(len(SIZES))])
-    together = seen(compiled, files.config.vision, crops)
+def test_a_crop_has_the_same_rows_beside_others(looker: Looker) -> None:
+    crops = np.concatenate([looker.subject.arrays[f"crops_{number}"] for number in range(len(SIZES))])
+    together = looker.seen(crops)
     for number, rows in enumerate(np.split(together, len(crops))):
-        np.testing.assert_array_equal(seen(compiled, files.config.vision, crops[number : number + 1]), rows)
+        np.testing.assert_array_equal(looker.seen(crops[number : number + 1]), rows)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50])
-def test_an_image_in_chunks_has_the_same_bits(compiled: Call, files: ModelFiles, chunk: int) -> None:
-    ids, crops = conversation(1)
-    rows = rows_of(compiled, files, crops)
-    np.testing.assert_array_equal(stepped(compiled, files, ids, rows, chunk=chunk), stepped(compiled, files, ids, rows, chunk=256))
+def test_an_image_in_chunks_has_the_same_bits(looker: Looker, chunk: int) -> None:
+    ids, crops = conversation(looker.subject, 1)
+    rows = looker.seen(crops)
+    np.testing.assert_array_equal(looker.stepped(ids, rows, chunk=chunk), looker.stepped(ids, rows, chunk=256))
 
 
-def test_the_file_of_the_processor_is_read(tmp_path: Path) -> None:
-    def written(name: str, value: object) -> Path:
-        (tmp_path / name).write_text(json.dumps(value))
-        return tmp_path
+def written(folder: Path, name: str, value: object) -> Path:
+    (folder / name).write_text(json.dumps(value))
+    return folder
 
+
+def test_the_file_of_the_processor_is_read(tmp_path: Path, files: ModelFiles) -> None:
+    vision, processor = files.config.vision, IDEFICS3.processor
+    assert vision is not None
     with pytest.raises(ConfigError, match="has no preprocessor_config"):
-        read_cutting(tmp_path, 48)
-    later = read_cutting(written("processor_config.json", {"image_processor": PROCESSOR}), 48)
-    found = read_cutting(written("preprocessor_config.json", PROCESSOR), 48)
+        read_cutting(tmp_path, vision)
+    later = read_cutting(written(tmp_path, "processor_config.json", {"image_processor": processor}), vision)
+    found = read_cutting(written(tmp_path, "preprocessor_config.json", processor), vision)
     assert later == found
     assert (found.longest_edge, found.splits, found.mean) == (144, True, (0.5, 0.4, 0.6))
-    assert not read_cutting(written("preprocessor_config.json", {**PROCESSOR, "do_image_splitting": False}), 48).splits
+    assert not read_cutting(written(tmp_path, "preprocessor_config.json", {**processor, "do_image_splitting": False}), vision).splits
     for name, value in (
         ("resample", 3),
         ("do_normalize", False),
@@ -162,7 +198,85 @@ def test_the_file_of_the_processor_is_read(tmp_path: Path) -> None:
         ("image_mean", [0.5]),
     ):
         with pytest.raises(ConfigError, match=name.removeprefix("max_image_").removesuffix("_size") if name == "size" else "expected"):
-            read_cutting(written("preprocessor_config.json", {**PROCESSOR, name: value}), 48)
+            read_cutting(written(tmp_path, "preprocessor_config.json", {**processor, name: value}), vision)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gemma3", "do_pan_and_scan", True),
+        ("gemma3", "resample", 0),
+        ("gemma3", "size", {"height": 48, "width": 96}),
+        ("gemma3", "image_seq_length", 256),
+        ("llava", "size", {"shortest_edge": 336}),
+        ("llava", "crop_size", {"height": 48, "width": 24}),
+        ("llava", "do_center_crop", False),
+        ("llava", "do_pad", True),
+        ("internvl", "min_patches", 2),
+        ("internvl", "max_patches", 0),
+        ("internvl", "use_thumbnail", False),
+        ("internvl", "size", {"height": 448, "width": 448}),
+    ],
+)
+def test_other_ways_to_make_crops_are_refused(tmp_path: Path, name: str, field: str, value: object) -> None:
+    vision = load_config(SUBJECTS[name].folder).vision
+    assert vision is not None
+    with pytest.raises(ConfigError, match=f"{field} of .* expected"):
+        read_cutting(written(tmp_path, "preprocessor_config.json", {**SUBJECTS[name].processor, field: value}), vision)
+
+
+def test_the_processor_says_how_an_image_fits_a_crop() -> None:
+    fits = {name: vision.cutting.fit for name, subject in SUBJECTS.items() if (vision := load_config(subject.folder).vision) is not None}
+    assert fits == {
+        "idefics3": Fit.TILES,
+        "gemma3": Fit.STRETCHED,
+        "llava": Fit.CENTRE,
+        "llava_siglip": Fit.STRETCHED,
+        "internvl": Fit.GRID,
+    }
+
+
+def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, "config.json", SUBJECTS["gemma3"].config)).vision is None
+    assert parse_config({**SUBJECTS["gemma3"].config, "vision_config": {}}).vision is None
+    with pytest.raises(ConfigError, match="has no preprocessor_config"):
+        load_config(written(tmp_path, "config.json", SUBJECTS["llava"].config))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gemma3", "mm_tokens_per_image", 8),
+        ("gemma3", "mm_tokens_per_image", 16),
+        ("gemma3", "mm_tokens_per_image", 36),
+        ("gemma3", "image_token_index", 500),
+        ("llava", "vision_feature_select_strategy", "full"),
+        ("llava", "vision_feature_layer", [-2, -5]),
+        ("llava", "vision_feature_layer", -4),
+        ("llava", "image_token_index", 91),
+        ("llava_siglip", "vision_feature_select_strategy", "default"),
+        ("internvl", "downsample_ratio", 0.3),
+        ("internvl", "vision_feature_layer", -2),
+        ("internvl", "image_token_id", 99),
+    ],
+)
+def test_fields_that_no_program_follows_are_refused(name: str, field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of config"):
+        parse_config({**SUBJECTS[name].config, field: value})
+
+
+@pytest.mark.parametrize(("layer", "count"), [(-1, 3), (-2, 2), (1, 1), (3, 3)])
+def test_llava_reads_the_layer_that_its_configuration_names(layer: int, count: int) -> None:
+    vision = parse_config({**SUBJECTS["llava"].config, "vision_feature_layer": layer}).vision
+    assert vision is not None and vision.num_layers == count
+
+
+def test_few_large_crops_are_encoded_at_once() -> None:
+    inner = {**SUBJECTS["gemma3"].config["vision_config"], "image_size": 896, "patch_size": 14}
+    large = parse_config({**SUBJECTS["gemma3"].config, "vision_config": inner, "mm_tokens_per_image": 4}).vision
+    small = parse_config(SUBJECTS["gemma3"].config).vision
+    assert large is not None and small is not None
+    assert (most_crops(large), most_crops(small)) == (1, 4)
 
 
 @pytest.mark.parametrize(

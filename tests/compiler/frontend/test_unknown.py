@@ -28,10 +28,12 @@ WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma3n", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 WITHOUT_ADVICE |= {
     "idefics3",
+    "internvl",
     "kimi_k2",
     "lfm2_vl",
     "llama4",
     "llama_bidirec",
+    "llava",
     "qwen2_vl",
     "qwen2_vl_text",
     "qwen3_vl_moe",

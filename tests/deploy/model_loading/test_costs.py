@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from deploy.model_loading.costs import measured, step_costs, step_of
-from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
+from server.engine.scheduling.pace import Measured, Pace
+from server.engine.step_model import GroupLimits, Logits, SeeingLimits, StepBatch, StepLimits
 from tests.doubles.model import NullModel
 
 LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, groups=(GroupLimits(100),))
@@ -61,6 +63,43 @@ def test_a_fifo_or_a_folder_that_cannot_be_written_only_costs_the_measurement(tm
     os.mkfifo(tmp_path / "costs")
     assert step_costs(Counted(), tmp_path / "costs")
     assert step_costs(Counted(), tmp_path / "missing" / "costs")
+
+
+SEEING = SeeingLimits(crop_bytes=12, crop_tokens=4, image_token=1, cost=7)
+
+
+class Looking(Counted):
+    """Waits for each crop that it has not seen."""
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__(replace(LIMITS, seeing=SEEING))
+        self.clock, self.known = clock, set[bytes]()
+
+    def run(self, batch: StepBatch) -> Logits:
+        self.clock[0] += 0.001 * len(batch.tokens) + 0.03 * len({one.key for one in batch.seen} - self.known)
+        self.known |= {one.key for one in batch.seen}
+        return super().run(batch)
+
+
+def test_a_crop_of_an_image_has_a_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("deploy.model_loading.costs.time.perf_counter", lambda: clock[0])
+    kept = tmp_path / "costs"
+    costs = step_costs(Looking(clock), kept)
+    assert costs.crop_s == pytest.approx(0.03)
+    assert Pace(128, costs, 1.0).crop_tokens(SEEING.cost) == 30
+    again = Looking(clock)
+    assert step_costs(again, kept) == costs and not again.sizes
+
+
+def test_costs_without_that_of_a_crop_are_measured_again(tmp_path: Path) -> None:
+    kept = tmp_path / "costs"
+    assert step_costs(Counted(), kept).crop_s == 0
+    assert step_costs(Counted(replace(LIMITS, seeing=SEEING)), kept).crop_s > 0
+
+
+def test_without_a_measurement_the_cost_of_a_crop_is_estimated() -> None:
+    assert Pace(128, Measured(), 1.0).crop_tokens(7) == 7
 
 
 def test_few_pages_are_shared() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.messages import Submit
+from server.messages import Fit, Submit, Vision
 from server.models.model import Footprint, FormEstimate
 from server.models.state import ModelSpec
 from tests.doubles.worker import NullScript
@@ -73,6 +73,10 @@ SCRIPTS = {
     "slow": NullScript(answer=said("word " * 500), interval_s=0.01),
     "small": NullScript(answer=said("I have a small context."), max_context=400),
     "other": NullScript(load_s=0.5),
+    "looker": NullScript(
+        answer=said("It is a river."),
+        vision=Vision(crop_size=8, crop_tokens=2, image_token=256, fit=Fit.STRETCHED, filter=2, longest_edge=0, splits=False),
+    ),
 }
 
 

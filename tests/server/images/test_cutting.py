@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from server.images.cutting import Grid, Plan, crops_of, divisible_size, scaled_size
-from tests.golden.make_idefics3 import CROP, LONGEST, SIZES, shown
+from server.images.cutting import Grid, Plan, best_grid, crops_of, divisible_size, scaled_size
+from server.messages import Fit
+from tests.golden.make_vision import shown
+from tests.golden.vision import SIZES, SUBJECTS
 from tests.server.images.files import image
 
-ARRAYS = dict(np.load(Path(__file__).parents[2] / "golden" / "idefics3" / "golden.npz"))
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
+PLANS = {
+    "idefics3": Plan(48, Fit.TILES, LANCZOS, 144, splits=True),
+    "gemma3": Plan(48, Fit.STRETCHED, BILINEAR),
+    "llava": Plan(48, Fit.CENTRE, BICUBIC),
+    "llava_siglip": Plan(52, Fit.STRETCHED, BICUBIC),
+    "internvl": Plan(48, Fit.GRID, BICUBIC, splits=True, most_crops=4),
+}
 
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
-def test_crops_are_the_bytes_of_transformers(number: int) -> None:
-    file = ARRAYS[f"image_{number}"].tobytes()
-    grid, crops = crops_of(shown(file), Plan(CROP, LONGEST, splits=True))
-    expected = ARRAYS[f"crops_{number}"]
-    assert len(crops) == len(expected) == grid.rows * grid.columns + 1
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_crops_are_the_bytes_of_transformers(name: str, number: int) -> None:
+    grid, crops = crops_of(shown(SUBJECTS[name].files[number]), PLANS[name])
+    expected = SUBJECTS[name].arrays[f"crops_{number}"]
+    assert len(crops) == len(expected) == grid.rows * grid.columns + 1  # the crops, and that of the whole
     for found, wanted in zip(crops, expected, strict=True):
         np.testing.assert_array_equal(np.frombuffer(found, np.uint8).reshape(wanted.shape), wanted)
 
 
 def test_without_splitting_there_is_only_the_whole() -> None:
-    grid, (whole,) = crops_of(image(100, 40), Plan(16, 64, splits=False))
+    grid, (whole,) = crops_of(image(100, 40), Plan(16, Fit.TILES, LANCZOS, 64))
     assert (grid, len(whole)) == (Grid(0, 0), 16 * 16 * 3)
 
 
 def test_an_image_of_one_crop_is_not_split() -> None:
-    grid, crops = crops_of(image(100, 100), Plan(16, 16, splits=True))
+    grid, crops = crops_of(image(100, 100), Plan(16, Fit.TILES, LANCZOS, 16, splits=True))
     assert (grid, len(crops)) == (Grid(0, 0), 1)
 
 
@@ -45,8 +53,34 @@ def test_any_size_becomes_crops(size: tuple[int, int]) -> None:
 
 
 def test_a_line_of_pixels() -> None:
-    grid, crops = crops_of(Image.open(io.BytesIO(_line())).convert("RGB"), Plan(16, 64, splits=True))
+    grid, crops = crops_of(Image.open(io.BytesIO(_line())).convert("RGB"), Plan(16, Fit.TILES, LANCZOS, 64, splits=True))
     assert (grid.rows, grid.columns, len(crops)) == (1, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "shape"),
+    [
+        ((448, 448), 12, (1, 1)),
+        ((900, 900), 12, (2, 2)),
+        ((1600, 800), 12, (2, 4)),
+        ((500, 250), 12, (1, 2)),
+        ((1, 5000), 12, (12, 1)),
+        ((3000, 2000), 6, (2, 3)),
+    ],
+)
+def test_a_grid_has_the_proportions_of_the_image(size: tuple[int, int], most: int, shape: tuple[int, int]) -> None:
+    assert best_grid(size, 448, most) == Grid(*shape)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9_999), (9_999, 1), (335, 337), (672, 336), (2, 3), (100, 6_400), (100, 6_401)])
+def test_any_image_has_a_middle(size: tuple[int, int]) -> None:
+    whole, shorter = Image.new("RGB", size, "red"), min(size)
+    x, y = ((edge - shorter) // 2 for edge in size)
+    whole.paste("blue", (x, y, x + shorter, y + shorter))
+    _, (crop,) = crops_of(whole, Plan(48, Fit.CENTRE, BICUBIC))
+    assert len(crop) == 48 * 48 * 3
+    red, _, blue = np.frombuffer(crop, np.uint8).reshape(-1, 3).mean(axis=0)
+    assert blue > 1.5 * red
 
 
 def _line() -> bytes:

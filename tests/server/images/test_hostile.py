@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
 from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder
+from server.messages import Fit
 from tests.server.audio.test_hostile import AT_ONCE, damaged
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
-PLAN = Plan(16, 32, splits=True)
+PLANS = {
+    Fit.TILES: Plan(16, Fit.TILES, filter=1, longest_edge=32, splits=True),
+    Fit.GRID: Plan(16, Fit.GRID, filter=3, splits=True, most_crops=6),
+    Fit.STRETCHED: Plan(16, Fit.STRETCHED, filter=2),
+    Fit.CENTRE: Plan(16, Fit.CENTRE, filter=3),
+}
 
 
+@pytest.mark.parametrize("fit", Fit)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("count", [16, pytest.param(2500, marks=pytest.mark.slow)])
-def test_damaged_images(format: str, count: int) -> None:
+def test_damaged_images(fit: Fit, format: str, count: int) -> None:
     whole = encoded(image(), format)
 
     async def outcome(decoder: ImageDecoder, data: bytes) -> str:
         try:
-            picture = await decoder.decode(data_url(data), PLAN, "url")
+            picture = await decoder.decode(data_url(data), PLANS[fit], "url")
         except ApiError as error:
             assert error.kind.code == "invalid_image"
             return error.message
-        assert len(picture.crops) == picture.rows * picture.columns + 1
+        assert len(picture.crops) == picture.rows * picture.columns + 1 and all(len(crop.pixels) == 768 for crop in picture.crops)
         return ""
 
     async def check() -> list[str]:
@@ -45,3 +53,16 @@ def test_damaged_images(format: str, count: int) -> None:
     assert all(text.startswith("url cannot be decoded: ") for text in found if text)
     assert any(found)
     assert not any("Errno" in text for text in found)  # a call opens no files, not even to import a module
+
+
+@pytest.mark.parametrize("fit", Fit)
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
+def test_long_lines_of_pixels(fit: Fit, size: tuple[int, int]) -> None:
+    """No step makes an image of all proportions large."""
+    line = encoded(image(*size))
+
+    async def check() -> None:
+        picture = await ImageDecoder(1_000_000, 1 << 30, NOWHERE).decode(data_url(line), replace(PLANS[fit], crop_size=448), "url")
+        assert all(len(crop.pixels) == 448 * 448 * 3 for crop in picture.crops)
+
+    asyncio.run(check())

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, cast
+
 import pytest
+from msgspec.structs import replace
 
 from server.errors import ApiError
 from server.images.decoder import ImageDecoder, Picture
 from server.images.sight import Sight
-from server.messages import Crop, Vision
+from server.interfaces import Tokenizer
+from server.messages import Crop, Fit, Vision
 from tests.server.images.files import NOWHERE
 
-SIGHT = Sight(Vision(crop_size=8, crop_tokens=2, longest_edge=16, splits=True, image_token=3), "<image>", ImageDecoder(1, 1 << 30, NOWHERE))
+VISION = Vision(crop_size=8, crop_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
+DECODER = ImageDecoder(1, 1 << 30, NOWHERE)
+SIGHT = Sight(VISION, "<image>", "<image>", DECODER)
 CROP = Crop(b"", b"")
 
 
@@ -24,6 +30,38 @@ def test_an_image_in_parts_is_written_row_by_row() -> None:
 def test_an_image_of_one_crop_is_only_the_whole() -> None:
     found = SIGHT.expanded("<image>", [Picture(0, 0, [CROP])])
     assert found == "<fake_token_around_image><global-img><image><image><fake_token_around_image>"
+
+
+class Words:
+    special_texts: ClassVar = {3: b"<soft>", 4: b"<begin>", 5: b"<end>"}
+
+
+AROUND = {"marker": "<begin>", "around": ("-<begin>", "<end>-")}
+
+
+def sight_of(**changes: Any) -> Sight | None:
+    return Sight.of(replace(VISION, **{"fit": Fit.STRETCHED, "splits": False, **changes}), cast("Tokenizer", Words()), DECODER)
+
+
+def test_texts_around_an_image_are_written() -> None:
+    sight = sight_of(**AROUND)
+    assert sight is not None and sight.marker == "<begin>"
+    assert sight.expanded("a<begin>b", [Picture(0, 0, [CROP])]) == "a-<begin><soft><soft><end>-b"
+
+
+def test_without_texts_around_an_image_there_are_only_its_tokens() -> None:
+    sight = sight_of()
+    assert sight is not None and sight.expanded("a<soft>b", [Picture(0, 0, [CROP])]) == "a<soft><soft>b"
+
+
+def test_the_crops_of_a_grid_follow_each_other() -> None:
+    sight = sight_of(fit=Fit.GRID, **AROUND)
+    assert sight is not None and sight.expanded("<begin>", [Picture(1, 2, [CROP] * 3)]) == f"-<begin>{'<soft>' * 6}<end>-"
+
+
+@pytest.mark.parametrize("changes", [{"image_token": 9}, {"marker": "<start>"}])
+def test_a_vocabulary_without_a_token_of_images_shows_none(changes: dict[str, Any]) -> None:
+    assert sight_of(**changes) is None
 
 
 @pytest.mark.parametrize("prompt", ["", "<image>", "<image><image><image>"])

@@ -274,6 +274,7 @@ def attention(
     q: str = "f32[t, 4, 8]",
     cache: str = "f32[2, 2, 9, 2, 128]",
     ids: str = "i32[t]",
+    at: str = "i32[t]",
     o: str = "f32[t, 4, 8]",
     keys: str = "cache=cache, tables=tables, layer=1",
     has_values: str = "true",
@@ -282,7 +283,7 @@ def attention(
     before: str = "",
 ) -> PrimFunc:
     text = f"""
-prim p(q: {q}, cache: {cache}, tables: i32[s, m], ids: {ids}, at: i32[t], scales: f32[2, 2, 9, 2, 16], sinks: f32[5], out o: {o}) {{
+prim p(q: {q}, cache: {cache}, tables: i32[s, m], ids: {ids}, at: {at}, scales: f32[2, 2, 9, 2, 16], sinks: f32[5], out o: {o}) {{
   {before}
   attention(queries=q, keys=paged({keys}) {{has_values={has_values}}}, sequences=ids, out=o{more}) {{{parameters}}}
 }}
@@ -377,6 +378,8 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (attention(cache="i8[2, 2, 9, 2, 128]"), "cache cache is i8 and has no scales"),
         (attention(keys="cache=cache, tables=tables, layer=0.5"), "layer is f32, expected an integer"),
         (attention(keys="cache=cache, tables=tables, layer=0, scales=scales"), "cache cache is f32 and has scales scales"),
+        (attention(at="i32[t, 3]"), "positions at has 3 2, expected 2"),
+        (attention(at="i32[t, 2]", parameters="scale=0.5, window=4"), "window is 4 and positions have two columns, expected 0"),
         (attention(more=""), "positions are missing, and pages do not tell how long a sequence is"),
         (attention(more=", positions=at, sinks=sinks"), "sinks sinks has 5 heads, expected 4, the heads of queries"),
         (attention(parameters="scale=0.5, window=-1"), "window is -1, expected a number of positions"),

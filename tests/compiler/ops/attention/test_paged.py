@@ -64,6 +64,17 @@ def test_paged_attention(run, rng, paged, attrs, shapes, with_sinks):
             np.testing.assert_allclose(found[t, h], expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shapes", [None, "t 4 3, l 2 p 2 48, s m, t, t 2", "t 4 3, l c p 2 48, s m, u, w 2"])
+def test_positions_may_say_what_a_token_sees(run, paged, shapes):
+    q, cache, tables, seq_ids, _, keys, values = paged
+    spans = np.array([[3, 20], [0, 4], [7, 19], [2, 2], [0, 16]], np.int32)
+    found = run(PAGED_ATTENTION, q, cache, tables, seq_ids, spans, 1, scale=0.7, shapes=shapes)
+    for t, (s, (first, last)) in enumerate(zip(seq_ids, spans, strict=True)):
+        for h in range(HEADS):
+            k, v = (of[s][first : last + 1, h // 2] for of in (keys, values))
+            np.testing.assert_allclose(found[t, h], one_row(q[t, h], k, v, scale=0.7), rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("shapes", [None, "t 4 3, l c p 2 48, s m, t, t"])
 def test_a_value_may_be_the_beginning_of_its_key(run, rng, paged, shapes):
     """This holds also if the extent of the cache that tells keys from keys and values is symbolic."""
@@ -125,6 +136,13 @@ def test_paged_operators_deduce_and_refuse(deduced):
         ),
         ("length of sinks is 2, expected 4", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer, tensor((2,), F32)), {"scale": 1.0}),
         ("positions holds f32", PAGED_ATTENTION, (q, cache, tables, ids, tensor((T,), F32), layer), {"scale": 1.0}),
+        (
+            "attribute window is 3, expected 0",
+            PAGED_ATTENTION,
+            (q, cache, tables, ids, tensor((T, 2), I32), layer),
+            {"scale": 1.0, "window": 3},
+        ),
+        ("columns of positions is 3", PAGED_ATTENTION, (q, cache, tables, ids, tensor((T, 3), I32), layer), {"scale": 1.0}),
         ("attribute window is -1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "window": -1}),
         ("layer is scalar", PAGED_ATTENTION, (q, cache, tables, ids, ids, ScalarType(F32)), {"scale": 1.0}),
         ("dimension 1 of cache is 2, expected 1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "value_size": 5}),

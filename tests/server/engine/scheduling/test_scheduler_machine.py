@@ -20,12 +20,13 @@ from server.engine import request
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
-from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import Abort, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
+from server.engine.step_model import GroupLimits, SeeingLimits, StepLimits
+from server.messages import Abort, Crop, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
 from tests.doubles.model import NullModel, hashed_logits
 
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, groups=(GroupLimits(13),), embedding_size=8)
+MARK, SEEING = VOCAB - 2, SeeingLimits(crop_bytes=3, crop_tokens=6, image_token=VOCAB - 1, cost=4, both_ways=True)
 FULL = settings.get_current_profile_name() == "full"
 LOGITS_OF = hashed_logits(VOCAB)
 HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
@@ -54,13 +55,14 @@ def plain_prompt_logprobs(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
 class Machine(RuleBasedStateMachine):
     engine_class: type[Engine] = Engine
     limits: StepLimits = LIMITS
+    model_class: type[NullModel] = NullModel
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.measured = 0.0  # reading of the clock that measures steps, in seconds
         self.reading_s = 0.001  # seconds by which each reading advances that clock
-        model = NullModel(self.limits, logits_of=LOGITS_OF)
+        model = self.model_class(self.limits, logits_of=LOGITS_OF)
         self.engine = self.engine_class(model, self.hear, clock=self.clock, deadline_clock=lambda: self.now)
         self.embeds: dict[str, Embed] = {}
         self.vectors: dict[str, np.ndarray] = {}
@@ -119,7 +121,8 @@ class Machine(RuleBasedStateMachine):
     )
     def submit(self, beginning, num_shared, own, max_tokens, num_choices, priority, key, salt, prompt_logprobs, patience) -> None:
         request_id = str(len(self.submits))
-        prompt = (*beginning[:num_shared], *own)
+        prompt, crops = self.with_images((*beginning[:num_shared], *own))
+        prompt_logprobs = None if crops else prompt_logprobs
         submit = Submit(
             request_id,
             prompt,
@@ -129,6 +132,7 @@ class Machine(RuleBasedStateMachine):
             fairness_key=key,
             cache_salt=salt,
             deadline=None if patience is None else self.now + patience,
+            crops=crops,
         )
         self.submits[request_id] = submit
         self.texts[request_id] = [*prompt, *plainly_generated(prompt, max_tokens)]
@@ -143,9 +147,15 @@ class Machine(RuleBasedStateMachine):
     )
     def embed(self, beginning, num_shared, own, key, patience) -> None:
         deadline = None if patience is None else self.now + patience
-        embed = Embed(f"text{len(self.embeds)}", (*beginning[:num_shared], *own), False, key, deadline)
+        embed = Embed(f"text{len(self.embeds)}", self.without_images((*beginning[:num_shared], *own)), False, key, deadline)
         self.embeds[embed.request_id] = embed
         self.engine.embed(embed)
+
+    def with_images(self, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Crop, ...]]:
+        return prompt, ()
+
+    def without_images(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        return prompt
 
     @rule(seconds=st.sampled_from((0.0, 1e-6, 1e-3, 1.0)))
     def steps_take(self, seconds: float) -> None:
@@ -254,6 +264,35 @@ class GroupsMachine(OverlappedMachine):
     limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), *states))
 
 
+class WholeCrops(NullModel):
+    """Refuses steps that end within an image."""
+
+    def run(self, batch):
+        assert all(seen.row + seen.count == SEEING.crop_tokens for seen in batch.seen), batch.seen
+        return super().run(batch)
+
+
+class ImagesMachine(OverlappedMachine):
+    """Repeat the test with images whose tokens must all be in one step. The first two tokens MARK of a prompt become images."""
+
+    limits = replace(LIMITS, seeing=SEEING, groups=(*LIMITS.groups, GroupLimits(9, window=20)))
+    model_class = WholeCrops
+
+    def with_images(self, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Crop, ...]]:
+        found: list[int] = []
+        crops: list[Crop] = []
+        for number, token_id in enumerate(prompt):
+            if token_id == MARK and len(crops) < 2:
+                crops.append(Crop(b"abc", bytes([number % 2]) * 16))
+                found += [SEEING.image_token] * SEEING.crop_tokens
+            else:
+                found += self.without_images((token_id,))
+        return tuple(found), tuple(crops)
+
+    def without_images(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(0 if token_id == SEEING.image_token else token_id for token_id in prompt)
+
+
 class TurnsMachine(OverlappedMachine):
     """Repeat the test with turns of few tokens, so that sequences of a key often make way for each other."""
 
@@ -289,3 +328,5 @@ TestTurns = TurnsMachine.TestCase
 TestTurns.settings = SCALE
 TestGroups = GroupsMachine.TestCase
 TestGroups.settings = SCALE
+TestImages = ImagesMachine.TestCase
+TestImages.settings = SCALE

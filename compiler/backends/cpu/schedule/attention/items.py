@@ -41,14 +41,12 @@ class Item:
 
     @staticmethod
     def token(k: Kernel, operands: PagedOperands, number: Dim, kv_first: Dim, kv_count: Dim) -> Item:
-        sequence, seen = operands.sequence(k, number), operands.seen(k, operands.position(k, number))
+        sequence, seen = operands.sequence(k, number), operands.seen(k, number)
         return Item(operands, sequence, number, Dim.of(1), kv_first, kv_count, seen, seen, operands.heads, is_tile=False)
 
     @staticmethod
     def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
-        least, most = (
-            operands.seen(k, k.let("position", operands.extreme_position(first, num_tokens, fn))) for fn in (ReduceFn.MIN, ReduceFn.MAX)
-        )
+        least, most = (operands.extreme_seen(k, first, num_tokens, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
         seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
         sequence, rows = operands.sequence(k, first), most_tokens * operands.group
         return Item(operands, sequence, first, num_tokens, kv_head, Dim.of(1), seen, seen_by_all, rows, is_tile=True)
@@ -83,7 +81,7 @@ class Item:
         if not self.is_tile:
             return self.seen
         token = self.operands.token_of(self.first, row // self.group)
-        return self.operands.seen(k, self.operands.position(k, token))
+        return self.operands.seen(k, token)
 
     @contextmanager
     def rows(self, k: Kernel) -> Generator[tuple[Dim, Dim, Dim]]:

@@ -213,7 +213,7 @@ class TileRows(MatrixRows):
         fold_halves(k, found, operator.add)
 
     def find_reach(self, k: Kernel) -> None:
-        """Store the smallest and the largest position of the tokens of each product."""
+        """Store the smallest and the largest of the last positions that the tokens of each product see."""
         height, operands, group = self.height, self.operands, self.item.group
         with k.serial("io", self.num_products) as io:
             first, last = io * height // group, (io * height + (height - 1)) // group

@@ -13,6 +13,7 @@ from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, fold
 from compiler.ops.attention.kv_cache import PAGE
+from compiler.ops.attention.reach import FIRST, first_of_window, first_position, has_window, last_position
 
 I64 = DType.I64
 
@@ -23,7 +24,7 @@ class PagedOperands:
     pages: Paged
     queries: Array  # [tokens, heads, size]
     sequences: Array  # [tokens]
-    positions: Array  # [tokens]
+    positions: Array  # [tokens] or [tokens, 2]
     cache: Array
     tables: Array
     scales: Array | None
@@ -87,12 +88,9 @@ class PagedOperands:
     def sequence(self, k: Kernel, token: Dim) -> Dim:
         return k.let("s", cast(self.sequences[token], I64))
 
-    def position(self, k: Kernel, token: Dim) -> Dim:
-        return k.let("position", cast(self.positions[token], I64))
-
     def extreme_position(self, first: Dim, count: Dim, fn: ReduceFn) -> Scalar:
-        """Return the smallest or largest position of `count` tokens, or of those that exist."""
-        return fold(fn, (self.tokens_from(first, count),), lambda i: cast(self.positions[first + i], I64))
+        """Return the smallest or largest of the last positions that `count` tokens see, or those of them that exist."""
+        return fold(fn, (self.tokens_from(first, count),), lambda i: last_position(self.positions, first + i))
 
     def token_of(self, first: Dim, i: Dim) -> Dim:
         """Return the number of token `i` of those from token `first` on. The last token takes the places of those that do not exist."""
@@ -102,10 +100,20 @@ class PagedOperands:
         """Return how many of `count` tokens from token `first` on exist."""
         return dim_min(count, self.num_tokens - first)
 
-    def seen(self, k: Kernel, position: Dim) -> Seen:
-        """Return what the token at `position` sees."""
-        low = k.let("low", dim_max(0, position - (self.node.window - 1))) if self.node.window else Dim.of(0)
-        return Seen(low, position, bool(self.node.window))
+    def seen(self, k: Kernel, token: Dim) -> Seen:
+        """Return what a token sees."""
+        last = k.let("position", last_position(self.positions, token))
+        first = first_position(k, self.node, self.positions, token, last)
+        return Seen(k.let("low", first) if self.node.window else first, last, has_window(self.node))
+
+    def extreme_seen(self, k: Kernel, first: Dim, count: Dim, fn: ReduceFn) -> Seen:
+        """Return the smallest or largest of the first positions that `count` tokens see, and the same of the last positions."""
+        last = k.let("position", self.extreme_position(first, count, fn))
+        if self.node.window or not has_window(self.node):
+            low = first_of_window(self.node, last)
+        else:
+            low = fold(fn, (self.tokens_from(first, count),), lambda i: cast(self.positions[first + i, FIRST], I64))
+        return Seen(k.let("low", low) if has_window(self.node) else Dim.of(0), last, has_window(self.node))
 
     def page(self, k: Kernel, sequence: Dim, index: Dim, seen: Seen) -> Dim:
         """Return the number of a page of a sequence. If no key of page `index` is in `seen`, return the nearest page with such a key."""

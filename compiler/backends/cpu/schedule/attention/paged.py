@@ -186,7 +186,7 @@ class _PagedAttention:
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
-            seen = self.operands.seen(k, self.operands.position(k, token))
+            seen = self.operands.seen(k, token)
             with self.splits(k, seen) as split:
                 joined.merge(k, (row,), splits.at(place, head, split))
         self.store_result(k, token, head, joined.at(row))

@@ -18,6 +18,7 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import cast, const, fma, less, less_equal
 from compiler.ops.attention.kv_cache import PAGE, bound_layer
 from compiler.ops.attention.plain import CachedKey, RaggedKey, text_bounds
+from compiler.ops.attention.reach import first_position, last_position
 
 
 def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
@@ -55,10 +56,11 @@ class FloatWalk(Walk):
             start, end = text_bounds(k, k.array(source.starts), sequence, self.tokens)
         else:
             layer = bound_layer(k, source.layer, source.cache)
-        own = t - start if node.positions is None else k.let("position", cast(k.array(node.positions)[t], I64))
-        end = end - start if node.positions is None else own + 1
-        low = dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0)
-        return Run(t, group, Dim.of(1), sequence, low, end, start, layer)
+        if node.positions is None:
+            return Run(t, group, Dim.of(1), sequence, Dim.of(0), end - start, start, layer)
+        positions = k.array(node.positions)
+        last = k.let("position", last_position(positions, t))
+        return Run(t, group, Dim.of(1), sequence, first_position(k, node, positions, t, last), last + 1, start, layer)
 
     def add_split(self, run: Run, rows: int, split: Dim) -> None:
         k, scores, found = self.k, self.scores, self.found

@@ -21,6 +21,7 @@ from compiler.ir.loops.write import Array, cast, const, equal, index, less, less
 from compiler.machine.intrinsics.block_code import EIGHT
 from compiler.machine.intrinsics.mma_pages import PageScores, PageValues, query_pitch, rows_for, scratch_pitch
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
+from compiler.ops.attention.reach import first_position, last_position
 
 BF16 = DType.BF16
 PAGES = SPLIT // PAGE  # number of pages of a split
@@ -80,11 +81,11 @@ class TensorWalk(Walk):
         ids, positions = k.array(node.sequences), k.array(node.positions)
         with k.threads("i", most + 1) as i:
             near = dim_min(t + i, self.tokens - 1)
-            own = k.let("own", cast(positions[near], I64))
+            last_seen = k.let("own", last_position(positions, near))
             is_next = less(t % most + i, most) & less(t + i, self.tokens) & less(FEW, self.tokens) & equal(ids[near], ids[t])
             self.same[i] = select(is_next | less(i, 1), const(1, I32), 0)
-            self.first[i] = cast(index(dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0)), I32)
-            self.end[i] = select(is_next | less(i, 1), cast(index(own + 1), I32), 0)
+            self.first[i] = cast(index(first_position(k, node, positions, near, last_seen)), I32)
+            self.end[i] = select(is_next | less(i, 1), cast(index(last_seen + 1), I32), 0)
         with k.threads("i", 1):
             bounds = self.bounds
             bounds[0] = 0

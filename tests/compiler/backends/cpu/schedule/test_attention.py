@@ -36,6 +36,7 @@ class Case:
     sinks: bool = False
     value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
     exact: bool = False  # queries and weights must not be rounded to bf16
+    image: int = 0  # if not 0, a token sees the last 40 positions, and up to the end of its image: all images have this many positions
 
     @property
     def halves(self) -> int:
@@ -51,7 +52,7 @@ class Case:
         attributes = f"scale=0.2, window={self.window}, softcap={self.softcap}, value_size={self.value_size}"
         attributes += ", exact=true" if self.exact else ""
         return f"""
-func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {out}
+func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t{", 2" if self.image else ""}]{scales}{sinks}) -> {out}
     where t in 0..256, s in 0..8, p in 0..96 {{
   dataflow {{
     out = paged_attention(q, cache, tables, ids, at, 1{extra}, {attributes})
@@ -71,7 +72,11 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{sca
         else:
             cache[:, :, np.setdiff1d(np.arange(PAGES), tables)] = np.nan
             args.append(cache.astype(KINDS[self.kind]))
-        args += [tables, ids.copy(), at.copy()]
+        args += [
+            tables,
+            ids.copy(),
+            np.stack([np.maximum(at - 39, 0), at - at % self.image + self.image - 1], 1) if self.image else at.copy(),
+        ]
         if self.kind == "i8":
             args.append((rng.random((2, self.halves, PAGES, self.kv_heads, 16)) * 0.03).astype(np.float32))
         return args + [rng.standard_normal(self.heads).astype(np.float32)] * self.sinks
@@ -89,6 +94,9 @@ CASES = [
     Case(3, 3, 5, "f32", window=1),
     Case(16, 1, 48, "bf16", value_size=32),
     Case(2, 1, 28, "f32", value_size=20),
+    Case(4, 2, 16, "f32", image=24),
+    Case(4, 1, 32, "bf16", image=24, sinks=True),
+    Case(4, 2, 64, "i8", image=12),
 ]
 # Slow cases: other sizes and combinations of the options in CASES.
 MORE = [

@@ -33,6 +33,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     size: int = 4
+    columns: bool = False  # positions have the first and the last position that a token sees
 
     @property
     def program(self) -> str:
@@ -41,7 +42,7 @@ class Case:
         extra = (", scales" if scales else "") + (", sinks" if sinks else "")
         q, cache = f"f32[t, {self.heads}, {self.size}]", f"{self.kind}[2, 2, {PAGES}, {KV_HEADS}, {16 * self.size}]"
         return f"""
-func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {q}
+func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t{", 2" if self.columns else ""}]{scales}{sinks}) -> {q}
     where t in 0..64, s in 0..8, p in 0..8 {{
   dataflow {{
     out = paged_attention(q, cache, tables, ids, at, 1{extra}, scale=0.2, window={self.window}, softcap={self.softcap})
@@ -58,6 +59,8 @@ CASES = [
     Case(heads=2, window=1),
     Case(kind="bf16", size=16, heads=6, softcap=3.0),
     Case(kind="bf16", size=32, window=9, sinks=True),
+    Case(columns=True),
+    Case(kind="bf16", size=16, columns=True),
 ]
 
 
@@ -68,6 +71,8 @@ def arguments(case: Case) -> list[Any]:
     cache = rng.standard_normal((2, 2, PAGES, KV_HEADS, 16 * case.size))
     held = (cache * 40).clip(-127, 127).astype(np.int8) if case.kind == "i8" else cache.astype(DType(case.kind).numpy)
     args: list[Any] = [rng.standard_normal((len(rows), case.heads, case.size), np.float32), held]
+    if case.columns:
+        at = np.stack([np.maximum(at - 8, 0), at | 3], 1)
     args += [np.array([[3, 1], [5, 0]], np.int32), ids, at]
     if case.kind == "i8":
         args.append((rng.random((2, 2, PAGES, KV_HEADS, 16)) * 0.03).astype(np.float32))

@@ -1,0 +1,83 @@
+"""LLaVA 1.5 and its successors in the same layout: an encoder of images (CLIP or SigLIP), two matrices that project each patch, and the
+decoder of Llama, Mistral or Qwen2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_activation, text_fields
+from compiler.frontend.cutting import CENTRE, STRETCHED
+from compiler.frontend.families import llama, mistral, qwen2
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.towers import CLIP, SIGLIP, check_tokens, read_tower
+from compiler.frontend.vision import Connector, Tower, Vision
+
+DECODERS = {"llama": llama.read, "mistral": mistral.read, "qwen2": qwen2.read}
+# Files omit what equals the defaults of transformers, which are the sizes of a model of 7 billion weights.
+SIZES = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
+OF_DECODERS = {
+    "llama": {**SIZES, "max_position_embeddings": 2048},
+    "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768},
+}
+ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, STRETCHED)}
+# LLaVA 1.5 as its authors trained it, with which transformers completes a model without vision_config
+OF_AUTHORS = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+SELECTIONS = {Tower.CLIP: "default", Tower.SIGLIP: "full"}  # without the class token, which SigLIP does not have
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
+
+
+def read(fields: Fields) -> ModelConfig:
+    vision = _read_vision(fields)
+    kind = Fields(fields.raw("text_config", {}), "text_config").text("model_type", "llama")
+    text = text_fields(fields, {"model_type": "llama", **OF_DECODERS.get(kind, {})})
+    if (decoder := DECODERS.get(text.text("model_type"))) is None:
+        raise text.error("model_type", f"one of {', '.join(DECODERS)}")
+    config = decoder(text)
+    check_tokens(fields, vision, config.vocab_size, IMAGE_TOKENS)
+    return replace(config, family="llava", vision=vision)
+
+
+def _read_vision(fields: Fields) -> Vision:
+    inner = fields.fields("vision_config", {"model_type": "clip_vision_model"} if "vision_config" in fields else OF_AUTHORS)
+    if (found := ENCODERS.get(inner.text("model_type", "clip_vision_model"))) is None:
+        raise inner.error("model_type", f"one of {', '.join(ENCODERS)}")
+    tower, defaults, cutting = found
+    inner.fill(**defaults)
+    selection = fields.text("vision_feature_select_strategy", "default")
+    if selection != SELECTIONS[tower]:
+        raise fields.error("vision_feature_select_strategy", f"{SELECTIONS[tower]!r} for {tower}")
+    num_layers, layer = inner.integer("num_hidden_layers", maximum=1000), fields.raw("vision_feature_layer", -2)
+    if type(layer) is not int or not -num_layers <= layer <= num_layers or layer == 0:
+        raise fields.error("vision_feature_layer", f"the number of a layer, 1 to {num_layers}, or from the end, -1 to -{num_layers}")
+    return read_tower(
+        fields,
+        tower,
+        defaults,
+        num_left=num_layers - layer if layer > 0 else -1 - layer,
+        connector=Connector.PERCEPTRON,
+        merge=1,
+        image_token=fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 32_000, minimum=0), minimum=0),
+        cutting=cutting,
+        last_norm=False,
+        connector_activation=read_activation(fields, "projector_hidden_act", "gelu"),
+        connector_bias=fields.flag("multimodal_projector_bias", True),
+    )
+
+
+FAMILY = DecoderFamily(("llava",), read, llama.layer)

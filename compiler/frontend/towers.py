@@ -1,0 +1,64 @@
+"""Read the encoder of images from the `vision_config` of a model: SigLIP or CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.frontend.config import read_activation
+from compiler.frontend.fields import Fields
+from compiler.frontend.vision import Tower, Vision
+
+COMMON: Mapping[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+SIGLIP: Mapping[str, Any] = {**COMMON, "image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+CLIP: Mapping[str, Any] = {**COMMON, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+# fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show
+UNREAD = (
+    "model_type",
+    "max_image_size",
+    "size",
+    "tie_word_embeddings",
+    "use_base_siglip",
+    "vision_use_head",
+    "projection_dim",
+    "vocab_size",
+)
+
+
+def read_tower(fields: Fields, tower: Tower, defaults: Mapping[str, Any], *, num_left: int = 0, **others: Any) -> Vision:
+    """Return the encoder of a model with these fields. `defaults` are those of its `vision_config`. The last `num_left` layers do not run.
+    `others` are the fields of Vision that the connector determines."""
+    vision = fields.fields("vision_config", defaults)
+    vision.skip(*UNREAD)
+    size, heads = vision.integer("hidden_size"), vision.integer("num_attention_heads")
+    if size % heads:
+        raise vision.error("num_attention_heads", f"a divisor of hidden_size ({size})")
+    if vision.integer("num_channels", 3) != 3:
+        raise vision.error("num_channels", "3")
+    crop_size, patch_size = vision.integer("image_size"), vision.integer("patch_size")
+    if patch_size > crop_size:
+        raise vision.error("patch_size", f"at most image_size ({crop_size})")
+    if crop_size // patch_size % others["merge"]:
+        raise vision.error("image_size", f"a number of patches of {patch_size} pixels that is a multiple of {others['merge']}")
+    num_layers = vision.integer("num_hidden_layers", maximum=1000) - num_left
+    if num_layers < 1:
+        raise vision.error("num_hidden_layers", f"more than {num_left}")
+    return Vision(
+        tower=tower,
+        crop_size=crop_size,
+        patch_size=patch_size,
+        hidden_size=size,
+        intermediate_size=vision.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=heads,
+        activation=read_activation(vision, "hidden_act", defaults["hidden_act"]),
+        norm_eps=vision.number("layer_norm_eps"),
+        **others,
+    )
+
+
+def check_tokens(fields: Fields, vision: Vision, vocab_size: int, names: tuple[str, ...]) -> None:
+    """Raise ConfigError if a token of images is not in the vocabulary. `names` are the fields that may name the image token."""
+    if vision.image_token >= vocab_size:
+        name = next((name for name in names if name in fields), names[0])
+        raise fields.error(name, f"a token of the vocabulary, below {vocab_size}")

@@ -1,0 +1,101 @@
+"""The parts of a vision model's configuration: how images are cut into crops, and the encoder that turns crops into rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compiler.frontend.config import Activation
+
+
+class Fit(StrEnum):
+    """How an image is brought to the size of crops: see `server/images/cutting.py`."""
+
+    TILES = "tiles"  # it is scaled to a multiple of the crop's edge and cut into crops, and a last crop shows the whole
+    GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
+    STRETCHED = "stretched"  # both edges become those of one crop
+    CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
+
+
+class Tower(StrEnum):
+    """The kind of the encoder."""
+
+    SIGLIP = "siglip"
+    CLIP = "clip"  # has a class token before the patches, and a norm before the layers
+    INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
+
+
+class Connector(StrEnum):
+    """How what the encoder returns becomes rows of the size of token embeddings."""
+
+    JOINED = "joined"  # the patches of a square follow each other in one row, which one matrix projects (Idefics3)
+    AVERAGED = "averaged"  # the mean of the patches of a square is normalised, and projected by one matrix (Gemma 3)
+    # two matrices with an activation between them project each patch (LLaVA), or joined patches after a norm (InternVL)
+    PERCEPTRON = "perceptron"
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How an image is cut into crops, the squares that the encoder sees: see `server/images/cutting.py`."""
+
+    fit: Fit
+    filter: int  # number of the filter in Pillow by which images are scaled
+    rescale: float  # factor of the bytes of a pixel
+    mean: tuple[float, ...]  # per colour: subtracted from the scaled value
+    deviation: tuple[float, ...]  # per colour: divides the result
+    longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels
+    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """The encoder of images, and the connector that turns what it returns into rows of the size of token embeddings."""
+
+    tower: Tower
+    crop_size: int  # pixels of an edge of a crop
+    patch_size: int  # pixels of an edge of a patch
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    activation: Activation
+    norm_eps: float
+    connector: Connector
+    merge: int  # patches of an edge of the square of patches that becomes one row
+    image_token: int  # token in whose places the rows are read
+    cutting: Cutting
+    last_norm: bool = True  # whether a norm follows the layers
+    qkv_bias: bool = True
+    connector_activation: Activation | None = None  # activation between the two matrices of a perceptron
+    connector_bias: bool = True
+    connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
+    marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
+    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    both_ways: bool = False  # whether the tokens of an image attend to all tokens of this image, also to later ones
+    is_optional: bool = False  # whether a folder without the file of the image processor is served as a model that only reads text
+
+    @property
+    def patches_per_edge(self) -> int:
+        return self.crop_size // self.patch_size
+
+    @property
+    def num_patches(self) -> int:
+        """The patches of a crop."""
+        return self.patches_per_edge**2
+
+    @property
+    def num_places(self) -> int:
+        """The vectors of a crop in the encoder: its patches, and a class token if there is one."""
+        return self.num_patches + self.has_class
+
+    @property
+    def has_class(self) -> bool:
+        return self.tower is not Tower.SIGLIP
+
+    @property
+    def num_rows(self) -> int:
+        """The rows, and so the tokens, of a crop."""
+        return self.num_patches // self.merge**2

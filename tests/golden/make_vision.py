@@ -1,0 +1,185 @@
+"""Make the goldens of vision models: small random models, and what transformers computes with them from images of odd sizes.
+
+python -m venv V; V/bin/pip install torch==2.13.0 transformers==5.24.0 pillow==13.0.0; V/bin/python -m tests.golden.make_vision [NAME...]
+
+`golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N) and their rows (rows_N); and for each
+conversation the prompt as text and as token ids, the logits that follow it, and the greedy continuation. The first file is not square, the
+second is smaller than a crop, the third is transparent in places.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tests.golden.vision import CONTINUATION, CONVERSATIONS, SIZES, SUBJECTS, Subject
+
+MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
+
+
+def tokenizer(subject: Subject) -> dict[str, Any]:
+    fixed = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = [{"id": subject.tokens.index(text), "content": text, **fixed} for text in subject.special]
+    return {
+        "version": "1.0",
+        "added_tokens": special,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {token: number for number, token in enumerate(subject.tokens)}, "merges": []},
+    }
+
+
+def picture(number: int) -> bytes:
+    """Return a file with smooth colours and some noise."""
+    from PIL import Image
+
+    width, height = SIZES[number]
+    random = np.random.default_rng(number)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [127 + 90 * np.sin(x / random.uniform(5, 30) + y / random.uniform(5, 30) + random.uniform(0, 6)) for _ in range(3)]
+    pixels = np.clip(np.stack(waves, axis=-1) + random.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
+    image = Image.fromarray(pixels)
+    if number == 2:
+        image.putalpha(Image.fromarray(np.where((x + y) % 50 < 20, 0, 255).astype(np.uint8)))
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def shown(file: bytes) -> Any:
+    """Return the image as the model sees it: transparent places are white."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(file)).convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def write_files(subject: Subject) -> dict[str, Any]:
+    """Write the files of a model beside its weights. Return the fields of its tokenizer."""
+    subject.folder.mkdir(parents=True, exist_ok=True)
+    parts = (("config", subject.config), ("preprocessor_config", subject.processor), ("tokenizer", tokenizer(subject)))
+    for name, value in parts:
+        (subject.folder / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
+    fields = {"chat_template": subject.template, "eos_token": subject.special[1], "bos_token": subject.special[0]}
+    (subject.folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    return fields
+
+
+def make(subject: Subject) -> None:
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    fields = write_files(subject)
+    config = transformers.AutoConfig.from_pretrained(subject.folder)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    special = {"extra_special_tokens": dict(subject.special_names)} if subject.special_names else {}
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.folder / "tokenizer.json"), **fields, **special)
+    module, _, name = subject.classes[1].rpartition(".")
+    cutter = getattr(import_module(f"transformers.models.{module}"), name)
+    options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
+    images = cutter(**options)
+    if subject.name == "internvl":
+        processor = InternProcessor(subject, images, words)
+    else:
+        processor = getattr(transformers, subject.classes[0])(images, words, chat_template=subject.template, **subject.options)
+    files = [picture(number) for number in range(len(SIZES))]
+    arrays: dict[str, Any] = {}
+    for seed in itertools.count():
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                fill(subject, name, parameter)
+            found: list[dict[str, Any]] = []
+            for text, numbers in CONVERSATIONS:
+                if (one := answered(subject, model, processor, text, [shown(files[number]) for number in numbers])) is None:
+                    break
+                found.append(one)
+        if len(found) == len(CONVERSATIONS):
+            break
+    for number, file in enumerate(files):
+        arrays[f"image_{number}"] = np.frombuffer(file, np.uint8)
+        plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})
+        crops = np.asarray(plain([[shown(file)]], return_tensors="np")["pixel_values"])
+        crops = crops.reshape(-1, *crops.shape[-3:])
+        arrays[f"crops_{number}"] = crops.transpose(0, 2, 3, 1).astype(np.uint8)
+        pixels = images([[shown(file)]], return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            features = model.model.get_image_features(pixels)
+        arrays[f"rows_{number}"] = np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in features.pooler_output])
+    for number, one in enumerate(found):
+        arrays |= {f"{name}_{number}": value for name, value in one.items()}
+    np.savez_compressed(subject.folder / "golden.npz", **arrays)
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
+    print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
+
+
+class InternProcessor:
+    """Does what `InternVLProcessor` does with images. That one needs torchvision, for videos."""
+
+    def __init__(self, subject: Subject, images: Any, words: Any) -> None:
+        self.subject, self.images, self.words = subject, images, words
+
+    def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
+        return self.words.apply_chat_template(messages, tokenize=False, **options)
+
+    def __call__(self, text: str, images: list[Any] | None, **_: Any) -> dict[str, Any]:
+        import torch
+
+        pieces, found = text.split(self.subject.image_text), pieces_of(self.images, images[0] if images else [])
+        for number, pixels in enumerate(found):
+            tokens = self.subject.image_text * (self.subject.rows * len(pixels))
+            pieces[number + 1] = f"<img>{tokens}</img>{pieces[number + 1]}"
+        ids = self.words("".join(pieces), return_tensors="pt", add_special_tokens=False)["input_ids"]
+        return {"input_ids": ids, **({"pixel_values": torch.cat(found)} if found else {})}
+
+
+def pieces_of(cutter: Any, pictures: list[Any]) -> list[Any]:
+    return [cutter([[picture]], return_tensors="pt")["pixel_values"] for picture in pictures]
+
+
+def fill(subject: Subject, name: str, parameter: Any) -> None:
+    """Draw a parameter."""
+    scale = 0.2 if parameter.ndim == 1 else 1.6 * parameter[0].numel() ** -0.5
+    scale = 0.6 if "embedd" in name and "patch" not in name else scale
+    if subject.name == "gemma3" and "embed_tokens" in name:
+        scale /= parameter.shape[1] ** 0.5  # Gemma scales embeddings; large ones would outweigh the layers, and the text repeat itself
+    is_norm = "norm" in name and name.endswith("weight")
+    adds_one = subject.name == "gemma3" and parameter.ndim == 1 and "vision_tower" not in name  # norms of Gemma add 1 to their weights
+    parameter.normal_(0, scale).add_(1.0 if is_norm and not adds_one else 0.0)
+
+
+def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: list[Any]) -> dict[str, Any] | None:
+    """Return a conversation and its continuation, or None if two logits are nearly equal or the text repeats itself."""
+    import torch
+
+    content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]
+    prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    given = processor(text=prompt, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
+    ids = given["input_ids"][0].tolist()
+    pixels = {name: given[name] for name in ("pixel_values", "pixel_attention_mask") if name in given}
+    prompt_ids, rows = list(ids), []
+    for _ in range(CONTINUATION):
+        types = {"token_type_ids": (torch.tensor([ids]) == subject.image).long()} if subject.config["model_type"] == "gemma3" else {}
+        row = model(input_ids=torch.tensor([ids]), use_cache=False, **pixels, **types).logits[0, -1].numpy()
+        second, first = np.sort(row)[-2:]
+        if first - second < MIN_MARGIN * row.std() or row.argmax() == subject.image:
+            return None
+        rows.append(row)
+        ids.append(int(row.argmax()))
+    continuation = ids[len(prompt_ids) :]
+    if len(set(continuation)) < 8:
+        return None
+    return {"text": np.array(prompt), "prompt": np.int32(prompt_ids), "logits": np.stack(rows), "continuation": np.int32(continuation)}
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or SUBJECTS:
+        make(SUBJECTS[chosen])
