@@ -54,11 +54,13 @@ class Served(Bound):
 
 
 def serve(known: Bound) -> Served:
-    """Make the model, and run a step of one token, which reads all weights. So damaged weights fail the load, not the first request."""
+    """Make the model, and run a step of one token, which reads all weights. So damaged weights fail the load, not the first request. Only
+    the first start encodes an image too, which can take many seconds; it measures how many, and a later start finds that in the cache."""
     model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)
-    if not _is_finite(model):
+    costs = None if known.cache is None else known.cache.costs_of(known.program.key, known.session.num_threads)
+    if not _is_finite(model, looks=costs is None or not costs.exists()):
         text = f"the results of {known.load.source} are not finite; its weights may be damaged: download them again"
         raise LoadError(ErrorCode.LOAD_REFUSED, text)
     known.progress("warm-up", 0.5)
@@ -84,8 +86,8 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
             assert_never(mode)
 
 
-def _is_finite(model: Model) -> bool:
-    """Run a step of one token. Return whether all results are finite."""
+def _is_finite(model: Model, *, looks: bool) -> bool:
+    """Run a step of one token, with an image if the model sees and `looks` is true. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
         return bool(np.isfinite(model.run([[0]], [None])).all())
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -94,7 +96,7 @@ def _is_finite(model: Model) -> bool:
     silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
     seeing = model.limits.seeing
-    seen = () if seeing is None else (Seen(bytes(seeing.crop_bytes), b"", 0, 0, 1),)
+    seen = () if seeing is None or not looks else (Seen(bytes(seeing.crop_bytes), b"", 0, 0, 1),)
     logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 

@@ -13,8 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.model_loading.costs import measured, step_costs, step_of
+from deploy.model_loading.load import load_model
+from deploy.model_loading.seeing import Seer
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import GroupLimits, Logits, SeeingLimits, StepBatch, StepLimits
+from server.messages import Load
+from tests.conftest import ROOT
 from tests.doubles.model import NullModel
 
 LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, groups=(GroupLimits(100),))
@@ -96,6 +100,18 @@ def test_costs_without_that_of_a_crop_are_measured_again(tmp_path: Path) -> None
     kept = tmp_path / "costs"
     assert step_costs(Counted(), kept).crop_s == 0
     assert step_costs(Counted(replace(LIMITS, seeing=SEEING)), kept).crop_s > 0
+
+
+def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    looks, encoded = list[int](), Seer._encoded
+    monkeypatch.setattr(Seer, "_encoded", lambda seer, crops: looks.append(len(crops)) or encoded(seer, crops))
+    load = Load("m", str(ROOT / "tests/golden/vision_models/idefics3"), "f32")
+    load_model(load, lambda _part, _done: None)
+    assert looks
+    looks.clear()
+    load_model(load, lambda _part, _done: None)
+    assert not looks
 
 
 def test_without_a_measurement_the_cost_of_a_crop_is_estimated() -> None:
