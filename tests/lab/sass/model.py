@@ -154,21 +154,19 @@ def _product(launched: Launched) -> _Work:
     kernel, listing = launched.kernel, launched.kernel.listing
     tile, loop = tile_for(kernel, launched.rows)
     depth, *_ = kernel.tiles[0].dims
-    body, seldom, share = listing.body(loop), _end_of_group(listing, loop), tile.step / _group(kernel)
+    body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.fold * tile.step / _group(kernel))
     often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
     a_thread = tile.rows * tile.columns // tile.threads  # elements of the result
     active = min(1.0, launched.rows / tile.rows)
-    after = cycles_of(listing, loop.end, _last_store(listing, loop), L2, lambda inner: _rows_left(listing, inner, a_thread))
-    ahead = tile.stages - 1
     return _Work(
         before=cycles_of(listing, 0, min(other.begin for other in listing.loops_with("HGMMA")), L2, lambda _: 1),
         trip=often + share * (always - often),
         issue=_issue(kernel, len(body) - len(seldom) * (1 - share)),
         tensor=sum(map(product_cycles, body)),
-        trips=depth.const / tile.step,
-        after=active * after,
-        flight=ahead * tile.weight_bytes,
-        stages=ahead,
+        trips=depth.const / (tile.fold * tile.step),
+        after=active * _epilogue(listing, loop, a_thread),
+        flight=tile.ahead * tile.weight_bytes,
+        stages=tile.ahead,
         copied_bytes=tile.stage_bytes,
     )
 
@@ -180,11 +178,10 @@ def _group(kernel: Kernel) -> int:
 
 
 def _end_of_group(listing: Listing, loop: Loop) -> range:
-    """Return the instructions that run only in the last step of a group of weights: a branch after the last wgmma goes over them."""
-    last = max(i for i in range(loop.begin, loop.end) if listing.instructions[i].kind == "HGMMA")
-    for number in range(last, loop.end):
+    """Return the instructions that run only where a group of weights ends: a branch goes over them, and they load scales."""
+    for number in range(loop.begin, loop.end):
         target = listing.labels.get(listing.instructions[number].target or "", 0)
-        if number < target <= loop.end:
+        if number < target <= loop.end and any(listing.instructions[i].kind == "LDG" for i in range(number, target)):
             return range(number + 1, target)
     return range(0)
 
@@ -196,11 +193,14 @@ def _last_store(listing: Listing, loop: Loop) -> int:
     return max((i + 1 for i in range(loop.end, end) if listing.instructions[i].kind == "STG"), default=loop.end)
 
 
-def _rows_left(listing: Listing, loop: Loop, elements: int) -> float:
-    """Return the number of trips of a loop that writes a thread's elements of the result. If branches write them, a trip writes one."""
-    stores = {x.name for x in listing.body(loop) if x.kind == "STG"}
-    count = sum(x.kind == "STG" for x in listing.body(loop))
-    return elements / (1 if len(stores) > 1 else count) if count else 1
+def _epilogue(listing: Listing, loop: Loop, elements: int) -> float:
+    """Return the cycles in which a thread writes its elements of the result after a loop along k. If several loops write elements, a thread
+    runs one of them."""
+    end = _last_store(listing, loop)
+    within = [x for x in listing.innermost if loop.end <= x.begin and x.end <= end]
+    stores = {x: count for x in within if (count := sum(i.kind == "STG" for i in listing.body(x)))}
+    longest = max((elements / count * cycles_of_trip(listing, x, L2, lambda _: 1) for x, count in stores.items()), default=0.0)
+    return longest + cycles_of(listing, loop.end, end, L2, lambda inner: 0 if inner in stores else 1)
 
 
 def _operations(launched: Launched, case: Case) -> float:

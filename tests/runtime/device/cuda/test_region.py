@@ -191,9 +191,13 @@ def test_a_profile_tells_the_time_of_each_kernel_by_the_card_s_clock(session: Se
             assert {name: count / 1000 for name, count in profile.count.items()} == pytest.approx(profile.seconds)
 
 
-def test_a_fault_names_kernel_launch_run_and_the_message_of_the_driver(session: Session, software_gpu: SoftwareGpu) -> None:
+@pytest.mark.parametrize(("debug", "named"), [(0, "in run 2 .*RELAXSERVE_DEBUG=1"), (1, r"kernel linear\w*, launch 0 of \d of main, in run 2")])
+def test_a_fault_names_the_run_and_the_kernel_if_that_is_asked_for(debug: int, named: str, software_gpu: SoftwareGpu) -> None:
+    """A kernel writes to memory of the host only with debugging: it would end later."""
+    with flags.scope(debug=debug):
+        session = opened()
     session.call("main", X)
     wild: Any = CudaTensor(session.device.empty((1,), np.dtype(np.float32)).block, 1 << 40, X.shape, X.dtype)
-    with pytest.raises(DeviceFault, match=r"kernel linear\w*, launch 0 of \d of main, in run 2: .*(illegal|ILLEGAL)"):
+    with pytest.raises(DeviceFault, match=rf"{named}.*: .*(illegal|ILLEGAL)"):
         session.call("main", wild)
     software_gpu.reset()

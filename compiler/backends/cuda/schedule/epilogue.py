@@ -1,0 +1,110 @@
+"""Write the elements of a product that a thread has in one column, several rows at a time.
+
+All rows of a group are computed before any of them is stored. So their loads from global memory are in flight together; the assembler does
+not move a load over a store. A row after the last one is computed as the last row, and not stored.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from compiler.backends.cuda.schedule.branches import Branch
+from compiler.idioms.spatial import read_integers
+from compiler.ir.dims import Dim, DimVar, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Store
+from compiler.ir.loops.visit import free_dims, rewrite_dims
+from compiler.ir.loops.write import Kernel, const, equal, less, select
+
+AT_ONCE = 8  # maximum number of rows of a group
+
+Element = Callable[[Dim, int], Scalar]  # a row of the tile, and a distance from the thread's column -> the product's element
+
+
+class Writer(ABC):
+    store: Store
+
+    @abstractmethod
+    def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
+        """Open the block that runs if this writes the thread's column."""
+
+    @abstractmethod
+    def write(self, k: Kernel, rows: Rows) -> None:
+        """Write the elements of some rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tile, whose row 0 is row `first` of the product. The product has `count` rows from there on."""
+
+    numbers: tuple[Dim, ...]
+    first: Dim
+    count: Dim
+
+    def clamped(self, k: Kernel) -> list[Dim]:
+        """Return each row, or the last row of the product instead of rows after it."""
+        return [k.let("near", dim_min(row, self.count - 1)) for row in self.numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWriter(Writer):
+    """Writes elements by the store of the product's own nest."""
+
+    store: Store
+    row_axis: DimVar
+    point: Mapping[DimVar, Dim]  # the other axes
+    element: Element
+
+    def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def write(self, k: Kernel, rows: Rows) -> None:
+        held = k.local("held", len(rows.numbers), dtype=self.store.buffer.dtype)
+        for number, row in enumerate(rows.clamped(k)):
+            held[number] = self.element(row, 0)
+        for number, row in enumerate(rows.numbers):
+            at = {**self.point, self.row_axis: rows.first + row}
+            with k.when(less(row, rows.count)):
+                k.array(self.store.buffer)[tuple(d.substitute(at) for d in self.store.indices)] = held[number]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchWriter(Writer):
+    """Writes elements by a branch. The integers that its nest reads may say only where it stores: then its values are computed first."""
+
+    branch: Branch
+    column: Dim
+    element: Element
+
+    @property
+    def store(self) -> Store:  # type: ignore[override]
+        return self.branch.nest.store
+
+    def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
+        return self.branch.where_it_reads(k, self.column)
+
+    def write(self, k: Kernel, rows: Rows) -> None:
+        nest, branch, count = self.branch.nest, self.branch, len(rows.numbers)
+        held, runs = k.local("held", count, dtype=self.store.buffer.dtype), k.local("runs", count, dtype=DType.I32)
+        is_early = not {var for var, _ in nest.lets} & set(free_dims(nest.store.value))
+        points: list[dict[DimVar, Dim]] = []
+        for number, row in enumerate(rows.clamped(k)):
+            point = branch.point(k, rows.first + row, self.column)
+            points.append(point)
+            if nest.cond is not None:
+                runs[number] = select(rewrite_dims(nest.cond, point), const(1, DType.I32), 0)
+            if is_early:
+                held[number] = self._value(row, point)
+        for number, row in enumerate(rows.numbers):
+            applies = less(row, rows.count) if nest.cond is None else less(row, rows.count) & equal(runs[number], 1)
+            with k.when(applies):
+                known = read_integers(k, nest, points[number])
+                value = held[number] if is_early else self._value(row, known)
+                k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = value
+
+    def _value(self, row: Dim, point: Mapping[DimVar, Dim]) -> Scalar:
+        return rewrite_dims(self.branch.value(lambda offset: self.element(row, offset)), point)
