@@ -226,7 +226,8 @@ class _Walk:
 
     on_tensors: bool
     keys: Loop  # the loop over the keys of a split
-    values: Loop
+    values: Loop  # on tensor cores, over groups of pages
+    each_page: Loop | None  # the loop over single pages, of groups in which some keys are not seen
     split: Loop  # all that a block does for a split
     end: int  # of the code after the splits, in which few tokens join them
 
@@ -244,7 +245,9 @@ def _walk_of(kernel: Kernel, case: Case) -> _Walk:
     split = around[-1] if len(around) > 1 else Loop(keys.begin, values.end)
     following = [loop.begin for loop in loops[first + 2 :]]
     joins = [loop.end for loop in listing.loops if split.end <= loop.begin and loop.end <= min(following, default=loop.end)]
-    return _Walk(on_tensors, keys, values, split, max(joins, default=split.end))
+    groups = [loop for loop in listing.loops if loop.contains(values) and split.contains(loop)] if on_tensors else []
+    each_page = values if groups else None
+    return _Walk(on_tensors, keys, groups[-1] if groups else values, each_page, split, max(joins, default=split.end))
 
 
 def _attention(kernel: Kernel, case: Case) -> _Work:
@@ -255,6 +258,11 @@ def _attention(kernel: Kernel, case: Case) -> _Work:
     def trips(loop: Loop) -> float:
         if loop == walk.keys:
             return pages / WARPS if walk.on_tensors else size / _loads(listing, loop)
+        if loop == walk.each_page:
+            return 0
+        if loop == walk.values and walk.each_page is not None:
+            each = _loads(listing, walk.each_page)  # of a page in which all keys are seen, and of another one
+            return pages / ((_loads(listing, loop) - each) / (each / 2))
         if loop == walk.values:
             return pages if walk.on_tensors else PAGE_SIZE / _loads(listing, loop)
         return pages if loop.contains(walk.values) and walk.split.contains(loop) and not walk.on_tensors else 1

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from compiler.backends.cuda.schedule.branches import Branch
+from compiler.backends.cuda.schedule.hold import hold
 from compiler.idioms.spatial import read_integers
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
@@ -19,8 +20,6 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import free_dims, rewrite_dims
 from compiler.ir.loops.write import Kernel, const, equal, less, select
-
-AT_ONCE = 8  # maximum number of rows of a group
 
 Element = Callable[[Dim, int], Scalar]  # a row of the tile, and a distance from the thread's column -> the product's element
 
@@ -63,9 +62,7 @@ class StoreWriter(Writer):
         return nullcontext()
 
     def write(self, k: Kernel, rows: Rows) -> None:
-        held = k.local("held", len(rows.numbers), dtype=self.store.buffer.dtype)
-        for number, row in enumerate(rows.clamped(k)):
-            held[number] = self.element(row, 0)
+        held = hold(k, [self.element(row, 0) for row in rows.clamped(k)])
         for number, row in enumerate(rows.numbers):
             at = {**self.point, self.row_axis: rows.first + row}
             with k.when(less(row, rows.count)):
@@ -88,22 +85,19 @@ class BranchWriter(Writer):
         return self.branch.where_it_reads(k, self.column)
 
     def write(self, k: Kernel, rows: Rows) -> None:
-        nest, branch, count = self.branch.nest, self.branch, len(rows.numbers)
-        held, runs = k.local("held", count, dtype=self.store.buffer.dtype), k.local("runs", count, dtype=DType.I32)
+        nest, branch = self.branch.nest, self.branch
+        near = rows.clamped(k)
+        points = [branch.point(k, rows.first + row, self.column) for row in near]
+        applies: list[Scalar] = [less(row, rows.count) for row in rows.numbers]
+        if nest.cond is not None:
+            runs = hold(k, [select(rewrite_dims(nest.cond, point), const(1, DType.I32), 0) for point in points])
+            applies = [first & equal(then, 1) for first, then in zip(applies, runs, strict=True)]
         is_early = not {var for var, _ in nest.lets} & set(free_dims(nest.store.value))
-        points: list[dict[DimVar, Dim]] = []
-        for number, row in enumerate(rows.clamped(k)):
-            point = branch.point(k, rows.first + row, self.column)
-            points.append(point)
-            if nest.cond is not None:
-                runs[number] = select(rewrite_dims(nest.cond, point), const(1, DType.I32), 0)
-            if is_early:
-                held[number] = self._value(row, point)
-        for number, row in enumerate(rows.numbers):
-            applies = less(row, rows.count) if nest.cond is None else less(row, rows.count) & equal(runs[number], 1)
-            with k.when(applies):
-                known = read_integers(k, nest, points[number])
-                value = held[number] if is_early else self._value(row, known)
+        held = hold(k, [self._value(row, point) for row, point in zip(near, points, strict=True)]) if is_early else []
+        for number, point in enumerate(points):
+            with k.when(applies[number]):
+                known = read_integers(k, nest, point)
+                value = held[number] if is_early else self._value(near[number], known)
                 k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = value
 
     def _value(self, row: Dim, point: Mapping[DimVar, Dim]) -> Scalar:

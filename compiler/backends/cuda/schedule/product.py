@@ -24,7 +24,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler.backends.cuda.schedule.branches import Branch, read_branches
-from compiler.backends.cuda.schedule.epilogue import AT_ONCE, BranchWriter, Rows, StoreWriter, Writer
+from compiler.backends.cuda.schedule.epilogue import BranchWriter, Rows, StoreWriter, Writer
+from compiler.backends.cuda.schedule.hold import at_once
 from compiler.backends.cuda.schedule.rows import fold_threads
 from compiler.idioms.nest import without_allocations
 from compiler.idioms.product import Choice, Product, product_in
@@ -246,12 +247,12 @@ class _Place:
             column = k.let("column", t % op.columns, op.columns - 1)
             in_step = op.threads // op.columns
             count = op.rows // in_step  # number of rows of a thread
-            at_once = min(count, AT_ONCE)
+            group = at_once(count)
             with k.when(less(self.column + column, p.num_columns)):
                 own = self.own_column(k, op, column)
                 for writer in self.writers(k, op, column, own):
-                    with writer.where_it_applies(k), k.serial("m", count // at_once) as m:
-                        rows = (k.let("i", (m * at_once + u) * in_step + t // op.columns, op.rows - 1) for u in range(at_once))
+                    with writer.where_it_applies(k), k.serial("m", count // group) as m:
+                        rows = (k.let("i", (m * group + u) * in_step + t // op.columns, op.rows - 1) for u in range(group))
                         writer.write(k, Rows(tuple(rows), self.first, self.num_rows))
 
     def own_column(self, k: Kernel, op: BlockProduct, column: Dim) -> Dim:
