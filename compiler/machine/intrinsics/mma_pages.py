@@ -314,7 +314,9 @@ class _Values(BlockCode):
     def _of_keys(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
         code, elements = self.code, [list(line) for line in lines]
         if seen is not None:
-            halves = [[code.op(f"select i1 {seen[2 * pair + i]}, i32 {(0xFFFF, -0x10000)[i]}, i32 0") for i in range(2)] for pair in range(2)]
+            halves = [
+                [code.op(f"select i1 {seen[2 * pair + i]}, i32 {(0xFFFF, -0x10000)[i]}, i32 0") for i in range(2)] for pair in range(2)
+            ]
             masks = [code.op(f"or i32 {low}, {high}") for low, high in halves]
             elements = [[code.op(f"and i32 {word}, {mask}") for word, mask in zip(words, masks, strict=True)] for words in elements]
         return [[line[pair] for pair in range(2) for line in elements[e : e + 2]] for e in range(0, len(elements), 2)]

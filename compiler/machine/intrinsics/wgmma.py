@@ -276,8 +276,8 @@ class _Block(ProductCode):
             self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, 0 if is_last or op.fold == 1 else 1)
 
     def _start(self, parts: range, folds: range, weights: Sequence[tuple[str, str]], rows: str, running: int) -> None:
-        """Start the instructions of some steps of a stage, `folds`, for some parts, each of which is 64 columns, as a group. Then wait until
-        only `running` groups still run. `weights` are the descriptor of all parts, or the registers of one part."""
+        """Start the instructions of some steps of a stage, `folds`, for some parts of 64 columns each, as a group. Then wait until only
+        `running` groups still run. `weights` are the descriptor of all parts, or the registers of one part."""
         op = self.op
         per_part = len(self.sums) // self.per_warp
         sums, first = self.sums[parts.start * per_part : parts.stop * per_part], 2 * len(parts) * per_part

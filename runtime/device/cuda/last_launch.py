@@ -1,8 +1,8 @@
 """Name the kernel that began last. After a fault, this is the kernel that failed.
 
-Each kernel writes the address of its record to one word when it begins. With RELAXSERVE_DEBUG=1 or more, this is a word of the host, which can
-be read after a fault. A kernel ends only when its writes have ended, and a write to the host takes about a microsecond. So without
-debugging, it is a word of the card, which nothing reads.
+Each kernel writes the address of its record to one word when it begins. With RELAXSERVE_DEBUG=1 or more, this is a word of the host, which
+can be read after a fault. Without debugging, it is a word of the card, which nothing reads: a kernel ends only when its writes have ended,
+and a write to the host takes about a microsecond.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Predict steps on an H100 and an H200 from the machine code that NVIDIA's assembler makes of them. No GPU is needed.
 
-The time of each kernel and its share of what the card's bandwidth or its tensor cores would allow come from tests/lab/sass/model.py. `limit`
-is the time of the bytes and operations of the whole step at these limits.
+For each kernel, tests/lab/sass/model.py gives its time, and its share of what the card's bandwidth or its tensor cores would allow.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
 from tests.lab.sass.model import CARDS, Card, Prediction, predict
 from tests.lab.sass.step import Kernel, StepCode
+from tests.lab.sass.tools import ToolMissing
 
 FORMS = ("bf16", "int4-128")
 CASES = (Case(1, 1, 1024), Case(64, 64, 1024), Case(2048, 1, 2048))
@@ -89,7 +89,8 @@ def as_json(step: Step) -> dict[str, Any]:
 
 def show(step: Step) -> None:
     print(f"\n{step.form}, {step.case}, {step.card.name}: {1e3 * step.seconds:.2f} ms, {step.share:.2f} of the limit")
-    print(f"{'kernel':44}{'times':>6}{'blocks':>8}{'per SM':>7}{'regs':>6}{'trip':>7}{'issue':>7}{'MB in flight':>13}{'us':>8}{'share':>7}")
+    heads = f"{'times':>6}{'blocks':>8}{'per SM':>7}{'regs':>6}{'trip':>7}{'issue':>7}{'MB in flight':>13}{'us':>8}{'share':>7}"
+    print(f"{'kernel':44}{heads}")
     for k in sorted(step.kernels, key=lambda k: -k.launched.times * k.seconds):
         x, flight = k.launched, f"{k.flight / 1e6:.1f}" if k.flight else ""
         numbers = f"{x.times:6}{x.blocks:8}{k.resident:7}{x.kernel.usage.registers:6}{k.warp:7.0f}{k.issue:7.0f}{flight:>13}"
@@ -97,7 +98,8 @@ def show(step: Step) -> None:
 
 
 def show_loops(code: StepCode) -> None:
-    print(f"\n{'loops that read memory':44}{'instr.':>8}{'loads':>7}{'in flight':>10}{'trips':>7}{'load-use':>9}{'copies':>7}{'barriers':>9}")
+    heads = f"{'instr.':>8}{'loads':>7}{'in flight':>10}{'waits':>7}{'load-use':>9}{'copies':>7}{'barriers':>9}"
+    print(f"\n{'loops that read memory':44}{heads}")
     for kernel in code.kernels.values():
         for f in hot_loops(kernel):
             use = "" if f.load_use is None else f.load_use
@@ -114,7 +116,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     steps: list[Step] = []
     for form in options.forms or FORMS:
-        code = code_of(options.shape, form)
+        try:
+            code = code_of(options.shape, form)
+        except ToolMissing as missing:
+            raise SystemExit(str(missing)) from None
         for case in CASES:
             steps += [predicted(code, form, case, card) for card in CARDS]
         if not options.json:

@@ -82,7 +82,7 @@ class Listing:
         return tuple(loop for loop in self.loops if not any(loop.contains(other) for other in self.loops))
 
     def _waits(self, number: int) -> bool:
-        """Return whether a branch belongs to a block that only tests an mbarrier again. The assembler puts such blocks behind the kernel."""
+        """Return whether a branch is in a block that only tests an mbarrier again. The assembler puts such blocks behind the kernel."""
         begin = number
         while begin > 0 and not _never_falls_through(self.instructions[begin - 1]):
             begin -= 1

@@ -196,7 +196,9 @@ def test_a_profile_tells_the_time_of_each_kernel_by_the_card_s_clock(session: Se
             assert {name: count / 1000 for name, count in profile.count.items()} == pytest.approx(profile.seconds)
 
 
-@pytest.mark.parametrize(("debug", "named"), [(0, "in run 2 .*RELAXSERVE_DEBUG=1"), (1, r"kernel linear\w*, launch 0 of \d of main, in run 2")])
+@pytest.mark.parametrize(
+    ("debug", "named"), [(0, "in run 2 .*RELAXSERVE_DEBUG=1"), (1, r"kernel linear\w*, launch 0 of \d of main, in run 2")]
+)
 def test_a_fault_names_the_run_and_with_debugging_the_kernel(
     debug: int, named: str, executable: Executable, software_gpu: SoftwareGpu
 ) -> None:
