@@ -9,7 +9,7 @@ Weights of 8 or 4 bits are converted in registers to bf16, which represents them
 it runs, the weights of the next step are converted in other registers. The sum of each group is multiplied by the group's scale, and groups
 are added in order.
 
-A stage holds the operands of one step along k, or of two if enough stages then fit. All warps of a block wait for each other once per
+A stage holds the operands of one step along k, or of several if enough stages then fit. All warps of a block wait for each other once per
 stage.
 
 An accumulator adds products in the order of k, 16 at a time, for all values of `rows` and `columns`. One statement of inline assembly
@@ -32,7 +32,8 @@ from compiler.machine.intrinsics.block_code import GLOBAL, LANES, SHARED, WARPS
 from compiler.machine.intrinsics.block_product import NARROW, SIXTEEN, BlockProduct, PanelFormat, ProductCode
 from compiler.machine.target import Target
 
-FOLDS = ((4, 4), (2, 4))  # numbers of steps that a stage may hold, each with the minimum number of stages
+FOLDS = (4, 2)  # numbers of steps that a stage may hold
+DEEP_STAGES = 4  # minimum number of stages that hold several steps
 MOST_DEEP_ROWS = 64  # maximum number of rows of a tile beside whose sums two sets of weights fit the registers
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 ROW_BYTES = 128  # number of bytes of a row in one step
@@ -40,14 +41,6 @@ CHUNK = 16  # number of bytes that a thread copies at once
 AT_ONCE = WARPS * LANES * CHUNK // ROW_BYTES  # number of rows that the threads copy together
 LEADER = (WARPS - 1) * LANES  # the thread that copies panels, in the warp that copies the fewest rows
 BARRIER_BYTES = 8
-CHUNK = 16  # number of bytes that a thread copies at once
-AT_ONCE = WARPS * LANES * CHUNK // ROW_BYTES  # number of rows that the threads copy together
-LEADER = (WARPS - 1) * LANES  # the thread that copies panels, in the warp that copies the fewest rows
-BARRIER_BYTES = 8
-# Maximum number of rows of a tile that holds two steps of weights in registers. With more rows, kernels with several tiles would spill: the
-# assembler gives the second step of each tile registers of its own.
-MOST_DEEP_ROWS = 64
-DEEP_STAGES = 4  # minimum number of stages of two steps with weights of 16 bits
 # Maximum number of bytes of shared memory of a block: two blocks then fit the 228 KB of a multiprocessor, which reserves 1 KB for each.
 MOST_BYTES = 113 << 10
 MOST_SUMS = 128  # maximum number of accumulators of a thread; a tile of 128 by 128 reads fewer bytes per product than one of 64 by 256
@@ -82,8 +75,8 @@ class Wgmma(BlockProduct):
     def deepened(self, length: int) -> Wgmma:
         if self.has_scales and self.rows > MOST_DEEP_ROWS:
             return self
-        deeper = [replace(self, fold=fold) for fold, least in FOLDS if replace(self, fold=fold).stages >= least]
-        return next((op for op in deeper if length % (op.fold * self.step) == 0), self)
+        deeper = (replace(self, fold=fold) for fold in FOLDS if length % (fold * self.step) == 0)
+        return next((op for op in deeper if op.stages >= DEEP_STAGES), self)
 
     @property
     def overlaps(self) -> bool:

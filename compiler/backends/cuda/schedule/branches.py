@@ -18,7 +18,7 @@ from compiler.ir.dims import Dim, DimVar, product_of, row_major
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Contraction, Guard, Load, Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.visit import loads, map_scalar, subscalars
+from compiler.ir.loops.visit import free_dims, loads, map_scalar, subscalars
 from compiler.ir.loops.write import Kernel, less, less_equal
 
 
@@ -45,6 +45,17 @@ class Branch:
             return None
         return (scalar.indices[-1] - _number(self.nest)).const - self.begin
 
+    @property
+    def computes_anywhere(self) -> bool:
+        """Whether its values can be computed before the integers of the nest are read, and where the nest's condition does not hold. The
+        condition must not keep a load inside its buffer."""
+        nest, extents = self.nest, dict(self.nest.axes)
+        if {var for var, _ in nest.lets} & set(free_dims(nest.store.value)):
+            return False
+        checked = set[DimVar]() if nest.cond is None else set(free_dims(nest.cond))
+        places = [(d, extent) for load in loads(nest.store.value) if load.buffer is not self.source for d, extent in _places(load)]
+        return all(not checked & set(d.vars()) or (d.var is not None and extents.get(d.var) == extent) for d, extent in places)
+
     def where_it_reads(self, k: Kernel, column: Dim) -> AbstractContextManager[None]:
         """Open the block that runs if the branch reads the column."""
         return k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns))
@@ -63,6 +74,11 @@ class Branch:
             return scalar if offset is None else element(offset)
 
         return map_scalar(self.nest.store.value, read)
+
+
+def _places(load: Load) -> list[tuple[Dim, Dim]]:
+    """Return each index of a load with the extent that it must not reach."""
+    return list(zip(load.indices, load.buffer.shape, strict=True))
 
 
 def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:

@@ -18,15 +18,13 @@ from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Store
-from compiler.ir.loops.visit import free_dims, rewrite_dims
+from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Kernel, const, equal, less, select
 
 Element = Callable[[Dim, int], Scalar]  # a row of the tile, and a distance from the thread's column -> the product's element
 
 
 class Writer(ABC):
-    store: Store
-
     @abstractmethod
     def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
         """Open the block that runs if this writes the thread's column."""
@@ -71,14 +69,14 @@ class StoreWriter(Writer):
 
 @dataclass(frozen=True, slots=True)
 class BranchWriter(Writer):
-    """Writes elements by a branch. The integers that its nest reads may say only where it stores: then its values are computed first."""
+    """Writes elements by a branch."""
 
     branch: Branch
     column: Dim
     element: Element
 
     @property
-    def store(self) -> Store:  # type: ignore[override]
+    def store(self) -> Store:
         return self.branch.nest.store
 
     def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
@@ -92,7 +90,7 @@ class BranchWriter(Writer):
         if nest.cond is not None:
             runs = hold(k, [select(rewrite_dims(nest.cond, point), const(1, DType.I32), 0) for point in points])
             applies = [first & equal(then, 1) for first, then in zip(applies, runs, strict=True)]
-        is_early = not {var for var, _ in nest.lets} & set(free_dims(nest.store.value))
+        is_early = branch.computes_anywhere
         held = hold(k, [self._value(row, point) for row, point in zip(near, points, strict=True)]) if is_early else []
         for number, point in enumerate(points):
             with k.when(applies[number]):
