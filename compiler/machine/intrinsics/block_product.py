@@ -47,6 +47,7 @@ class BlockProduct(ProductOp):
     most_rows: ClassVar[int]  # maximum number of rows of a tile
     most_bytes: ClassVar[int]  # maximum number of bytes of shared memory that a tile uses
     least_stages: ClassVar[int]  # minimum number of stages
+    rows_at_once: ClassVar[int]  # maximum number of rows that a thread computes after the products before it stores any
     sums: int = 1
     bits: int = 16  # bits per weight
     e4m3: bool = False  # whether weights of 8 bits are floats

@@ -42,6 +42,7 @@ class Mma(BlockProduct):
     most_rows: ClassVar[int] = HEIGHTS[-1]
     most_bytes: ClassVar[int] = SHARED_BYTES
     least_stages: ClassVar[int] = 2
+    rows_at_once: ClassVar[int] = 1  # with more, only two blocks would fit the registers of a multiprocessor
 
     @property
     def enough_blocks(self) -> int:

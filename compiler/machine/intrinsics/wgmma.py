@@ -65,6 +65,7 @@ class Wgmma(BlockProduct):
     most_rows: ClassVar[int] = 128
     most_bytes: ClassVar[int] = MOST_BYTES
     least_stages: ClassVar[int] = 3
+    rows_at_once: ClassVar[int] = 8
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     fold: int = 1  # number of steps whose operands a stage holds
 

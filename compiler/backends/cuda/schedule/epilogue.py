@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.backends.cuda.schedule.branches import Branch
 from compiler.backends.cuda.schedule.hold import hold
-from compiler.idioms.spatial import read_integers
+from compiler.idioms.spatial import read_integers, where_computed
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Scalar
@@ -32,6 +32,10 @@ class Writer(ABC):
     @abstractmethod
     def write(self, k: Kernel, rows: Rows) -> None:
         """Write the elements of some rows."""
+
+    @abstractmethod
+    def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
+        """Write the element of one row of a tile whose row 0 is row `first` of the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,15 @@ class StoreWriter(Writer):
     def write(self, k: Kernel, rows: Rows) -> None:
         held = hold(k, [self.element(row, 0) for row in rows.clamped(k)])
         for number, row in enumerate(rows.numbers):
-            at = {**self.point, self.row_axis: rows.first + row}
             with k.when(less(row, rows.count)):
-                k.array(self.store.buffer)[tuple(d.substitute(at) for d in self.store.indices)] = held[number]
+                self._store(k, rows.first + row, held[number])
+
+    def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
+        self._store(k, first + row, self.element(row, 0))
+
+    def _store(self, k: Kernel, row: Dim, value: Scalar) -> None:
+        at = {**self.point, self.row_axis: row}
+        k.array(self.store.buffer)[tuple(d.substitute(at) for d in self.store.indices)] = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,12 @@ class BranchWriter(Writer):
                 known = read_integers(k, nest, point)
                 value = held[number] if is_early else self._value(near[number], known)
                 k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = value
+
+    def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
+        nest, point = self.branch.nest, self.branch.point(k, first + row, self.column)
+        with where_computed(k, nest, point):
+            known = read_integers(k, nest, point)
+            k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = self._value(row, known)
 
     def _value(self, row: Dim, point: Mapping[DimVar, Dim]) -> Scalar:
         return rewrite_dims(self.branch.value(lambda offset: self.element(row, offset)), point)

@@ -247,13 +247,26 @@ class _Place:
             column = k.let("column", t % op.columns, op.columns - 1)
             in_step = op.threads // op.columns
             count = op.rows // in_step  # number of rows of a thread
-            group = at_once(count)
+            group = at_once(count, op.rows_at_once)
+            if group == 1:
+                self.write_single_rows(k, op, t, column)
+                return
+            num_groups = ceil_div(self.num_rows, in_step * group) if count > group else Dim.of(1)
             with k.when(less(self.column + column, p.num_columns)):
-                own = self.own_column(k, op, column)
-                for writer in self.writers(k, op, column, own):
-                    with writer.where_it_applies(k), k.serial("m", count // group) as m:
+                for writer in self.writers(k, op, column):
+                    with writer.where_it_applies(k), k.serial("m", num_groups) as m:
                         rows = (k.let("i", (m * group + u) * in_step + t // op.columns, op.rows - 1) for u in range(group))
                         writer.write(k, Rows(tuple(rows), self.first, self.num_rows))
+
+    def write_single_rows(self, k: Kernel, op: BlockProduct, t: Dim, column: Dim) -> None:
+        """Write a column row by row, which needs the fewest registers."""
+        in_step = op.threads // op.columns
+        with k.serial("m", op.rows // in_step) as m:
+            i = k.let("i", m * in_step + t // op.columns, op.rows - 1)
+            with k.when(less(i, self.num_rows) & less(self.column + column, self.blocks.product.num_columns)):
+                for writer in self.writers(k, op, column):
+                    with writer.where_it_applies(k):
+                        writer.write_row(k, self.first, i)
 
     def own_column(self, k: Kernel, op: BlockProduct, column: Dim) -> Dim:
         """Return the column of the product that is a column of the tile."""
@@ -262,9 +275,9 @@ class _Place:
             return own
         return k.let("own", own + column // half * (op.apart * op.panel_columns - half), self.blocks.product.num_columns - 1)
 
-    def writers(self, k: Kernel, op: BlockProduct, column: Dim, own: Dim) -> list[Writer]:
+    def writers(self, k: Kernel, op: BlockProduct, column: Dim) -> list[Writer]:
         """Return what writes the elements of a column, with the tile's results in place of the sums: the branches, or the nest's store."""
-        p, half = self.blocks.product, op.columns // 2
+        p, half, own = self.blocks.product, op.columns // 2, self.own_column(k, op, column)
 
         def element(i: Dim, offset: int) -> Scalar:
             assert p.row_axis is not None

@@ -19,7 +19,7 @@ from tests.lab.sass.step import Kernel, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
 FORMATS = ("bf16", "int4-128", "int8")
-AWAY = 64  # instructions between a load and its first use, of a warp that shares a scheduler with others
+AWAY = 32  # instructions between a load and its first use, of a warp that shares a scheduler with others
 IN_FLIGHT = 32 << 10  # bytes of weights that a multiprocessor with work should have in flight
 
 
