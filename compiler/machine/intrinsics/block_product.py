@@ -284,7 +284,11 @@ class ProductCode(BlockCode):
             return self.load_floats(self.read)
         code = self.code
         words = [code.op(f"zext i16 {code.op(f'load i16, ptr {place}, align 2')} to i32") for place in self.read]
-        return [code.op(f"bitcast i32 {code.op(f'shl i32 {word}, 16')} to float") for word in words]
+        # The permutation only moves the scale up, but names a sum, so that the assembler does not await the scale before the sum.
+        (total,) = self.load_floats(self.sums[:1])
+        bits = code.op(f"bitcast float {total} to i32")
+        moved = [code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {bits}, i32 {0x1022})") for word in words]
+        return [code.op(f"bitcast i32 {word} to float") for word in moved]
 
     def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield for each accumulator: its address, the address of its total, its value, and its scale."""
