@@ -7,7 +7,7 @@ In all these tiles, weights are the left operand of the instruction, and rows ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +47,7 @@ class BlockProduct(ProductOp):
     most_rows: ClassVar[int]  # maximum number of rows of a tile
     most_bytes: ClassVar[int]  # maximum number of bytes of shared memory that a tile uses
     least_stages: ClassVar[int]  # minimum number of stages
+    rows_at_once: ClassVar[int]  # maximum number of rows that a thread computes after the products before it stores any
     sums: int = 1
     bits: int = 16  # bits per weight
     e4m3: bool = False  # whether weights of 8 bits are floats
@@ -97,9 +98,13 @@ class BlockProduct(ProductOp):
     def format(self) -> PanelFormat:
         return self.formats[self.bits, self.e4m3]
 
+    def deepened(self, length: int) -> BlockProduct:
+        """Return the best such tile for sums of `length` elements."""
+        return self
+
     @property
     def step(self) -> int:
-        """The number of elements along k in a stage."""
+        """The number of elements along k in a step, the depth of a line of a panel."""
         return self.format.depth
 
     @property
@@ -118,13 +123,18 @@ class BlockProduct(ProductOp):
 
     @property
     def panel_bytes(self) -> int:
-        """The number of bytes of one panel in a stage."""
+        """The number of bytes of one panel in a step."""
         return self.panel_columns * self.step * self.bits // 8
+
+    @property
+    def num_panels(self) -> int:
+        """The number of panels that a tile multiplies, for all matrices."""
+        return self.sums * self.columns // self.panel_columns
 
     @property
     def weight_bytes(self) -> int:
         """The number of bytes of all weights in a stage."""
-        return self.sums * self.columns // self.panel_columns * self.panel_bytes
+        return self.num_panels * self.panel_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -191,7 +201,7 @@ class ProductCode(BlockCode):
         self.sums = [code.alloca("float") for _ in range(count)]
         self.in_groups = op.has_scales and self.group_steps != self.steps
         self.totals = [code.alloca("float") for _ in range(count)] if self.in_groups else self.sums
-        self.factors = [code.alloca("float") for _ in range(2 * self.per_warp)] if op.has_scales else []
+        self.read = [code.alloca(self.scale_kind) for _ in range(2 * self.per_warp)] if op.has_scales else []  # scales
         for total in dict.fromkeys((*self.sums, *self.totals)):
             code.do(f"store float 0.0, ptr {total}, align 4")
 
@@ -230,10 +240,11 @@ class ProductCode(BlockCode):
 
     def _nibbles(self, word: str, pair: int) -> str:
         """Convert two weights of 4 bits to bf16: the one at bit 4 * pair of the word, and the one 16 bits above it. Four bits in the lowest
-        bits of the bf16 128 make it 128 + bits. Then 128 and the offset are subtracted."""
+        bits of the bf16 128 make it 128 + bits. Then 128 and the offset are subtracted. One instruction both selects the bits and adds
+        those of 128; the assembler would take two."""
         code = self.code
         shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
-        held = code.op(f"or i32 {code.op(f'and i32 {shifted}, {0x000F000F}')}, {0x43004300}")
+        held = code.op(f'call i32 asm "lop3.b32 $0, $1, {0x000F000F}, $2, 0xEA;", "=r,r,r"(i32 {shifted}, i32 {0x43004300})')
         return self._fma(held, 1.0, -128.0 - FRAGMENTS4.offset)
 
     def _fma(self, pair: str, factor: float, addend: float) -> str:
@@ -247,30 +258,42 @@ class ProductCode(BlockCode):
     # --- scales --------------------------------------------------------------------------------------------------------
 
     def read_scales(self, places: Sequence[tuple[str, str]], group: str) -> None:
-        """Read the scales of a group of weights. For each 16 columns that the warp multiplies, `places` has the index of the panel and the
-        index in the panel of the lane's first column; the lane's second column is 8 columns further."""
+        """Begin to read the scales of a group of weights. For each 16 columns that the warp multiplies, `places` has the index of the panel
+        and the index in the panel of the lane's first column; the lane's second column is 8 columns further. Nothing waits for the scales
+        until the group's sums are complete."""
         op, code = self.op, self.code
         num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
-        factors = iter(self.factors)
+        kind, num_bytes = self.scale_kind, 4 if op.wide_scales else 2
+        scales = iter(self.read)
         for base in self.scales:
             for panel, first in places:
                 line = self.plus(code.op(f"mul i64 {panel}, {num_groups}"), group)
                 at = self.plus(self.times(line, op.panel_columns), first)
                 for column in (0, EIGHT):
-                    place = self.times(self.plus(at, str(column)), 4 if op.wide_scales else 2)
-                    code.do(f"store float {self._scale_at(self.in_matrix(base, place))}, ptr {next(factors)}, align 4")
+                    place = self.in_matrix(base, self.times(self.plus(at, str(column)), num_bytes))
+                    scale = code.op(f"load {kind}, {GLOBAL} {place}, align {num_bytes}")
+                    code.do(f"store {kind} {scale}, ptr {next(scales)}, align {num_bytes}")
 
-    def _scale_at(self, place: str) -> str:
-        code = self.code
+    @property
+    def scale_kind(self) -> str:
+        return "float" if self.op.wide_scales else "i16"
+
+    def _factors(self) -> list[str]:
+        """Return the scales that were read, as f32."""
         if self.op.wide_scales:
-            return code.op(f"load float, {GLOBAL} {place}, align 4")
-        bits = code.op(f"zext i16 {code.op(f'load i16, {GLOBAL} {place}, align 2')} to i32")
-        return code.op(f"bitcast i32 {code.op(f'shl i32 {bits}, 16')} to float")
+            return self.load_floats(self.read)
+        code = self.code
+        words = [code.op(f"zext i16 {code.op(f'load i16, ptr {place}, align 2')} to i32") for place in self.read]
+        # The permutation only moves the scale up, but names a sum, so that the assembler does not await the scale before the sum.
+        (total,) = self.load_floats(self.sums[:1])
+        bits = code.op(f"bitcast float {total} to i32")
+        moved = [code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {bits}, i32 {0x1022})") for word in words]
+        return [code.op(f"bitcast i32 {word} to float") for word in moved]
 
     def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield for each accumulator: its address, the address of its total, its value, and its scale."""
         code, op = self.code, self.op
-        factors = self.load_floats(self.factors)
+        factors = self._factors()
         for number, (part, total) in enumerate(zip(self.sums, self.totals, strict=True)):
             columns, e = number // (op.rows // EIGHT * 4), number % 4
             yield part, total, code.op(f"load float, ptr {part}, align 4"), factors[2 * columns + e // 2]
@@ -286,18 +309,25 @@ class ProductCode(BlockCode):
         for part, _, value, factor in self._scaled():
             self.code.do(f"store float {self.code.op(f'fmul float {value}, {factor}')}, ptr {part}, align 4")
 
-    def end_step(self, step: str, places: Sequence[tuple[str, str]]) -> None:
-        """If weights are in groups and this step is the last one of its group, add the group's sums and read the next group's scales."""
+    def begin_group(self, step: str, places: Sequence[tuple[str, str]], wait: Callable[[], None] = lambda: None) -> None:
+        """If weights are in groups and a group begins with this step, `wait` for the sums of the group before, add them, and read the
+        scales of this group."""
         if not self.in_groups:
             return
         code = self.code
-        following = code.op(f"add i64 {step}, 1")
-        rest = code.op(f"urem i64 {following}, {self.group_steps}")
-        with code.when(code.op(f"icmp eq i64 {rest}, 0")):
+        begins = code.op(f"icmp eq i64 {code.op(f'urem i64 {step}, {self.group_steps}')}, 0")
+        is_later = code.op(f"icmp ne i64 {step}, 0")
+        with code.when(code.op(f"and i1 {begins}, {is_later}")):
+            wait()
             self.add_group()
-            last = code.op(f"sub i64 {self.steps}, 1")
-            near = code.op(f"call i64 @llvm.smin.i64(i64 {following}, i64 {last})")
-            self.read_scales(places, code.op(f"udiv i64 {near}, {self.group_steps}"))
+            self.read_scales(places, code.op(f"udiv i64 {step}, {self.group_steps}"))
+
+    def end_sums(self) -> None:
+        """Scale the sums of the last group, or of all weights."""
+        if self.in_groups:
+            self.add_group()
+        elif self.op.has_scales:
+            self.apply_scales()
 
     # --- results -------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class Mma(BlockProduct):
     most_rows: ClassVar[int] = HEIGHTS[-1]
     most_bytes: ClassVar[int] = SHARED_BYTES
     least_stages: ClassVar[int] = 2
+    rows_at_once: ClassVar[int] = 1  # with more, only two blocks would fit the registers of a multiprocessor
 
     @property
     def enough_blocks(self) -> int:
@@ -104,11 +105,10 @@ class _Block(ProductCode):
             with code.when(code.op(f"icmp slt i64 {later}, {self.steps}")):
                 self._copy(sources, later, code.op(f"urem i64 {later}, {op.stages}"))
             self.commit()
+            self.begin_group(step, places)
             self._multiply(code.op(f"urem i64 {step}, {op.stages}"))
-            self.end_step(step, places)
         self.await_copies(0)
-        if op.has_scales and not self.in_groups:
-            self.apply_scales()
+        self.end_sums()
         self.barrier()  # c overwrites the stages, so wait until all warps have read them
         self.store(self.times(self.warp, op.per_warp * SIXTEEN), SIXTEEN)
 

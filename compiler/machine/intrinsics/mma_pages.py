@@ -12,7 +12,7 @@ An accumulator adds 16 products at a time, in the order of elements or of pages,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,6 +32,7 @@ MOST_STEPS = 8  # maximum number of steps of 16 elements whose keys a lane holds
 MOST_ROWS = 32
 ENOUGH_BLOCKS = 2  # blocks that fit the shared memory of a multiprocessor of sm_89; with so few, a thread may use 255 registers
 SPARE_BYTES = 2 << 10  # bytes of shared memory for the block's numbers of rows, tokens and pages
+MOST_WORDS = 32  # maximum number of words of values that a lane loads at once
 FOUR = 4  # number of adjacent elements along the summed axis that a lane multiplies
 
 
@@ -202,6 +203,8 @@ class _Values(BlockCode):
         self.own_means = self.gep(SHARED, self.c, self.plus(row, column))
         self.num_ranges = op.size // op.width
         shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # numbers of ranges, 16-element parts, 8-row parts
+        words = shape[0] * (2 * per_lane if op.key_size else FOUR * op.width // PAGE)  # of a lane's part of a page
+        self.at_once = max(1, MOST_WORDS // words)
         self.sums = [[[self._accumulator() for _ in range(shape[2])] for _ in range(shape[1])] for _ in range(shape[0])]
 
     def _accumulator(self) -> list[str]:
@@ -210,21 +213,61 @@ class _Values(BlockCode):
         return places
 
     def run(self) -> None:
-        code, op = self.code, self.op
+        code = self.code
         end = self.divided(self.plus(self.high, str(PAGE - 1)), PAGE)
-        with code.loop(self.divided(self.low, PAGE), end) as n:
-            page = self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride))
-            first = self.plus(self.times(n, PAGE), self.times(self.quad, FOUR))
-            seen = [self._is_seen(self.plus(first, str(i))) for i in range(FOUR)]
-            weights = self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4))
-            right = [self._weights(weights, j) for j in range(op.rows // EIGHT)]
-            for number, sums in enumerate(self.sums):
-                with self._of_warp(number):
-                    self._multiply(page, number, seen, right, sums)
+        with code.loop(self.divided(self.low, PAGE), end, step=str(self.at_once)) as first:
+            after = code.op(f"call i64 @llvm.smin.i64(i64 {self.plus(first, str(self.at_once))}, i64 {end})")
+            is_whole = code.op(f"icmp eq i64 {after}, {self.plus(first, str(self.at_once))}")
+            self._either(
+                code.op(f"and i1 {is_whole}, {self._sees_all(first, after)}"),
+                lambda: self._add_pages([self.plus(first, str(u)) for u in range(self.at_once)]),
+                lambda: self._add_each_page(first, after),
+            )
         self.barrier()  # c may overlap the weights, so wait until all warps have read them
         for number, sums in enumerate(self.sums):
             with self._of_warp(number):
                 self._store(number, sums)
+
+    def _add_each_page(self, first: str, after: str) -> None:
+        with self.code.loop(first, after) as n:
+            is_whole = self._sees_all(n, self.plus(n, "1"))
+            self._either(is_whole, lambda: self._add_pages([n]), lambda: self._add_pages([n], masked=True))
+
+    def _either(self, cond: str, then: Callable[[], None], orelse: Callable[[], None]) -> None:
+        code = self.code
+        yes, no, done = code.fresh("yes"), code.fresh("no"), code.fresh("done")
+        code.branch(cond, yes, no)
+        for label, emit in ((yes, then), (no, orelse)):
+            code.block(label)
+            emit()
+            code.jump(done)
+        code.block(done)
+
+    def _sees_all(self, first: str, after: str) -> str:
+        """Return whether all keys of some pages are multiplied."""
+        code = self.code
+        begins = code.op(f"icmp sge i64 {self.times(first, PAGE)}, {self.low}")
+        ends = code.op(f"icmp sle i64 {self.times(after, PAGE)}, {self.high}")
+        return code.op(f"and i1 {begins}, {ends}")
+
+    def _add_pages(self, numbers: Sequence[str], *, masked: bool = False) -> None:
+        """Add the products of some pages. If they are `masked`, some of their keys are not multiplied. Otherwise, the assembler lets the
+        loads of all these pages be in flight together; a load whose result is selected, it awaits at once."""
+        op = self.op
+        pages = [self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride)) for n in numbers]
+        weights = [self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4)) for n in numbers]
+        right = [[self._weights(of_page, j) for j in range(op.rows // EIGHT)] for of_page in weights]
+        seen: list[str] | None = None
+        if masked:
+            (n,) = numbers
+            key = self.plus(self.times(n, PAGE), self.times(self.quad, FOUR))
+            seen = [self._is_seen(self.plus(key, str(i))) for i in range(FOUR)]
+        read = self._from_keys if op.key_size else self._from_values
+        for number, sums in enumerate(self.sums):
+            with self._of_warp(number):
+                lines = [read(page, number) for page in pages]
+                for of_page, factors in zip(lines, right, strict=True):
+                    self._multiply(of_page, seen, factors, sums)
 
     def _of_warp(self, number: int) -> AbstractContextManager[None]:
         """Open a block of code that runs only on the warps that have a range with this number."""
@@ -241,31 +284,41 @@ class _Values(BlockCode):
         held = self.words(SHARED, base, str(j * EIGHT * self.op.pitch * 4), 4)
         return [self.high_halves(held[i], held[i + 1]) for i in (0, 2)]
 
-    def _multiply(self, page: str, number: int, seen: Sequence[str], right: Sequence[Sequence[str]], sums: list[list[list[str]]]) -> None:
-        fragments = self._from_keys(page, number, seen) if self.op.key_size else self._from_values(page, number, seen)
+    def _multiply(
+        self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None, right: Sequence[Sequence[str]], sums: list[list[list[str]]]
+    ) -> None:
+        fragments = self._of_keys(lines, seen) if self.op.key_size else self._of_values(lines, seen)
         for left, of_pair in zip(fragments, sums, strict=True):
             for places, weights in zip(of_pair, right, strict=True):
                 self.store_floats(self.mma(left, weights, self.load_floats(places)), places)
 
-    def _from_values(self, page: str, number: int, seen: Sequence[str]) -> list[list[str]]:
-        op, found = self.op, list[list[str]]()
-        for i in range(FOUR):
-            at = (i * op.size + number * WARPS * op.width) * 2
-            words = self.words(GLOBAL, page, str(at), op.width // PAGE)
-            found.append([self.code.op(f"select i1 {seen[i]}, i32 {word}, i32 0") for word in words])
-        return _fragments(self, found)
+    def _from_values(self, page: str, number: int) -> list[list[str]]:
+        """Load this lane's part of a page: for each of its four keys, the words of adjacent elements."""
+        op = self.op
+        begin = number * WARPS * op.width
+        return [self.words(GLOBAL, page, str((i * op.size + begin) * 2), op.width // PAGE) for i in range(FOUR)]
 
-    def _from_keys(self, page: str, number: int, seen: Sequence[str]) -> list[list[str]]:
-        """Return the same left operands. In a page of keys, the pairs along the summed axis are words already."""
-        op, code = self.op, self.code
-        halves = [[code.op(f"select i1 {seen[2 * pair + i]}, i32 {(0xFFFF, -0x10000)[i]}, i32 0") for i in range(2)] for pair in range(2)]
-        masks = [code.op(f"or i32 {low}, {high}") for low, high in halves]
+    def _of_values(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
+        """Return the left operands, without values of keys that are not seen."""
+        if seen is None:
+            return _fragments(self, lines)
+        chosen = [[self.code.op(f"select i1 {key}, i32 {word}, i32 0") for word in words] for key, words in zip(seen, lines, strict=True)]
+        return _fragments(self, chosen)
 
-        def pairs(element: int) -> list[str]:
-            words = self.words(GLOBAL, page, str((number * WARPS * op.width + element) * PAGE * 2), 2)
-            return [code.op(f"and i32 {word}, {mask}") for word, mask in zip(words, masks, strict=True)]
+    def _from_keys(self, page: str, number: int) -> list[list[str]]:
+        """Load the same from a page of keys that hold the values: for each of this lane's elements, the words of its keys. The pairs along
+        the summed axis are words already."""
+        begin = number * WARPS * self.op.width
+        return [self.words(GLOBAL, page, str((begin + e) * PAGE * 2), 2) for e in range(self.op.width // EIGHT)]
 
-        elements = [pairs(e) for e in range(op.width // EIGHT)]
+    def _of_keys(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
+        code, elements = self.code, [list(line) for line in lines]
+        if seen is not None:
+            halves = [
+                [code.op(f"select i1 {seen[2 * pair + i]}, i32 {(0xFFFF, -0x10000)[i]}, i32 0") for i in range(2)] for pair in range(2)
+            ]
+            masks = [code.op(f"or i32 {low}, {high}") for low, high in halves]
+            elements = [[code.op(f"and i32 {word}, {mask}") for word, mask in zip(words, masks, strict=True)] for words in elements]
         return [[line[pair] for pair in range(2) for line in elements[e : e + 2]] for e in range(0, len(elements), 2)]
 
     def _store(self, number: int, sums: list[list[list[str]]]) -> None:

@@ -1,15 +1,21 @@
-"""Name the kernel that began last. After a fault, this is the kernel that failed. Each kernel writes the address of its record to one word
-of the host when it begins."""
+"""Name the kernel that began last. After a fault, this is the kernel that failed.
+
+Each kernel writes the address of its record to one word when it begins. With RELAXSERVE_DEBUG=1 or more, this is a word of the host, which
+can be read after a fault. Without debugging, it is a word of the card, which nothing reads: a kernel ends only when its writes have ended,
+and a write to the host takes about a microsecond.
+"""
 
 from __future__ import annotations
 
+from runtime import flags
 from runtime.device.cuda.card import Card
 
 
 class LastLaunch:
     def __init__(self, card: Card) -> None:
-        self._word = card.pinned(self, 1)
-        self.address = card.address_of(self._word)  # the address at which the card reaches the word
+        self._word = card.pinned(self, 1) if flags.current().debug else None
+        # the address at which the card reaches the word of the host; None: kernels write to the card
+        self.address = None if self._word is None else card.address_of(self._word)
         self._records: dict[int, str] = {}
         self.num_runs = 0
 
@@ -17,5 +23,7 @@ class LastLaunch:
         self._records[record] = description
 
     def __str__(self) -> str:
+        if self._word is None:
+            return f"in run {self.num_runs} (with RELAXSERVE_DEBUG=1, the message names the kernel)" if self.num_runs else "before any run"
         known = self._records.get(int(self._word[0]))
         return "before any launch" if known is None else f"{known}, in run {self.num_runs}"

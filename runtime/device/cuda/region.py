@@ -74,8 +74,9 @@ class CudaRegion:
         self._words = card.pinned(self, len(words))
         # Launches run one after another, and each resets its counters to zero, so all launches share the same counters.
         num_counters = max(x.num_counters for x in launches)
-        self._block = Block(card, len(words) * WORD + num_counters * COUNTER, "records")
-        self._bases[[marker, counters]] = last.address, self._block.address + len(words) * WORD
+        self._block = Block(card, (len(words) + 1) * WORD + num_counters * COUNTER, "records")
+        spare = self._block.address + len(words) * WORD
+        self._bases[[marker, counters]] = spare if last.address is None else last.address, spare + WORD
         self._launches = self._launched(launches)
         self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
         card.free_with(self, partial(_close_all, self._captured))

@@ -10,7 +10,8 @@ Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what ev
 for all of them.
 
 A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
-launch begins. Then come the addresses of the buffers, the integers (`dims`) and, if the phase has counters, their address.
+launch begins (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and, if the phase has
+counters, their address.
 
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
 a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread loop and each such tile

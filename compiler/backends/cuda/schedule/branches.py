@@ -9,15 +9,16 @@ is `apart` columns before or after its own. If a tile is too narrow to contain b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from compiler.idioms.product import Product
-from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, where_computed, write_element
-from compiler.ir.dims import Dim, product_of, row_major
+from compiler.idioms.spatial import SpatialNest, match_spatial
+from compiler.ir.dims import Dim, DimVar, product_of, row_major
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Contraction, Guard, Load, Scalar
-from compiler.ir.loops.statements import Stmt, Store
-from compiler.ir.loops.visit import loads, map_scalar, subscalars
+from compiler.ir.loops.statements import Stmt
+from compiler.ir.loops.visit import free_dims, loads, map_scalar, subscalars
 from compiler.ir.loops.write import Kernel, less, less_equal
 
 
@@ -44,21 +45,40 @@ class Branch:
             return None
         return (scalar.indices[-1] - _number(self.nest)).const - self.begin
 
-    def write(self, k: Kernel, row: Dim, column: Dim, element: Callable[[int], Scalar]) -> None:
-        """Write the element of a column, if the branch has this column. `element(offset)` is the product's element `offset` columns after
-        this column."""
+    @property
+    def computes_anywhere(self) -> bool:
+        """Whether its values can be computed before the integers of the nest are read, and where the nest's condition does not hold. The
+        condition must not keep a load inside its buffer."""
+        nest, extents = self.nest, dict(self.nest.axes)
+        if {var for var, _ in nest.lets} & set(free_dims(nest.store.value)):
+            return False
+        checked = set[DimVar]() if nest.cond is None else set(free_dims(nest.cond))
+        places = [(d, extent) for load in loads(nest.store.value) if load.buffer is not self.source for d, extent in _places(load)]
+        return all(not checked & set(d.vars()) or (d.var is not None and extents.get(d.var) == extent) for d, extent in places)
+
+    def where_it_reads(self, k: Kernel, column: Dim) -> AbstractContextManager[None]:
+        """Open the block that runs if the branch reads the column."""
+        return k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns))
+
+    def point(self, k: Kernel, row: Dim, column: Dim) -> dict[DimVar, Dim]:
+        """Return the point of the nest that reads an element of the product."""
+        number = k.let("element", column - self.begin, self.num_columns - 1)
+        return dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
+
+    def value(self, element: Callable[[int], Scalar]) -> Scalar:
+        """Return the value that the branch stores. `element(offset)` is the product's element `offset` columns after the one at which the
+        nest computes."""
 
         def read(scalar: Scalar) -> Scalar:
             offset = self.offset(scalar)
             return scalar if offset is None else element(offset)
 
-        store = self.nest.store
-        with k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns)):
-            number = k.let("element", column - self.begin, self.num_columns - 1)
-            point = dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
-            with where_computed(k, self.nest, point):
-                known = read_integers(k, self.nest, point)
-                write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, read)), known)
+        return map_scalar(self.nest.store.value, read)
+
+
+def _places(load: Load) -> list[tuple[Dim, Dim]]:
+    """Return each index of a load with the extent that it must not reach."""
+    return list(zip(load.indices, load.buffer.shape, strict=True))
 
 
 def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:

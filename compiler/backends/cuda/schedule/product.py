@@ -24,16 +24,17 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler.backends.cuda.schedule.branches import Branch, read_branches
+from compiler.backends.cuda.schedule.epilogue import BranchWriter, Rows, StoreWriter, Writer
+from compiler.backends.cuda.schedule.hold import at_once
 from compiler.backends.cuda.schedule.rows import fold_threads
 from compiler.idioms.nest import without_allocations
 from compiler.idioms.product import Choice, Product, product_in
 from compiler.idioms.scaled import scaled_numbers
-from compiler.idioms.spatial import stages, write_element
+from compiler.idioms.spatial import stages
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Contraction, Element, Load, Scalar, without_cast
-from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast, const, equal, index, less, minimum, not_equal, select
 from compiler.ir.prove import prove_divisible, prove_le
@@ -152,7 +153,8 @@ class _Blocks:
         scale = self.operands[0].scale
         wide = scale is not None and scale.buffer.dtype is DType.F32
         apart = self.apart // self.tile.op.panel_columns if 2 * self.apart > columns else 0
-        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
+        op = replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
+        return op.deepened(self.product.extent.const)
 
     def write(self, k: Kernel) -> None:
         p = self.product
@@ -165,15 +167,19 @@ class _Blocks:
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
         wide_blocks = batch * ceil_div(p.num_columns, wide) * ceil_div(num_rows, most)
         few_only = prove_le(num_rows, most)
+        # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
+        few = most if few_only or wide > NARROW else max((h for h in heights if h < most), default=0)
         with k.grid("b", narrow_blocks if few_only else dim_max(narrow_blocks, wide_blocks)) as b:
-            shared_words = max(self.op(h, c).shared_bytes for h, c in [*((h, NARROW) for h in heights), (most, wide)]) // 4
-            c = k.shared("c", shared_words)
-            with k.when(less(num_rows, most + 1) & less(b, narrow_blocks)):
-                *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
-                at = dict(zip((v for v, _ in others), point, strict=True))
-                _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k)
+            narrow = [self.op(h, NARROW) for h in heights if h <= few]
+            tiles = narrow if few_only else [*narrow, self.op(most, wide)]
+            c = k.shared("c", max(tile.shared_bytes for tile in tiles) // 4)
+            if narrow:
+                with k.when(less(num_rows, few + 1) & less(b, narrow_blocks)):
+                    *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
+                    at = dict(zip((v for v, _ in others), point, strict=True))
+                    _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, few)
             if not few_only:
-                with k.when(less(most, num_rows) & less(b, wide_blocks)):
+                with k.when(less(few, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", ceil_div(num_rows, most))]
                     *point, number, row = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
                     left = dim_min(num_rows - row * most, most)
@@ -203,7 +209,7 @@ class _Blocks:
                 count = k.let("count", cast(ends[0], DType.I64), most)
                 matrix = k.let("matrix", chosen(first), choice.names[0].upper)
                 place = _Place(self, c, dict.fromkeys(choice.names, matrix), self.column(number, NARROW), first, count)
-                place.write_lowest(k)
+                place.write_lowest(k, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +223,10 @@ class _Place:
     first: Dim
     num_rows: Dim
 
-    def write_lowest(self, k: Kernel) -> None:
-        """Write code that computes the part with the lowest tile that has enough rows."""
+    def write_lowest(self, k: Kernel, most: int) -> None:
+        """Write code that computes the part with the lowest tile that has enough rows, if there are at most `most` rows."""
         for lower, height in zip((0, *self.blocks.heights), self.blocks.heights, strict=False):
-            if not prove_le(self.num_rows, lower):
+            if height <= most and not prove_le(self.num_rows, lower):
                 with k.when(less(lower, self.num_rows) & less(self.num_rows, height + 1)):
                     self.write(k, self.blocks.op(height, NARROW))
 
@@ -240,30 +246,49 @@ class _Place:
         with k.threads("t", op.threads) as t:
             column = k.let("column", t % op.columns, op.columns - 1)
             in_step = op.threads // op.columns
-            with k.serial("m", op.rows // in_step) as m:
-                i = k.let("i", m * in_step + t // op.columns, op.rows - 1)
-                with k.when(less(i, self.num_rows) & less(self.column + column, p.num_columns)):
-                    self.store(k, op, i, column)
+            count = op.rows // in_step  # number of rows of a thread
+            group = at_once(count, op.rows_at_once)
+            if group == 1:
+                self.write_single_rows(k, op, t, column)
+                return
+            num_groups = ceil_div(self.num_rows, in_step * group) if count > group else Dim.of(1)
+            with k.when(less(self.column + column, p.num_columns)):
+                for writer in self.writers(k, op, column):
+                    with writer.where_it_applies(k), k.serial("m", num_groups) as m:
+                        rows = (k.let("i", (m * group + u) * in_step + t // op.columns, op.rows - 1) for u in range(group))
+                        writer.write(k, Rows(tuple(rows), self.first, self.num_rows))
 
-    def store(self, k: Kernel, op: BlockProduct, i: Dim, column: Dim) -> None:
-        """Write the element of a column, with the tile's results in place of the sums: by the nest's store or, if there are branches, by
-        the branch that has the column."""
-        p, half = self.blocks.product, op.columns // 2
-        assert p.row_axis is not None
-        at = {**self.point, p.row_axis: self.first + i}
-        own = self.column + column
-        if op.apart:
-            own = k.let("own", own + column // half * (op.apart * op.panel_columns - half), p.num_columns - 1)
-        store = p.nest.store
-        if not self.blocks.branches:
-            write_element(k, Store(store.buffer, store.indices, self.element(op, i, column)), {**at, p.column_axis: own})
+    def write_single_rows(self, k: Kernel, op: BlockProduct, t: Dim, column: Dim) -> None:
+        """Write a column row by row, which needs the fewest registers."""
+        in_step = op.threads // op.columns
+        with k.serial("m", op.rows // in_step) as m:
+            i = k.let("i", m * in_step + t // op.columns, op.rows - 1)
+            with k.when(less(i, self.num_rows) & less(self.column + column, self.blocks.product.num_columns)):
+                for writer in self.writers(k, op, column):
+                    with writer.where_it_applies(k):
+                        writer.write_row(k, self.first, i)
 
-        def element(offset: int) -> Scalar:
+    def own_column(self, k: Kernel, op: BlockProduct, column: Dim) -> Dim:
+        """Return the column of the product that is a column of the tile."""
+        own, half = self.column + column, op.columns // 2
+        if not op.apart:
+            return own
+        return k.let("own", own + column // half * (op.apart * op.panel_columns - half), self.blocks.product.num_columns - 1)
+
+    def writers(self, k: Kernel, op: BlockProduct, column: Dim) -> list[Writer]:
+        """Return what writes the elements of a column, with the tile's results in place of the sums: the branches, or the nest's store."""
+        p, half, own = self.blocks.product, op.columns // 2, self.own_column(k, op, column)
+
+        def element(i: Dim, offset: int) -> Scalar:
+            assert p.row_axis is not None
             near = offset * half // (op.apart * op.panel_columns) if op.apart else offset
-            return rewrite_dims(self.element(op, i, column + near), {**at, p.column_axis: own + offset})
+            at = {**self.point, p.row_axis: self.first + i, p.column_axis: own + offset}
+            return rewrite_dims(self.element(op, i, column + near), at)
 
-        for branch in self.blocks.branches:
-            branch.write(k, self.first + i, own, element)
+        if self.blocks.branches:
+            return [BranchWriter(branch, own, element) for branch in self.blocks.branches]
+        assert p.row_axis is not None
+        return [StoreWriter(p.nest.store, p.row_axis, {**self.point, p.column_axis: own}, element)]
 
     def element(self, op: BlockProduct, i: Dim, column: Dim) -> Scalar:
         """Return an element of the product, computed from the sums that the tile wrote to shared memory."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.idioms.rows import COMBINE, RowProgram, RowStage, match_rows, with_own_numbers
 from compiler.idioms.spatial import write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, product_of
@@ -73,9 +74,20 @@ class _Row:
             if stage.inner is None:
                 self.write_number(stage)
             else:
-                var, length = stage.inner
-                with self.elements(length) as i:
-                    write_element(self.k, stage.nest.store, {**self.at(stage), var: i})
+                self.write_elements(stage, *stage.inner)
+
+    def write_elements(self, stage: RowStage, var: DimVar, length: Dim) -> None:
+        k, store, at = self.k, stage.nest.store, self.at(stage)
+        if not length.is_const or length.const % self.num_threads:
+            with self.elements(length) as i:
+                write_element(k, store, {**at, var: i})
+            return
+        count = length.const // self.num_threads  # number of elements of a thread
+        group = at_once(count)
+        with k.threads("t", self.num_threads) as t, k.serial("m", count // group) as m:
+            points = [{**at, var: (m * group + u) * self.num_threads + t} for u in range(group)]
+            for point, value in zip(points, hold(k, [rewrite_dims(store.value, point) for point in points]), strict=True):
+                k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = value
 
     def at(self, stage: RowStage) -> Point:
         return dict(zip(stage.nest.vars, self.point, strict=False))

@@ -14,6 +14,7 @@ from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
+from runtime import flags
 from runtime.device.cuda import driver
 from runtime.device.cuda.card import Card
 from runtime.device.cuda.driver import Graph
@@ -47,9 +48,13 @@ def executable() -> Executable:
 
 @pytest.fixture
 def session(software_gpu: SoftwareGpu, executable: Executable) -> Generator[Session]:
+    yield opened(executable)
+
+
+def opened(executable: Executable) -> Session:
     session = Session(executable)
     bind_values(session, executable, "main", {"w": W, "v": V})
-    yield session
+    return session
 
 
 @pytest.mark.gpu
@@ -191,9 +196,17 @@ def test_a_profile_tells_the_time_of_each_kernel_by_the_card_s_clock(session: Se
             assert {name: count / 1000 for name, count in profile.count.items()} == pytest.approx(profile.seconds)
 
 
-def test_a_fault_names_kernel_launch_run_and_the_message_of_the_driver(session: Session, software_gpu: SoftwareGpu) -> None:
+@pytest.mark.parametrize(
+    ("debug", "named"), [(0, "in run 2 .*RELAXSERVE_DEBUG=1"), (1, r"kernel linear\w*, launch 0 of \d of main, in run 2")]
+)
+def test_a_fault_names_the_run_and_with_debugging_the_kernel(
+    debug: int, named: str, executable: Executable, software_gpu: SoftwareGpu
+) -> None:
+    """Only with debugging, a kernel writes to memory of the host, for which its end waits."""
+    with flags.scope(debug=debug):
+        session = opened(executable)
     session.call("main", X)
     wild: Any = CudaTensor(session.device.empty((1,), np.dtype(np.float32)).block, 1 << 40, X.shape, X.dtype)
-    with pytest.raises(DeviceFault, match=r"kernel linear\w*, launch 0 of \d of main, in run 2: .*(illegal|ILLEGAL)"):
+    with pytest.raises(DeviceFault, match=rf"{named}.*: .*(illegal|ILLEGAL)"):
         session.call("main", wild)
     software_gpu.reset()

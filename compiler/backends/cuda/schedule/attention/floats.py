@@ -10,15 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.backends.cuda.schedule.attention.walk import I64, LANES, LOWEST, SPLIT, Partial, Run, Walk
+from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import cast, const, fma, less, less_equal
+from compiler.ir.loops.write import cast, const, fma, less, less_equal, select
 from compiler.ops.attention.kv_cache import PAGE, bound_layer
 from compiler.ops.attention.plain import CachedKey, RaggedKey, text_bounds
 from compiler.ops.attention.reach import first_position, last_position
+
+MOST_ELEMENTS = 32  # maximum number of elements of a key that a thread loads at once
 
 
 def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
@@ -77,14 +80,14 @@ class FloatWalk(Walk):
             with k.unroll("g", rows) as g:
                 means[g] = 0.0
             with k.serial("p", ceil_div(high, PAGE) - low // PAGE) as p:
-                first = k.let("first", dim_max((low // PAGE + p) * PAGE, low), SPLIT - 1)
-                end = dim_min((low // PAGE + p + 1) * PAGE, high)
+                first = (low // PAGE + p) * PAGE
                 page = self._page(run, split * SPLIT + first)
-                with k.serial("n", end - first) as n:
-                    value = k.local("value", 1)
-                    value[0] = self._key(run, split * SPLIT + first + n, page).value(run.group * rows, j)
+                keys = [dim_min(first + n, high - 1) for n in range(PAGE)]  # keys after the last one may not exist
+                values = hold(k, [self._key(run, split * SPLIT + i, page).value(run.group * rows, j) for i in keys])
+                for n, value in enumerate(values):  # no branches: a load moves into the only branch that uses it
+                    seen = less_equal(low, first + n) & less(first + n, high)
                     with k.unroll("g", rows) as g:
-                        means[g] = fma(scores[g, first + n], value[0], means[g])
+                        means[g] = select(seen, fma(scores[g, first + n], value, means[g]), means[g])
             with k.unroll("g", rows) as g:
                 found.means[g, j] = means[g]
         self.join(rows)
@@ -92,13 +95,15 @@ class FloatWalk(Walk):
     def _score(self, run: Run, position: Dim, i: Dim) -> None:
         k, heads = self.k, self.block_heads
         key = self._key(run, position, self._page(run, position))
-        dots, element = k.local("dots", heads), k.local("element", 1)
+        dots = k.local("dots", heads)
         with k.unroll("g", heads) as g:
             dots[g] = 0.0
-        with k.serial("r", self.size) as r:
-            element[0] = key.element(run.group * heads, r)
-            with k.unroll("g", heads) as g:
-                dots[g] = fma(self.rows[g, r], element[0], dots[g])
+        group = at_once(self.size, MOST_ELEMENTS)
+        with k.serial("m", self.size // group) as m:
+            numbers = [m * group + u for u in range(group)]
+            for r, element in zip(numbers, hold(k, [key.element(run.group * heads, r) for r in numbers]), strict=True):
+                with k.unroll("g", heads) as g:
+                    dots[g] = fma(self.rows[g, r], element, dots[g])
         own = run.token - run.start if self.node.positions is None else run.high - 1
         with k.unroll("g", heads) as g:
             self.scores[g, i] = self.finished(dots[g], self.head(run, g), position - own)

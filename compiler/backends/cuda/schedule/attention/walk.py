@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Ragged
@@ -145,11 +146,15 @@ class Walk(ABC):
     def _attend(self, run: Run, rows: int, splits: tuple[Dim, Dim], stored: Partial, arrived: Array) -> None:
         """Compute some splits of a run: a first split and a number of splits."""
         k, joined, (first, count) = self.k, self.joined, splits
-        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
-            with self.own_elements(i, self.size) as j:
-                token = dim_min(run.token + self.slot(r), self.tokens - 1)
-                self.rows[r, j] = cast(self.queries[token, self.head(run, r), j], self.rows.dtype)
-            with self.own_elements(i) as j:
+        group = at_once(rows)
+        with k.threads("i", SPLIT) as i:
+            with self.own_elements(i, self.size) as j, k.serial("m", rows // group) as m:
+                numbers = [m * group + u for u in range(group)]
+                tokens = [dim_min(run.token + self.slot(r), self.tokens - 1) for r in numbers]
+                queries = hold(k, [self.queries[token, self.head(run, r), j] for token, r in zip(tokens, numbers, strict=True)])
+                for r, query in zip(numbers, queries, strict=True):
+                    self.rows[r, j] = cast(query, self.rows.dtype)
+            with self.own_elements(i) as j, k.serial("r", rows) as r:
                 joined.means[r, j] = 0.0
         with k.threads("r", rows) as r:
             top, weights = self._begin(self.head(run, r))

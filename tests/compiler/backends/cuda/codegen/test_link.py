@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -31,9 +28,8 @@ from runtime.device.cpu.host import ARCH
 from runtime.executable import Executable
 from runtime.objects import elf
 from runtime.session import Session
+from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
-PACKAGED = Path(sysconfig.get_path("purelib")) / "nvidia"  # where NVIDIA's packages install their tools
-SERIALISED = re.compile(r"warning|serializ|C75\d\d", re.IGNORECASE)  # what the assembler says of `wgmma` that it runs one by one
 GPUS = [t.name for t in NAMED.values() if t.arch == "nvptx64"]
 
 PROGRAM = """
@@ -154,12 +150,11 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 @pytest.mark.parametrize("name", GPUS)
-def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path) -> None:
-    cubin, said = assembled(program, name, tmp_path)
+def test_kernels_assemble_without_spills(name: str, program: str) -> None:
+    said = assembled(program, name).said
     # For sm_100a, the assembler gives attention in f32 64 registers, so that more blocks run at once, and stores and loads one address.
     assert max(map(int, re.findall(r"(\d+) bytes spill", said))) <= (8 if name == "sm_100a" else 0)
     assert not SERIALISED.search(said), "the assembler serialised operations that should overlap"
-    assert cubin.stat().st_size
 
 
 LARGEST = [("sm_90a", "int8"), ("sm_80", "int4-128")]  # the kernels with the most registers on Hopper, and on older GPUs
@@ -172,17 +167,17 @@ LARGEST = [("sm_90a", "int8"), ("sm_80", "int4-128")]  # the kernels with the mo
         *(pytest.param(n, f, marks=pytest.mark.slow) for n in GPUS for f in ("bf16", "int8", "int4-128") if (n, f) not in LARGEST),
     ],
 )
-def test_kernels_of_an_8b_model_assemble_without_spills(name: str, format: str, tmp_path: Path) -> None:
+def test_kernels_of_an_8b_model_assemble_without_spills(name: str, format: str) -> None:
     config = synthetic_config("8b-shape", layers=1)
     step = build_step(config, dtypes_of(config), StepBounds(8192, 64, 8192), DType.BF16, WeightFormat.parse(format))
-    said = assembled(step, name, tmp_path)[1]
+    said = assembled(step, name).said
     assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"} and not SERIALISED.search(said)
 
 
-def test_products_need_few_registers_and_little_shared_memory(tmp_path: Path) -> None:
+def test_products_need_few_registers_and_little_shared_memory() -> None:
     """The kernel of a product needs so few registers and so little shared memory that three blocks can run at once on a multiprocessor with
     65,536 registers and 164 KB of shared memory, so that copies and products of different blocks overlap."""
-    said = assembled(PRODUCT, "sm_80", tmp_path)[1]
+    said = assembled(PRODUCT, "sm_80").said
     assert 3 * 128 * int(re.findall(r"Used (\d+) registers", said)[0]) <= 65536
     assert 3 * (int(re.findall(r"(\d+) bytes smem", said)[0]) + 1024) <= 164 << 10
 
@@ -192,25 +187,19 @@ COPIES_BESIDE_PRODUCTS = {"sm_80": ("HMMA.16816.F32.BF16", "LDGSTS"), "sm_90a": 
 
 @pytest.mark.parametrize("name", COPIES_BESIDE_PRODUCTS)
 @pytest.mark.parametrize("program", [PRODUCT, GATED, INTEGERS, BYTES], ids=["bf16", "gated", "int4", "int8"])
-def test_products_use_asynchronous_copies_and_tensor_cores(program: str, name: str, tmp_path: Path) -> None:
+def test_products_use_asynchronous_copies_and_tensor_cores(program: str, name: str) -> None:
     """The machine code of products has the instructions for which they are written, and no access to the stack."""
-    if (nvdisasm := shutil.which("nvdisasm") or next(PACKAGED.glob("*/bin/nvdisasm"), None)) is None:
-        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
-    sass = subprocess.run([nvdisasm, assembled(program, name, tmp_path)[0]], capture_output=True, text=True, check=True).stdout
-    assert all(instruction in sass for instruction in COPIES_BESIDE_PRODUCTS[name])
-    assert not re.search(r"\b(LDL|STL)\b", sass), "registers spill to the stack"
+    names = [x.name for listing in assembled(program, name).listings.values() for x in listing.instructions]
+    assert all(any(x.startswith(instruction) for x in names) for instruction in COPIES_BESIDE_PRODUCTS[name])
+    assert not {x.partition(".")[0] for x in names} & {"LDL", "STL"}, "registers spill to the stack"
 
 
-def assembled(program: str | IRModule, name: str, folder: Path) -> tuple[Path, str]:
-    """Assemble a program. Return the path of the cubin and the assembler's messages."""
-    if (ptxas := shutil.which("ptxas")) is None:
-        pytest.skip("ptxas is not installed")
+def assembled(program: str | IRModule, name: str) -> Assembled:
     module = parse(program) if isinstance(program, str) else program
-    (folder / "k.ptx").write_bytes(compile_module(module, Options(get(name))).object_code)
-    command = [ptxas, "-v", f"-arch={name}", folder / "k.ptx", "-o", folder / "k.cubin"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return folder / "k.cubin", result.stderr
+    try:
+        return assemble(compile_module(module, Options(get(name))).object_code, name)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
 
 
 # --- barriers and loop kinds -------------------------------------------------------------------------------------------

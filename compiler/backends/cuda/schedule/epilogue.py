@@ -1,0 +1,118 @@
+"""Write the elements of a product that a thread has in one column, several rows at a time.
+
+All rows of a group are computed before any of them is stored. So their loads from global memory are in flight together; the assembler does
+not move a load over a store. A row after the last one is computed as the last row, and not stored.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from compiler.backends.cuda.schedule.branches import Branch
+from compiler.backends.cuda.schedule.hold import hold
+from compiler.idioms.spatial import read_integers, where_computed
+from compiler.ir.dims import Dim, DimVar, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Store
+from compiler.ir.loops.visit import rewrite_dims
+from compiler.ir.loops.write import Kernel, const, equal, less, select
+
+Element = Callable[[Dim, int], Scalar]  # a row of the tile, and a distance from the thread's column -> the product's element
+
+
+class Writer(ABC):
+    @abstractmethod
+    def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
+        """Open the block that runs if this writes the thread's column."""
+
+    @abstractmethod
+    def write(self, k: Kernel, rows: Rows) -> None:
+        """Write the elements of some rows."""
+
+    @abstractmethod
+    def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
+        """Write the element of one row of a tile whose row 0 is row `first` of the product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tile, whose row 0 is row `first` of the product. The product has `count` rows from there on."""
+
+    numbers: tuple[Dim, ...]
+    first: Dim
+    count: Dim
+
+    def clamped(self, k: Kernel) -> list[Dim]:
+        """Return each row, or the last row of the product instead of rows after it."""
+        return [k.let("near", dim_min(row, self.count - 1)) for row in self.numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWriter(Writer):
+    """Writes elements by the store of the product's own nest."""
+
+    store: Store
+    row_axis: DimVar
+    point: Mapping[DimVar, Dim]  # the other axes
+    element: Element
+
+    def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def write(self, k: Kernel, rows: Rows) -> None:
+        held = hold(k, [self.element(row, 0) for row in rows.clamped(k)])
+        for number, row in enumerate(rows.numbers):
+            with k.when(less(row, rows.count)):
+                self._store(k, rows.first + row, held[number])
+
+    def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
+        self._store(k, first + row, self.element(row, 0))
+
+    def _store(self, k: Kernel, row: Dim, value: Scalar) -> None:
+        at = {**self.point, self.row_axis: row}
+        k.array(self.store.buffer)[tuple(d.substitute(at) for d in self.store.indices)] = value
+
+
+@dataclass(frozen=True, slots=True)
+class BranchWriter(Writer):
+    """Writes elements by a branch."""
+
+    branch: Branch
+    column: Dim
+    element: Element
+
+    @property
+    def store(self) -> Store:
+        return self.branch.nest.store
+
+    def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
+        return self.branch.where_it_reads(k, self.column)
+
+    def write(self, k: Kernel, rows: Rows) -> None:
+        nest, branch = self.branch.nest, self.branch
+        near = rows.clamped(k)
+        points = [branch.point(k, rows.first + row, self.column) for row in near]
+        applies: list[Scalar] = [less(row, rows.count) for row in rows.numbers]
+        if nest.cond is not None:
+            runs = hold(k, [select(rewrite_dims(nest.cond, point), const(1, DType.I32), 0) for point in points])
+            applies = [first & equal(then, 1) for first, then in zip(applies, runs, strict=True)]
+        is_early = branch.computes_anywhere
+        held = hold(k, [self._value(row, point) for row, point in zip(near, points, strict=True)]) if is_early else []
+        for number, point in enumerate(points):
+            with k.when(applies[number]):
+                known = read_integers(k, nest, point)
+                value = held[number] if is_early else self._value(near[number], known)
+                k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = value
+
+    def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
+        nest, point = self.branch.nest, self.branch.point(k, first + row, self.column)
+        with where_computed(k, nest, point):
+            known = read_integers(k, nest, point)
+            k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = self._value(row, known)
+
+    def _value(self, row: Dim, point: Mapping[DimVar, Dim]) -> Scalar:
+        return rewrite_dims(self.branch.value(lambda offset: self.element(row, offset)), point)

@@ -1,0 +1,157 @@
+"""What the machine code of a step must have to be fast, by reading it: no card is needed. Each test names what a kernel would lose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from compiler.driver import Options, compile_module
+from compiler.frontend.decoder import StepBounds
+from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.wgmma import Wgmma
+from compiler.machine.target import get
+from deploy.bench.synthetic import synthetic_config
+from tests.lab.sass.facts import LoopFacts, facts_of
+from tests.lab.sass.step import Kernel, StepCode
+from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
+
+FORMATS = ("bf16", "int4-128", "int8")
+AWAY = 32  # instructions between a load and its first use, of a warp that shares a scheduler with others
+IN_FLIGHT = 32 << 10  # bytes of weights that a multiprocessor with work should have in flight
+
+
+@cache
+def built(form: str) -> StepCode:
+    return StepCode(synthetic_config("8b-shape"), form, "sm_90a", StepBounds(2048, 64, 2048))
+
+
+@pytest.fixture(params=FORMATS)
+def code(request: pytest.FixtureRequest) -> StepCode:
+    try:
+        return built(request.param)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def products(code: StepCode) -> Iterator[tuple[Kernel, Wgmma, LoopFacts]]:
+    """Yield each tile of each product, with its loop along k. Tiles of as many rows follow each other in the code."""
+    for kernel in code.kernels.values():
+        loops = iter(sorted(kernel.listing.loops_with("HGMMA"), key=lambda loop: loop.begin))
+        for tile, loop in zip(kernel.tiles, loops, strict=True):
+            assert isinstance(tile.op, Wgmma)
+            yield kernel, tile.op, facts_of(kernel.listing, loop)
+
+
+def loops_of(code: StepCode, schedule: str) -> list[LoopFacts]:
+    kernels = [kernel for kernel in code.kernels.values() if schedule in kernel.schedule]
+    return [facts_of(kernel.listing, loop) for kernel in kernels for loop in kernel.listing.innermost]
+
+
+def test_nothing_spills_and_products_overlap(code: StepCode) -> None:
+    assert [k.name for k in code.kernels.values() if k.usage.spilled_bytes] == []
+    assert not SERIALISED.search(code.assembled.said), "the assembler serialised operations that should overlap"
+
+
+def test_enough_weights_are_in_flight(code: StepCode) -> None:
+    """A block of a decode step has enough bytes in flight although there are fewer blocks than multiprocessors, and at least one stage
+    is copied while another is multiplied."""
+    for kernel, tile, facts in products(code):
+        assert tile.ahead >= 1 and facts.copies, kernel.name
+        assert tile.rows > 8 or tile.ahead * tile.weight_bytes >= IN_FLIGHT, f"{kernel.name}: {tile}"
+
+
+def test_no_step_of_a_product_waits_for_memory(code: StepCode) -> None:
+    """The loops along k load nothing but scales, and a scale is used only after other weights have been converted."""
+    for kernel, tile, facts in products(code):
+        assert facts.load_use is None or facts.load_use >= AWAY, f"{kernel.name}, {tile.rows} rows: a load is awaited too soon"
+        assert facts.barriers == 1
+
+
+def test_two_sets_of_registers_hold_weights_of_few_bits(code: StepCode) -> None:
+    """While products read weights from registers, the next weights are converted in others."""
+    for kernel, tile, _ in products(code):
+        if tile.has_scales and tile.fold > 1:
+            loop = next(x for x in kernel.listing.loops_with(rf"HGMMA\.64x{tile.rows}x"))
+            left = re.compile(r"R\d+, (R\d+), gdesc")
+            read = {m[1] for x in kernel.listing.body(loop) if (m := left.match(x.operands))}
+            assert len(read) >= 2 * tile.step // 16, f"{kernel.name}, {tile.rows} rows: {sorted(read)}"
+
+
+def test_rows_of_an_epilogue_are_loaded_together(code: StepCode) -> None:
+    """The residual that is added to a product is loaded several rows at a time."""
+    for kernel in code.kernels.values():
+        if "add" in kernel.name and kernel.tiles:
+            listing = kernel.listing
+            last = max(loop.end for loop in listing.loops_with("HGMMA"))
+            loads = [i for i in range(last, len(listing.instructions)) if listing.instructions[i].kind == "LDG"]
+            stores = [i for i in range(last, len(listing.instructions)) if listing.instructions[i].kind == "STG"]
+            assert sum(i < stores[0] for i in loads) >= 8, f"{kernel.name} stores before it has loaded eight rows"
+
+
+def test_attention_has_pages_in_flight(code: StepCode) -> None:
+    """Keys are loaded in batches, and so are values of pages in which all keys are seen."""
+    keys = [f for f in loops_of(code, "attention") if f.num_loads >= 16]
+    assert keys and all(f.loads_in_flight >= 16 for f in keys)
+
+
+def test_a_norm_waits_for_memory_few_times(code: StepCode) -> None:
+    assert all(f.round_trips <= 2 for f in loops_of(code, "rows"))
+
+
+# --- planted regressions -----------------------------------------------------------------------------------------------
+
+SCALED = """
+func main(x: bf16[n, 1024], q: u8[64, 512], s: bf16[64, 8]) -> object where n in 0..8 {
+  dataflow { w = dequantize(q, s, bits=4, group=128) y = linear(x, w, out_dtype="f32") } return y
+}
+"""
+
+
+@cache
+def ptx() -> str:
+    return compile_module(parse(SCALED), Options(get("sm_90a"))).object_code.decode()
+
+
+def assembled(text: str) -> Assembled:
+    try:
+        return assemble(text.encode(), "sm_90a")
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def facts_of_product(text: str) -> LoopFacts:
+    (listing,) = (x for name, x in assembled(text).listings.items() if "linear" in name)
+    (loop,) = listing.loops_with("HGMMA")
+    return facts_of(listing, loop)
+
+
+def test_a_load_that_is_awaited_at_once_is_noticed() -> None:
+    """A value that is loaded in each step and used in the same step is found."""
+    whole = ptx()
+    before = facts_of_product(whole)
+    assert before.load_use is None or before.load_use >= AWAY
+    wait = re.search(r"(cp\.async\.wait_group \t[1-9]\d*;)", whole)
+    pointer = re.search(r"ld\.global\.nc\.b64 \t(%rd\d+), \[%rd\d+\+8\];", whole)
+    assert wait is not None and pointer is not None
+    planted = f"{{ .reg .b32 a; ld.global.b32 a, [{pointer[1]}]; add.u32 a, a, 1; st.global.b32 [{pointer[1]}], a; }}\n\t"
+    found = facts_of_product(whole[: wait.start()] + planted + whole[wait.start() :])
+    assert found.load_use is not None and found.load_use < 8 and found.round_trips > before.round_trips
+
+
+def test_a_barrier_that_is_added_to_a_step_is_noticed() -> None:
+    whole = ptx()
+    wait = re.search(r"(cp\.async\.wait_group \t[1-9]\d*;)", whole)
+    assert wait is not None
+    assert facts_of_product(whole[: wait.start()] + "bar.sync 0;\n\t" + whole[wait.start() :]).barriers == 2
+
+
+def test_a_product_that_cannot_run_beside_others_is_noticed() -> None:
+    """If the accumulators are read before the wait, the assembler serialises the products, and says so."""
+    result = re.search(r"wgmma\.mma_async\S+ \{(%r\d+),", ptx())
+    assert result is not None
+    first = ptx().index("wgmma.commit_group")
+    broken = ptx()[:first] + f"{{ .reg .f32 t; mov.f32 t, {result[1]}; add.f32 {result[1]}, t, t; }} " + ptx()[first:]
+    assert SERIALISED.search(assembled(broken).said)

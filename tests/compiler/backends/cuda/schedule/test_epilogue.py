@@ -1,0 +1,55 @@
+"""A thread computes several elements of a product before it stores any, and computes none where a load could leave its buffer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from compiler.backends.cuda.schedule.branches import Branch
+from compiler.backends.cuda.schedule.hold import at_once
+from compiler.driver import Options, plan
+from compiler.idioms.spatial import SpatialNest
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import Store
+from compiler.ir.loops.write import less_equal
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
+from compiler.machine.target import get
+
+RESIDUAL = """
+func main(x: bf16[n, 64], y: f32[n, 64], weight w: bf16[64, 64]) -> object where n in 0..64 {
+  dataflow { a = linear(x, w, out_dtype="f32") b = add(a, y) } return b
+}
+"""
+
+
+def test_a_group_of_rows_is_loaded_before_any_is_stored() -> None:
+    text = print_module(plan(parse(RESIDUAL), Options(get("sm_90a"))).module)
+    groups = re.findall(r"alloc local held: f32\[(\d+)\](.*?)(?=alloc local held|\Z)", text, re.DOTALL)
+    assert [int(count) for count, _ in groups] == [4, 8, 8], "rows of a thread in tiles of 8, 32 and 64 rows, at most 8 at once"
+    for count, group in groups:
+        loads = [group.index(f"held[{number}] =") for number in range(int(count))]
+        assert max(loads) < group.index("= held[0]"), "a row is stored before all rows of the group are loaded"
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (7, 7), (12, 6), (32, 8), (11, 1)])
+def test_groups_divide_what_a_thread_has(count: int, expected: int) -> None:
+    assert at_once(count) == expected
+
+
+N = DimVar("n", upper=64)
+ROW, COLUMN = DimVar("r", upper=63), DimVar("j", upper=7)
+PRODUCT, OTHER, OUT = (Buffer(name, (N.dim, Dim.of(8)), DType.F32) for name in ("p", "y", "out"))
+
+
+@pytest.mark.parametrize(("row", "safe"), [(ROW.dim, True), (ROW.dim - 5, False)], ids=["its own row", "an earlier row"])
+def test_a_condition_that_keeps_a_load_in_its_buffer_comes_first(row: Dim, safe: bool) -> None:
+    """If a branch computes only rows from 5 on and reads the row 5 before its own, it must not compute other rows."""
+    value = Load(PRODUCT, (ROW.dim, COLUMN.dim)) + Load(OTHER, (row, COLUMN.dim))
+    store = Store(OUT, (ROW.dim, COLUMN.dim), value)
+    nest = SpatialNest(((ROW, N.dim), (COLUMN, Dim.of(8))), (), store, less_equal(5, ROW.dim))
+    assert Branch(nest, PRODUCT, 0, 0).computes_anywhere is safe

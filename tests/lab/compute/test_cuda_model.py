@@ -1,0 +1,60 @@
+"""The model of a GPU names what limits a step, and reproduces what is known about steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploy.bench.compute.case import Case
+from tests.lab.compute import cuda_model
+from tests.lab.compute.cuda_model import CARDS, Step, as_json, code_of, predicted
+from tests.lab.sass.step import StepCode
+from tests.lab.sass.tools import ToolMissing
+
+ONE, MANY = Case(1, 1, 1024), Case(64, 64, 1024)
+
+
+@pytest.fixture(scope="module")
+def code() -> StepCode:
+    try:
+        return code_of("8b-shape", "bf16", (ONE, MANY))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def test_a_step_reads_the_weights_of_all_layers(code: StepCode) -> None:
+    read = sum(x.times * x.num_bytes for x in code.launches(ONE))
+    assert 14.9e9 < read < 15.3e9, "7.5 billion weights in layers and head, 2 bytes each, and a little more"
+
+
+def test_no_kernel_is_faster_than_the_card(code: StepCode) -> None:
+    for case in (ONE, MANY):
+        for card in CARDS:
+            assert all(k.share <= 1 for k in predicted(code, "bf16", case, card).kernels)
+
+
+def test_a_faster_memory_makes_a_step_faster_but_its_share_smaller(code: StepCode) -> None:
+    slow, fast = (predicted(code, "bf16", ONE, card) for card in CARDS)
+    assert fast.seconds < slow.seconds and fast.share < slow.share
+
+
+def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
+    """Predicted shares of the limit on an H100: a change of a kernel that makes the steps slower fails here."""
+    assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.82
+    assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.75
+
+
+def test_json_has_a_line_for_each_kernel(code: StepCode) -> None:
+    step: Step = predicted(code, "bf16", ONE, CARDS[0])
+    kept = json.loads(json.dumps(as_json(step)))
+    assert sum(k["times"] * k["seconds"] for k in kept["kernels"]) == pytest.approx(kept["seconds"])
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> StepCode:
+        raise ToolMissing("ptxas is not installed: pip install nvidia-cuda-nvcc")
+
+    monkeypatch.setattr(cuda_model, "code_of", missing)
+    with pytest.raises(SystemExit, match="ptxas is not installed"):
+        cuda_model.main(["--format", "bf16"])

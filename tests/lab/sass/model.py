@@ -1,0 +1,307 @@
+"""Predict the time of each kernel of a step on an H100 or H200, from its machine code.
+
+A block first fills its pipeline, then makes the trips of its hot loop, then writes its results. A trip takes as long as the slowest of
+
+    the warp         its own instructions and what they wait for (tests/lab/sass/warp.py)
+    issue            the instructions of all warps that share a scheduler
+    tensor cores     the products of all blocks on a multiprocessor
+    copies           the latency of memory, divided by the number of stages in flight
+    L2               the bytes that all multiprocessors copy from it
+
+and a kernel takes at least as long as its bytes take at the bandwidth of a copy. This is a model on paper: it says what to mend first, and
+an error of 30 % would not surprise. Where it knows no better, it takes both sides of a branch, and one trip of a loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.backends.cuda.schedule.attention.walk import FEW, SPLIT
+from compiler.ir.loops.statements import Tile
+from compiler.ir.loops.visit import walk_stmts
+from compiler.machine.intrinsics.block_code import WARPS
+from compiler.machine.intrinsics.mma_pages import PageScores
+from compiler.machine.intrinsics.wgmma import Wgmma
+from deploy.bench.compute.case import Case
+from runtime.cache_groups import PAGE_SIZE
+from tests.lab.sass.facts import facts_of
+from tests.lab.sass.listing import Listing, Loop
+from tests.lab.sass.step import Kernel, Launched
+from tests.lab.sass.warp import DRAM, L2, cycles_of, cycles_of_trip, product_cycles
+
+LAUNCH_S = 1.3e-6  # from the end of a kernel to the begin of the next one, within a graph
+SCHEDULERS = 4  # of a multiprocessor
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    name: str
+    bytes_per_s: float  # of a copy
+    operations_per_s: float  # of bf16, as others measured
+    l2_bytes_per_s: float = 5.5e12
+    units: int = 132
+    clock_hz: float = 1.755e9
+    registers: int = 65536  # of a multiprocessor, as the following
+    shared_bytes: int = 228 << 10
+    threads: int = 2048
+    blocks: int = 32
+    tensor_operations: int = 4096  # in a cycle
+
+    @property
+    def slowdown(self) -> float:
+        """The factor by which tensor cores that are always busy are slower than by the clock."""
+        return self.units * self.clock_hz * self.tensor_operations / self.operations_per_s
+
+
+CARDS = (Card("H100", 3.0e12, 790e12), Card("H200", 4.3e12, 790e12))
+RESERVED_BYTES = 1 << 10  # of shared memory, for each block
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    launched: Launched
+    resident: int  # blocks that fit a multiprocessor at once
+    warp: float  # cycles of a trip of the hot loop for a warp
+    issue: float  # cycles of a trip for the schedulers
+    flight: float  # bytes in flight on the whole card
+    seconds: float  # of one launch
+    limit_s: float  # the time of its bytes and operations at the limits of the card
+
+    @property
+    def share(self) -> float:
+        return self.limit_s / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a block does, in cycles. `rounds` is the number of times that it goes through its hot loop."""
+
+    before: float
+    trip: float  # of a warp
+    issue: float  # of a trip, for one block
+    tensor: float  # of a trip, for one block
+    trips: float
+    after: float
+    flight: float  # bytes in flight of a block
+    stages: int = 0  # stages of copies in flight; 0: the warp waits for its loads itself
+    copied_bytes: int = 0  # in a trip
+
+
+def predict(card: Card, launched: Launched, case: Case) -> Prediction:
+    kernel = launched.kernel
+    resident, work = occupancy(card, kernel), _work(launched, case)
+    active = _working_blocks(launched, case)
+    on_unit = min(resident, math.ceil(active / card.units))
+    copies = DRAM / work.stages if work.stages else 0.0
+    from_l2 = work.copied_bytes * min(active, card.units * resident) / card.l2_bytes_per_s * card.clock_hz
+    trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, copies, from_l2)
+    rounds = math.ceil(active / (card.units * resident))
+    ends = work.before + work.after
+    transfer_s = launched.num_bytes / card.bytes_per_s
+    seconds = LAUNCH_S + max(transfer_s + (ends + DRAM) / card.clock_hz, rounds * (ends + work.trips * trip) / card.clock_hz)
+    return Prediction(
+        launched,
+        resident=resident,
+        warp=work.trip,
+        issue=work.issue * on_unit,
+        flight=work.flight * min(active, card.units * resident),
+        seconds=seconds,
+        limit_s=max(transfer_s, _operations(launched, case) / card.operations_per_s),
+    )
+
+
+def occupancy(card: Card, kernel: Kernel) -> int:
+    """Return how many blocks of a kernel fit a multiprocessor. Threads get registers in units of 8."""
+    registers = -(-kernel.usage.registers // 8) * 8 * kernel.threads
+    shared = kernel.shared_bytes + RESERVED_BYTES
+    return max(1, min(card.blocks, card.threads // kernel.threads, card.registers // registers, card.shared_bytes // shared))
+
+
+def _work(launched: Launched, case: Case) -> _Work:
+    kernel = launched.kernel
+    if kernel.tiles:
+        return _product(launched)
+    if "attention" in kernel.schedule:
+        return _attention(kernel, case)
+    instructions = len(kernel.listing.instructions)
+    whole = cycles_of(kernel.listing, 0, instructions, L2, lambda _: 1)
+    return _Work(before=0, trip=whole, issue=_issue(kernel, instructions), tensor=0, trips=1, after=0, flight=0)
+
+
+def _issue(kernel: Kernel, instructions: float) -> float:
+    return instructions * math.ceil(kernel.threads / WARP / SCHEDULERS)
+
+
+# --- products ----------------------------------------------------------------------------------------------------------
+
+
+def tile_for(kernel: Kernel, rows: int) -> tuple[Wgmma, Loop]:
+    """Return the tile that computes so many rows, and its loop along k."""
+    tiles = [tile.op for tile in kernel.tiles if isinstance(tile.op, Wgmma)]
+    narrow = min(tile.columns for tile in tiles)
+    low = [tile for tile in tiles if tile.columns == narrow and tile.rows >= rows]
+    tile = min(low, key=lambda tile: tile.rows, default=tiles[-1])
+    loops = kernel.listing.loops_with(rf"HGMMA\.64x{tile.rows}x")
+    if not loops:
+        raise ValueError(f"kernel {kernel.name} has no loop with wgmma for {tile.rows} rows; the model knows no other products")
+    return tile, loops[0] if tile.columns == narrow else loops[-1]
+
+
+def _product(launched: Launched) -> _Work:
+    kernel, listing = launched.kernel, launched.kernel.listing
+    tile, loop = tile_for(kernel, launched.rows)
+    depth, *_ = kernel.tiles[0].dims
+    body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.fold * tile.step / _group(kernel))
+    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
+    a_thread = tile.rows * tile.columns // tile.threads  # elements of the result
+    active = min(1.0, launched.rows / tile.rows)
+    return _Work(
+        before=cycles_of(listing, 0, min(other.begin for other in listing.loops_with("HGMMA")), L2, lambda _: 1),
+        trip=often + share * (always - often),
+        issue=_issue(kernel, len(body) - len(seldom) * (1 - share)),
+        tensor=sum(map(product_cycles, body)),
+        trips=depth.const / (tile.fold * tile.step),
+        after=active * _epilogue(listing, loop, a_thread),
+        flight=tile.ahead * tile.weight_bytes,
+        stages=tile.ahead,
+        copied_bytes=tile.stage_bytes,
+    )
+
+
+def _group(kernel: Kernel) -> int:
+    """Return the number of weights along k that share a scale."""
+    _, _, _, _, *group = kernel.tiles[0].dims
+    return group[0].const if group else kernel.tiles[0].dims[0].const
+
+
+def _end_of_group(listing: Listing, loop: Loop) -> range:
+    """Return the instructions that run only where a group of weights ends: a branch goes over them, and they load scales."""
+    for number in range(loop.begin, loop.end):
+        target = listing.labels.get(listing.instructions[number].target or "", 0)
+        if number < target <= loop.end and any(listing.instructions[i].kind == "LDG" for i in range(number, target)):
+            return range(number + 1, target)
+    return range(0)
+
+
+def _last_store(listing: Listing, loop: Loop) -> int:
+    """Return the end of the instructions that write the results of a loop along k: they come before the next such loop."""
+    following = [other.begin for other in listing.loops_with("HGMMA") if other.begin >= loop.end]
+    end = min(following, default=len(listing.instructions))
+    return max((i + 1 for i in range(loop.end, end) if listing.instructions[i].kind == "STG"), default=loop.end)
+
+
+def _epilogue(listing: Listing, loop: Loop, elements: int) -> float:
+    """Return the cycles in which a thread writes its elements of the result after a loop along k. If several loops write elements, a thread
+    runs one of them."""
+    end = _last_store(listing, loop)
+    within = [x for x in listing.innermost if loop.end <= x.begin and x.end <= end]
+    stores = {x: count for x in within if (count := sum(i.kind == "STG" for i in listing.body(x)))}
+    longest = max((elements / count * cycles_of_trip(listing, x, L2, lambda _: 1) for x, count in stores.items()), default=0.0)
+    return longest + cycles_of(listing, loop.end, end, L2, lambda inner: 0 if inner in stores else 1)
+
+
+def _operations(launched: Launched, case: Case) -> float:
+    kernel = launched.kernel
+    if "attention" in kernel.schedule:
+        *_, heads, size = (d.const for d in kernel.prim.outputs[0].shape[1:])
+        seen = case.context - (case.tokens / case.sequences - 1) / 2  # keys that a token sees, on average
+        return 4.0 * heads * size * seen * case.tokens
+    if not kernel.tiles:
+        return 0.0
+    tile = kernel.tiles[0]
+    assert isinstance(tile.op, Wgmma)
+    columns = tile.op.sums * tile.op.panel_columns * tile.operands[2].buffer.shape[-3].const
+    return 2.0 * tile.dims[0].const * columns * launched.rows
+
+
+# --- attention ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The shape of an attention kernel."""
+
+    on_tensors: bool
+    keys: Loop  # the loop over the keys of a split
+    values: Loop  # on tensor cores, over groups of pages
+    each_page: Loop | None  # the loop over single pages, of groups in which some keys are not seen
+    split: Loop  # all that a block does for a split
+    end: int  # of the code after the splits, in which few tokens join them
+
+
+def _walk_of(kernel: Kernel, case: Case) -> _Walk:
+    """Find the parts of an attention kernel that run in a step. On tensor cores, the code for few rows comes first."""
+    listing = kernel.listing
+    on_tensors = any(x.kind == "HMMA" for x in listing.instructions)
+    loops = listing.loops_with("HMMA" if on_tensors else r"LDG\.E\.U16")
+    first = 2 if on_tensors and case.is_prefill else 0
+    if len(loops) < first + 2:
+        raise ValueError(f"kernel {kernel.name} has no loops over keys and values that the model knows")
+    keys, values = loops[first : first + 2]
+    around = [loop for loop in listing.loops if loop.contains(keys) and loop.contains(values)]
+    split = around[-1] if len(around) > 1 else Loop(keys.begin, values.end)
+    following = [loop.begin for loop in loops[first + 2 :]]
+    joins = [loop.end for loop in listing.loops if split.end <= loop.begin and loop.end <= min(following, default=loop.end)]
+    groups = [loop for loop in listing.loops if loop.contains(values) and split.contains(loop)] if on_tensors else []
+    each_page = values if groups else None
+    return _Walk(on_tensors, keys, groups[-1] if groups else values, each_page, split, max(joins, default=split.end))
+
+
+def _attention(kernel: Kernel, case: Case) -> _Work:
+    listing, walk = kernel.listing, _walk_of(kernel, case)
+    is_few, num_splits = case.tokens <= FEW, -(-case.context // SPLIT)
+    pages, size = SPLIT // PAGE_SIZE, _head_size(kernel)
+
+    def trips(loop: Loop) -> float:
+        if loop == walk.keys:
+            return pages / WARPS if walk.on_tensors else size / _loads(listing, loop)
+        if loop == walk.each_page:
+            return 0
+        if loop == walk.values and walk.each_page is not None:
+            each = _loads(listing, walk.each_page)  # of a page in which all keys are seen, and of another one
+            return pages / ((_loads(listing, loop) - each) / (each / 2))
+        if loop == walk.values:
+            return pages if walk.on_tensors else PAGE_SIZE / _loads(listing, loop)
+        return pages if loop.contains(walk.values) and walk.split.contains(loop) and not walk.on_tensors else 1
+
+    def joins(loop: Loop) -> float:
+        return num_splits / max(1, _loads(listing, loop) // 3) if loop in listing.innermost else 1
+
+    split = walk.split
+    return _Work(
+        before=cycles_of(listing, 0, split.begin, L2, trips),
+        trip=cycles_of_trip(listing, split, DRAM, trips),
+        issue=_issue(kernel, _instructions(listing, split, trips)),
+        tensor=0,
+        trips=1 if is_few else (num_splits + 1) / 2 if case.is_prefill else num_splits,
+        after=cycles_of(listing, split.end, walk.end, L2, joins) if is_few else 0,
+        flight=kernel.threads * max(facts_of(listing, loop).bytes_in_flight for loop in (walk.keys, walk.values)),
+    )
+
+
+def _instructions(listing: Listing, loop: Loop, trips: Callable[[Loop], float]) -> float:
+    """Return the number of instructions of a trip of a loop, those of the loops inside counted once for each trip."""
+    inside = [other for other in listing.innermost if loop.contains(other)]
+    return loop.end - loop.begin + sum((trips(other) - 1) * (other.end - other.begin) for other in inside)
+
+
+def _loads(listing: Listing, loop: Loop) -> int:
+    return max(1, sum(x.kind == "LDG" for x in listing.body(loop)))
+
+
+def _head_size(kernel: Kernel) -> int:
+    """Return the number of elements of a head's result, the last extent of the output."""
+    return kernel.prim.outputs[0].shape[-1].const
+
+
+def _working_blocks(launched: Launched, case: Case) -> int:
+    """Return the number of blocks that have work. With more than FEW tokens, a block attends to a run of tokens; the others end at once."""
+    kernel = launched.kernel
+    if "attention" not in kernel.schedule or not case.is_prefill or not _walk_of(kernel, case).on_tensors:
+        return launched.blocks
+    rows = max(tile.op.rows for tile in walk_stmts(kernel.prim.body) if isinstance(tile, Tile) and isinstance(tile.op, PageScores))
+    heads_of_a_block = kernel.prim.outputs[0].shape[1].const * case.tokens // launched.blocks
+    return -(-launched.blocks * heads_of_a_block // rows)

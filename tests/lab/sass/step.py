@@ -1,0 +1,113 @@
+"""The kernels that a step of a model launches: their machine code, how many blocks they have, and the least that they read and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.driver import Options, compile_module, plan
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.values import Launch
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import Allocate, For, Stmt, Tile
+from compiler.ir.loops.visit import statements, walk_stmts
+from compiler.ir.module import IRModule
+from compiler.machine.intrinsics.block_product import BlockProduct
+from compiler.machine.target import get
+from deploy.bench.compute.case import Case
+from deploy.bench.synthetic import dtypes_of
+from runtime.cache_groups import PAGE_SIZE
+from runtime.executable import Executable
+from tests.lab.planned import Sizes, planned_bytes
+from tests.lab.sass.listing import Listing
+from tests.lab.sass.tools import Assembled, Usage, assemble
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    schedule: str  # the name of its schedule
+    prim: PrimFunc
+    listing: Listing
+    usage: Usage
+    threads: int
+    shared_bytes: int
+    tiles: tuple[Tile, ...]  # of a product, in the order of the code
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch in a step of certain sizes."""
+
+    kernel: Kernel
+    blocks: int
+    num_bytes: int  # that the step must read
+    rows: int  # of a product
+    times: int  # how often the step launches it
+
+
+class StepCode:
+    """A model compiled for a GPU and assembled. It has two layers, which stand for `num_layers`."""
+
+    def __init__(self, config: ModelConfig, form: str, target: str, bounds: StepBounds) -> None:
+        self.num_layers, self.target = config.num_layers, get(target)
+        config = replace(config, num_layers=2)
+        module = build_step(config, dtypes_of(config), bounds, DType.BF16, WeightFormat.parse(form))
+        self.module, options = module, Options(self.target)
+        self.planned: IRModule = plan(module, options).module
+        self.executable: Executable = compile_module(module, options)
+        self.assembled: Assembled = assemble(self.executable.object_code, target)
+        self.kernels: Mapping[str, Kernel] = {k.name: self._kernel(k.name) for k in self.executable.meta.kernels}
+
+    def launches(self, case: Case) -> list[Launched]:
+        """Return the launches of a step in order."""
+        variables = {"t": case.tokens, "s": case.sequences, "r": case.sequences, "p": -(-case.context // PAGE_SIZE), "pages": 1 << 20}
+        sizes = Sizes(variables, case.sequences, case.context)
+        read = planned_bytes(self.module, ENTRY, self.target, sizes)
+        launches = [b.value for b in self.planned.graph(ENTRY).body.bindings if isinstance(b.value, Launch)]
+        found: list[Launched] = []
+        for launch, (name, num_bytes) in zip(launches, read.items(), strict=True):
+            kernel = self.kernels[launch.func]
+            assert name.partition(" ")[2] == launch.func, f"{name} is launched as {launch.func}"
+            rows = sizes.value(kernel.tiles[0].dims[2]) if kernel.tiles else 0
+            assert rows is not None, f"the number of rows of {launch.func} depends on data"
+            found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1))
+        return _in_layers(found, self.num_layers)
+
+    def _kernel(self, name: str) -> Kernel:
+        (compiled,) = (k for k in self.executable.meta.kernels if k.name == name)
+        (phase,) = compiled.phases
+        prim = self.planned.prim(name)
+        tiles = tuple(s for s in walk_stmts(prim.body) if isinstance(s, Tile) and isinstance(s.op, BlockProduct))
+        usage = self.assembled.usage[phase.body]
+        return Kernel(
+            name,
+            prim.attrs.get("schedule", ""),
+            prim,
+            self.assembled.listings[phase.body],
+            usage,
+            phase.threads,
+            max(phase.shared_bytes, usage.shared_bytes),
+            tiles,
+        )
+
+
+def _blocks(body: Stmt, sizes: Sizes) -> int:
+    (stmt,) = statements(body)
+    while isinstance(stmt, Allocate):
+        stmt = stmt.body
+    assert isinstance(stmt, For), "a scheduled kernel is a loop over blocks"
+    extent: Dim = stmt.extent
+    count = sizes.value(extent)
+    assert count is not None, f"the number of blocks, {extent}, depends on data"
+    return count
+
+
+def _in_layers(launches: Sequence[Launched], num_layers: int) -> list[Launched]:
+    """Count the launches of a layer once for each further layer of the whole model. A layer ends where attention runs again."""
+    first, second = (i for i, x in enumerate(launches) if "attention" in x.kernel.schedule)
+    return [replace(x, times=num_layers - 1) if first < i <= second else x for i, x in enumerate(launches)]

@@ -1,0 +1,102 @@
+"""Estimate how long one warp takes for instructions, by the cycles that the assembler wrote into them and by measured latencies.
+
+A warp issues in order. An instruction waits for scoreboards, then the warp pauses as the assembler says. Data of asynchronous copies is
+assumed to be there: tests/lab/sass/model.py says when it arrives. All instructions of a range are assumed to run, those behind branches
+too. Latencies are those that others measured on an H100, in cycles; those of loads depend on where the data is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.lab.sass.listing import Instruction, Listing, Loop
+
+L2, DRAM = 270, 600  # latency of a load from global memory
+LATENCY = {"LDS": 30, "LDSM": 33, "SHFL": 25, "MUFU": 25, "S2R": 25, "S2UR": 25, "ATOMG": 400, "ATOM": 400, "STG": 15, "STS": 15}
+OTHER_LATENCY = 20
+# Instructions that hold up a warp although they set no scoreboard: barriers and fences of the block, and taken branches.
+HOLDS = {"BAR": 25, "MEMBAR": 20, "FENCE": 20, "SYNCS": 15, "DEPBAR": 5, "BRA": 8, "BSYNC": 8}
+FEWEST = 16  # cycles of the smallest wgmma
+DRAINS = 30  # cycles from the end of a wgmma until its sums can be read
+_SHAPE = re.compile(r"HGMMA\.64x(\d+)x")
+
+Trips = Callable[[Loop], float]
+
+
+def product_cycles(instruction: Instruction) -> int:
+    """Return for how many cycles a wgmma keeps the tensor cores busy; 0 for other instructions."""
+    shape = _SHAPE.match(instruction.name)
+    return 0 if shape is None else max(FEWEST, int(shape[1]) // 2)
+
+
+@dataclass(slots=True)
+class Warp:
+    load_cycles: int
+    now: float = 0.0
+    boards: list[float] = field(default_factory=lambda: [0.0] * 6)  # when each scoreboard is released
+    tensor_free: float = 0.0  # when the tensor cores have done what was issued
+    groups: list[float] = field(default_factory=list[float])  # when each group of wgmma is done
+
+    def issue(self, x: Instruction) -> None:
+        for board in x.waits:
+            self.now = max(self.now, self.boards[board])
+        if x.name.startswith("WARPGROUP.DEPBAR"):
+            self.now = max([self.now, *self.groups[: len(self.groups) - _allowed(x)]])
+        if cycles := product_cycles(x):
+            self.tensor_free = max(self.now, self.tensor_free) + cycles
+            if "gsb0" in x.operands:
+                self.groups.append(self.tensor_free + DRAINS)
+        if not x.never_runs:
+            latency = self.load_cycles if x.kind == "LDG" else LATENCY.get(x.kind, OTHER_LATENCY)
+            if x.sets is not None:
+                self.boards[x.sets] = max(self.boards[x.sets], self.now + latency)
+            if x.reads is not None:
+                self.boards[x.reads] = max(self.boards[x.reads], self.now + LATENCY["STS"])
+            self.now += HOLDS.get(x.kind, 0)
+        self.now += max(1, x.stall)
+
+    def drain(self) -> None:
+        self.now = max(self.now, *self.boards)
+
+
+def _allowed(wait: Instruction) -> int:
+    """Return how many groups of wgmma may still run after a wait."""
+    return int(wait.operands.rpartition(",")[2], 0)
+
+
+def cycles_of(listing: Listing, begin: int, end: int, load_cycles: int, trips: Trips) -> float:
+    """Return the cycles of a range of instructions, in which each loop makes as many trips as `trips` says."""
+    warp = Warp(load_cycles)
+    _run(warp, listing, (begin, end), trips)
+    warp.drain()
+    return warp.now
+
+
+def cycles_of_trip(listing: Listing, loop: Loop, load_cycles: int, trips: Trips, skipped: range = range(0)) -> float:
+    """Return the cycles of one trip of a loop that has made several trips. `skipped` are instructions over which the trip branches."""
+    warp, before = Warp(load_cycles), 0.0
+    for _ in range(4):
+        before = warp.now
+        _run(warp, listing, (loop.begin, loop.end), trips, loop, skipped)
+    return warp.now - before
+
+
+def _run(
+    warp: Warp, listing: Listing, part: tuple[int, int], trips: Trips, inside: Loop | None = None, skipped: Sequence[int] = range(0)
+) -> None:
+    at, end = part
+    loops = [loop for loop in listing.loops if inside is None or inside.contains(loop)]
+    while at < end:
+        loop = next((x for x in loops if x.begin == at and x.end <= end), None)
+        if loop is None:
+            if at not in skipped:
+                warp.issue(listing.instructions[at])
+            at += 1
+        else:
+            if count := trips(loop):
+                warp.drain()
+                warp.now += count * cycles_of_trip(listing, loop, warp.load_cycles, trips)
+                warp.boards = [0.0] * 6
+            at = loop.end
