@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 
 from compiler.frontend.vision import Vision as Seeing
+from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
 from deploy.model_loading.fingerprint import fingerprint_of
@@ -24,6 +25,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     """Load a model from its source. Every expected failure is a LoadError whose message contains a remedy."""
     begun, label = begin(load, progress), None
     if load.label and not load.restart:
+        begun = advance(begun, Compiled)  # first, so that the measurement uses the program that is served
         from deploy.quality.measure import label_of  # only here, because its imports take time
 
         label = label_of(load, progress)

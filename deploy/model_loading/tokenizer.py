@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import lexists
@@ -106,7 +106,8 @@ def _made_of(file: GgufFile) -> dict[str, bytes]:
         return tokenizer_files(file.metadata)
     place = cache.tokenizer_of(_key_of(file))
     if (stored := recall(place)) is not None:
-        return msgspec.msgpack.decode(stored, type=dict[str, bytes])
+        with suppress(msgspec.ValidationError):  # an earlier version stored something else
+            return msgspec.msgpack.decode(stored, type=dict[str, bytes])
     made = tokenizer_files(file.metadata)
     keep(place, msgspec.msgpack.encode(made), "the tokenizer")
     return made

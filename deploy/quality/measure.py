@@ -26,7 +26,7 @@ from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.costs import costs_of
 from deploy.model_loading.files import Opened
 from deploy.model_loading.fingerprint import fingerprint_of
-from deploy.model_loading.known import Progress, begin, carried, silent
+from deploy.model_loading.known import Progress, begin, carried, refusals, silent
 from deploy.model_loading.plan import Planned
 from deploy.model_loading.serving import CompiledModel, Served, serve
 from deploy.model_loading.stages import advance
@@ -74,6 +74,7 @@ class Quality:
 # --- the label ---------------------------------------------------------------------------------------------------------
 
 
+@refusals()
 def quality_of(load: Load, progress: Progress = silent) -> Quality:
     """Return the quality of a form, measured now or before. Raise LoadError if the model or its exact weights cannot be loaded."""
     known = advance(_opened(load, progress), Compiled)

@@ -7,8 +7,10 @@ copy of the router's module, but imports this one, so both sides see the same di
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deploy.ray.lease import Lease
@@ -16,12 +18,15 @@ from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Wish
 
+AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
+
 
 class Directory:
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()  # open requests of this process, by the name of the replica
         self._owners = Owners()
         self._stats: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
+        self._failed_s: dict[str, float] = {}  # when a replica last failed a request, by name
         self._lock = threading.Lock()  # Ray's router may run in a thread of its own
 
     def hear(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
@@ -29,9 +34,10 @@ class Directory:
         with self._lock:
             if self._stats.keys() - stats.keys():
                 self._owners.forget(stats.keys())
-            for name in [name for name, count in self.requests.items() if not count and name not in stats]:
+            for name in [name for name, count in list(self.requests.items()) if not count and name not in stats]:
                 del self.requests[name]
             self._stats = stats
+            self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
 
     def rank(self, wish: Wish, more: Mapping[str, int]) -> Sequence[str]:
         """Return the replicas that `more` names, the best one first. `more` counts requests that are not open yet."""
@@ -45,9 +51,11 @@ class Directory:
             self._owners.learn(wish.keys, replica)
 
     def choose(self, wish: Wish) -> Lease | None:
-        """Return the best replica, or None if the best one has failed this request or no replica has said where its server is."""
-        stats = self._stats
-        order = self.rank(wish, {name: 0 for name in stats if "url" in stats[name]})
+        """Return the best replica, or None if each has failed this request or no replica has said where its server is."""
+        stats, now_s = self._stats, time.monotonic()
+        self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
+        failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
+        order = self.rank(replace(wish, avoided=wish.avoided | failed), {name: 0 for name in stats if "url" in stats[name]})
         if not order or order[0] in wish.avoided:
             return None
         best = order[0]

@@ -136,7 +136,7 @@ class Passage(Response):
                 skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
             ) as answer:
                 return await self._pass(answer, lease, send)
-        except aiohttp.ClientConnectorError:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             self.failed.add(lease.replica)  # it has not got the request
             return False
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:

@@ -21,6 +21,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.numbers import FLOATS_OF_CODES, SPLIT, SPLIT_STEP, Kind
 
 MOST_STATE_BYTES = 4096  # of the JSON beside a matrix, which has a dozen short fields
+MOST_OFFSET = 1e30  # of nested scales
 WEIGHT, ABSMAX, MAP = "weight", "weight.absmax", "weight.quant_map"
 NESTED, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 
@@ -51,6 +52,8 @@ class Codes:
         if (NESTED in infos) != bool(state.nested_block):
             raise DamagedFile(f"its scales are {'nested' if NESTED in infos else 'not nested'}, expected what its quant_state says")
         expect(infos, ABSMAX, (groups,), "u" if state.nested_block else "f")
+        if state.nested_block and infos[ABSMAX].num_bytes != groups:
+            raise DamagedFile(f"its {ABSMAX} has {infos[ABSMAX].num_bytes} bytes, expected {groups}: one for each group")
         expect(infos, MAP, (16,), "f")
         if state.nested_block:
             expect(infos, NESTED, (-(-groups // state.nested_block),), "f")
@@ -84,7 +87,7 @@ class Codes:
         where = "its quant_state"
         try:
             found = json.loads(stored.tobytes()) if stored.nbytes <= MOST_STATE_BYTES else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DamagedFile(f"{where} is {stored.tobytes()[:40]!r}, expected JSON") from None
         try:
             fields = Fields(found, where)
@@ -93,7 +96,7 @@ class Codes:
                 raise fields.error("shape", "two positive integers")
             nested_block = fields.integer("nested_blocksize", 0, maximum=1 << 16)
             offset = fields.raw("nested_offset", 0.0)
-            if type(offset) not in (int, float):
+            if type(offset) not in (int, float) or not abs(offset) < MOST_OFFSET:
                 raise fields.error("nested_offset", "a number")
         except ConfigError as error:
             raise DamagedFile(str(error)) from None

@@ -6,6 +6,7 @@ import {bytes} from "../core/format.js";
 
 const MOST_BYTES = 512 * 1024;  // of one text
 const MOST_IMAGE_BYTES = 1024 * 1024;  // of one image as it is sent; a larger one is made smaller
+const MOST_IMAGES_BYTES = 4 * 1024 * 1024;  // of all images of a message: servers accept bodies of 8 MiB, and base64 adds a third
 const LONGEST_EDGE = 1536;  // pixels of an image that is made smaller
 const IMAGE = /^image\/(png|jpeg|webp|gif)$/;
 const DATA_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
@@ -79,6 +80,7 @@ export function fileList(files, drop = null) {
 /* The attachments of the message that is being written: chosen with the button, photographed, dropped on the pane, or pasted. */
 export class Attachments {
   files = [];
+  #reading = 0;  // files that were chosen and are not read yet
 
   /* `model` returns the model that will read the message. */
   constructor(form, pane, {model, changed}) {
@@ -113,6 +115,10 @@ export class Attachments {
     this.button.setAttribute("aria-label", this.button.title);
   }
 
+  get isReading() {
+    return this.#reading > 0;
+  }
+
   /* Return the files and forget them. */
   send() {
     const {files} = this;
@@ -123,14 +129,23 @@ export class Attachments {
 
   async #take(chosen) {
     for (const file of [...chosen]) {
+      this.#reading += 1;
+      this.changed();
       try {
-        if (this.files.length >= MOST_FILES) throw new Error(`${file.name} is one file too many; expected at most ${MOST_FILES}`);
-        this.files = [...this.files, await readAttachment(file, this.model())];
+        this.#add(await readAttachment(file, this.model()));
       } catch (error) {
         toast(`${error.message}.`);
       }
+      this.#reading -= 1;
     }
     this.#show();
+  }
+
+  #add(file) {
+    const files = [...this.files, file], size = imagesOf(files).reduce((sum, {image}) => sum + image.length * 3 / 4, 0);
+    if (files.length > MOST_FILES) throw new Error(`${file.name} is one file too many; expected at most ${MOST_FILES}`);
+    if (file.image && size > MOST_IMAGES_BYTES) throw new Error(`${file.name} is too much: the images have ${bytes(size)}; expected at most ${bytes(MOST_IMAGES_BYTES)}`);
+    this.files = files;
   }
 
   #show() {

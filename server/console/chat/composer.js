@@ -6,9 +6,10 @@ export class Composer {
   #isRunning = false;
   #isReady = false;
 
-  /* `isEmpty` says whether a message without a text has nothing else to send; `up` is called for the key Up in an empty field. */
-  constructor(form, {send, stop, draft = () => {}, isEmpty = () => true, up = () => {}}) {
+  /* `isEmpty` says whether a message without a text has nothing else to send, `isReading` whether an attachment is still being read; `up` is called for the key Up in an empty field. */
+  constructor(form, {send, stop, draft = () => {}, isEmpty = () => true, isReading = () => false, up = () => {}}) {
     this.isEmpty = isEmpty;
+    this.isReading = isReading;
     this.form = form;
     this.field = form.querySelector("textarea");
     this.button = form.querySelector(".send");
@@ -17,7 +18,7 @@ export class Composer {
       event.preventDefault();
       if (this.#isRunning) return stop();
       const text = this.field.value.trim();
-      if ((!text && isEmpty()) || !this.#isReady) return;
+      if ((!text && isEmpty()) || isReading() || !this.#isReady) return;
       this.text = "";
       send(text);
     });
@@ -87,6 +88,6 @@ export class Composer {
 
   /* Say whether the message can be sent. */
   enable() {
-    this.button.disabled = !this.#isRunning && !(this.#isReady && (this.field.value.trim() || !this.isEmpty()));
+    this.button.disabled = !this.#isRunning && !(this.#isReady && !this.isReading() && (this.field.value.trim() || !this.isEmpty()));
   }
 }

@@ -8,6 +8,7 @@ import {asFields, toolsOf} from "./options.js";
 
 const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
 
+const TOO_LONG = new Set(["context_length_exceeded", "body_too_large"]);  // what the server says of too many images
 const CONTINUED = 256;  // tokens by which a text is continued if no limit is set: few base models end a text by themselves
 
 const PARTS = {image: url => ({type: "image_url", image_url: {url}}), text: text => ({type: "text", text})};
@@ -42,7 +43,14 @@ export async function countTokens(model, nodes, options, signal) {
 /* Return the newest nodes, as many as fit into the context. Whole exchanges are left out, so that the first remaining node is a question. */
 export async function fitted(nodes, model, options, signal) {
   const room = Math.min(options.max_tokens ?? LEAST_ROOM, Math.floor(model.max_model_len / 4));
-  const count = kept => countTokens(model, kept, options, signal);
+  const count = async kept => {
+    try {
+      return await countTokens(model, kept, options, signal);
+    } catch (error) {
+      if (TOO_LONG.has(error.code)) return Infinity;
+      throw error;
+    }
+  };
   const limit = model.max_model_len - room;
   if (await count(nodes) <= limit) return nodes;
   const starts = nodes.flatMap((node, at) => node.role === "user" && at > 0 ? [at] : []);

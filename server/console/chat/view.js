@@ -30,6 +30,7 @@ export class ChatView {
       stop: () => this.stop(),
       draft: () => this.#countSoon(),
       isEmpty: () => !this.attachments?.files.length,
+      isReading: () => Boolean(this.attachments?.isReading),
       up: () => this.#editLast(),
     });
     this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, {

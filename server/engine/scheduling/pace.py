@@ -124,6 +124,15 @@ class Pace:
         self._alone_s = 0.0 if num_live else self._alone_s + step_s
         self._costs.observe(num_tokens, step_s)
 
+    def observe_encoding(self, num_live: int, step_s: float) -> None:
+        """Charge idle sequences for a step that encodes their images beside `num_live` tokens of others. They lengthen no further step
+        until the others have run for a hundred times as long."""
+        if num_live:
+            self._owed_s -= max(step_s - self._costs(num_live), 0.0)
+            self._alone_s = 0.0
+        else:
+            self._alone_s += step_s
+
     def limit_s(self, num_tokens: int) -> float:
         return self._costs.limit_s(num_tokens)
 

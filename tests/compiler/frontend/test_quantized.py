@@ -112,6 +112,11 @@ def with_codes(**changes: Any) -> dict[str, Any]:
     return {**bitsandbytes(codes, absmax, "nf4", **fields), **{f"weight.{name}": v for name, v in changes.items() if name not in fields}}
 
 
+NESTED = {
+    "nested_blocksize": 256,
+    "nested_absmax": np.ones(1, np.float32),
+    "nested_quant_map": np.linspace(-1, 1, 256, dtype=np.float32),
+}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 
@@ -139,6 +144,10 @@ def test_codes_may_be_stored_as_numbers_of_another_type(tmp_path: Path) -> None:
         ({"blocksize": 32}, r"its absmax|its weight.absmax is float32 \[8\], expected \[16\]"),
         ({"nested_blocksize": 256}, "its scales are not nested, expected what its quant_state says"),
         ({"nested_offset": "0"}, "nested_offset of its quant_state is '0', expected a number"),
+        ({"nested_offset": 10**400}, "nested_offset of its quant_state is 1000.*, expected a number"),
+        ({"nested_offset": float("nan")}, "nested_offset of its quant_state is nan, expected a number"),
+        ({"quant_state.bitsandbytes__nf4": np.frombuffer(b"[" * 4000, np.uint8)}, "its quant_state is b'.*, expected JSON"),
+        ({**NESTED, "absmax": np.full(8, 300, np.uint16)}, "its weight.absmax has 16 bytes, expected 8: one for each group"),
         ({"quant_state.bitsandbytes__nf4": np.frombuffer(b"{]", np.uint8)}, "its quant_state is b'{]', expected JSON"),
         ({"quant_state.bitsandbytes__nf4": np.zeros(5000, np.uint8)}, "its quant_state is None, expected an object"),
         ({"quant_map": np.zeros(16, np.float32)}, "its weight.quant_map is .*, expected the floats of nf4"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.ray.directory import Directory, directory_of
+import pytest
+
+from deploy.ray.directory import AVOID_S, Directory, directory_of
 from deploy.ray.lease import Lease
 from deploy.ray.wish import Wish
 
@@ -52,6 +54,26 @@ def test_ray_is_asked_when_all_have_failed_a_request() -> None:
     assert directory.choose(Wish(avoided=frozenset("ab"))) is None
     assert {*directory.rank(Wish(avoided=frozenset("ab")), {"a": 0, "b": 0, "new": 0})} == {"a", "b", "new"}
     assert directory.rank(Wish(avoided=frozenset("ab")), {"a": 0, "b": 0, "new": 0})[0] == "new"
+
+
+def test_a_replica_that_failed_a_request_is_avoided_by_others_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("deploy.ray.directory.time.monotonic", lambda: now_s[0])
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b", 9)})
+
+    def chosen(*avoided: str) -> str | None:
+        found = directory.choose(Wish(avoided=frozenset(avoided)))
+        return None if found is None else found.replica
+
+    assert [chosen(), chosen("a"), chosen()] == ["a", "b", "b"]
+    now_s[0] += AVOID_S
+    assert chosen() == "a"
+    assert chosen("a", "b") is None
+    assert chosen() == "a", "all have failed some request, so the best one is tried"
+    directory.hear({"b": reported("b")})
+    directory.hear({"a": reported("a"), "b": reported("b", 9)})
+    assert chosen() == "a", "it has started again"
 
 
 def test_what_lost_replicas_had_is_forgotten() -> None:

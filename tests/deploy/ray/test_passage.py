@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,6 +230,25 @@ def test_a_replica_that_is_not_there_is_passed_over() -> None:
             assert (await ask(made, path="/v1/files/x")).status == 200  # it got nothing, so any request may go elsewhere
 
     run(go())
+
+
+def test_a_replica_whose_machine_is_silent_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing answers the connection, as when a machine is lost. The request was not sent, so any request may go elsewhere."""
+    monkeypatch.setattr("deploy.ray.session.CONNECT_S", 0.2)
+    with socket.socket() as silent, ExitStack() as clients:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(4):  # fill the queue of connections that nobody accepts
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(silent.getsockname())
+
+        async def go() -> None:
+            async with replicas(streams(WHOLE)) as made:
+                made.urls[0] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+                assert (await ask(made, path="/v1/files/x")).status == 200
+
+        run(go())
 
 
 def test_a_request_that_acts_is_not_sent_twice() -> None:

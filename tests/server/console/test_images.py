@@ -68,6 +68,41 @@ def test_images_alone_are_a_message_and_stay_in_the_conversation(page, site):
     assert len(server.workers["looker"].submits[-1].crops) == 2
 
 
+def test_images_that_are_pasted_together_are_all_attached(page, site):
+    opened(page, site("looker"), "looker")
+    one, other = (base64.b64encode(encoded(image(seed=number))).decode() for number in range(2))
+    page.js(f"for (const data of {json.dumps([one, other])}) ({GIVE})('pasted', 'image.png', data)")
+    page.wait(f"{ATTACHED} === 2")
+
+
+def test_a_question_waits_until_its_image_is_read(page, site):
+    server = site("looker")
+    opened(page, server, "looker")
+    data = base64.b64encode(encoded(image())).decode()
+    page.fill("#chat textarea", "What is it?")
+    page.js(f"({GIVE})('pasted', 'river.png', {json.dumps(data)}); document.querySelector('#chat .composer').requestSubmit()")
+    page.wait(f"{ATTACHED} === 1")
+    assert not server.workers["looker"].submits and page.js("document.querySelector('#chat textarea').value") == "What is it?"
+    page.click("#chat .send")
+    page.see("It is a river.")
+    assert len(server.workers["looker"].submits[-1].crops) == 1
+
+
+def test_exchanges_whose_images_are_too_many_are_left_out(page, site):
+    """The images of the whole conversation are more than the server accepts in one request."""
+    server = site("looker", max_body_bytes=40_000)
+    page.excuse("status of 413")
+    opened(page, server, "looker")
+    for number in range(2):
+        file = encoded(image(100, 80, seed=number).effect_spread(20))
+        assert 15_000 < len(file) < 25_000
+        give(page, "pasted", "river.png", file)
+        page.wait(f"{ATTACHED} === 1")
+        send(page, "What is it?")
+        page.see("It is a river.", "article.assistant:last-of-type")
+    assert [len(submit.crops) for submit in server.workers["looker"].submits] == [1, 1]
+
+
 def test_a_large_image_is_made_smaller(page, site):
     server = site("looker")
     opened(page, server, "looker")

@@ -335,6 +335,22 @@ def test_a_batch_gets_all_that_others_leave(rig, machine) -> None:
     assert alone.wall_s <= 1.5 * served([Request(0.0, 128, 64)] * 40).wall_s
 
 
+def test_an_image_of_a_batch_beside_streams_is_charged() -> None:
+    """A step that encodes an image of a batch may take long. Afterwards streams run for a hundred times as long before the next one."""
+    pace = Pace(LIMITS.max_tokens, Measured({1: 0.01, 128: 0.3}), UNBOUNDED_S)
+    for _ in range(50):
+        pace.observe(1, 0.01)
+    assert pace.idle_budget(1) > 0
+    pace.observe_encoding(1, 0.51)
+    steps = 0
+    while pace.idle_budget(1) < 1:
+        pace.observe(1, 0.01)
+        steps += 1
+    assert 0.5 / 0.01 * 90 < steps < 0.5 / 0.01 * 110
+    pace.observe_encoding(0, 5.0)  # beside no stream: nobody waited
+    assert pace.idle_budget(1) > 0
+
+
 def test_a_batch_waits_while_a_prompt_waits(rig) -> None:
     """No token of a batch delays the prompt of another request, whatever the pace allows."""
     one = rig(limits=LIMITS, pace=Pace(LIMITS.max_tokens, Measured(), UNBOUNDED_S))
