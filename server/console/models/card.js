@@ -53,15 +53,24 @@ function aliases(model, acts) {
     field, h("button", {class: "plain"}, "Add"));
 }
 
-/* Return the card of a running load, with the seconds of each stage so far, or of a running download, with its bytes. */
+/* Return the card of a running load, with the seconds of each stage so far, or of a running download, with its bytes; and the function that
+   shows its progress. The button stays the same element, because a click on one that is replaced meanwhile is lost. */
 export function loadCard(operation, cancel) {
-  const bar = h("i"), isDownload = operation.kind === "download", label = `${isDownload ? "Download" : "Load"} of ${operation.model}`;
-  bar.style.width = `${100 * operation.fraction}%`;
-  return h("article", {class: "card", "aria-label": label},
-    h("header", {class: "row wrap"}, h("h2", {}, operation.model), state(isDownload ? "download" : operation.stage, true), h("span", {class: "grow"}),
+  const isDownload = operation.kind === "download", label = `${isDownload ? "Download" : "Load"} of ${operation.model}`;
+  const bar = h("i"), stage = h("span"), details = h("div");
+  const progress = h("div", {class: "progress", role: "progressbar", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100}, bar);
+  const card = h("article", {class: "card", "aria-label": label},
+    h("header", {class: "row wrap"}, h("h2", {}, operation.model), stage, h("span", {class: "grow"}),
       h("button", {type: "button", class: "outline", onclick: cancel}, isDownload ? "Stop" : "Cancel")),
-    h("div", {class: "progress", role: "progressbar", "aria-label": label, "aria-valuenow": Math.round(100 * operation.fraction), "aria-valuemin": 0, "aria-valuemax": 100}, bar),
-    isDownload ? h("p", {class: "faint small number"}, arrived(operation)) : stages(operation));
+    progress, details);
+  const show = now => {
+    bar.style.width = `${100 * now.fraction}%`;
+    progress.setAttribute("aria-valuenow", Math.round(100 * now.fraction));
+    stage.replaceChildren(state(isDownload ? "download" : now.stage, true));
+    details.replaceChildren(isDownload ? h("p", {class: "faint small number"}, arrived(now)) : stages(now));
+  };
+  show(operation);
+  return {card, show};
 }
 
 const arrived = ({total_bytes: total, completed_bytes: completed}) =>

@@ -108,19 +108,16 @@ export class ModelsView {
   /* Show the progress of a load from its events until it has ended. */
   async #watch(operation) {
     if (this.#watched.has(operation.id)) return;
-    const place = h("div");
-    this.#watched.set(operation.id, place);
-    this.loads.append(place);
-    const cancel = () => this.#change(`/admin/operations/${operation.id}`, {method: "DELETE"});
-    const draw = now => place.replaceChildren(loadCard(now, cancel));
-    draw(operation);
+    const {card, show} = loadCard(operation, () => this.#change(`/admin/operations/${operation.id}`, {method: "DELETE"}));
+    this.#watched.set(operation.id, card);
+    this.loads.append(card);
     let last = operation;
     try {
-      for await (const event of stream(`/admin/operations/${operation.id}/events`)) draw(last = event);
+      for await (const event of stream(`/admin/operations/${operation.id}/events`)) show(last = event);
     } catch (error) {
       if (last.state === "running") toast(`The progress of ${operation.model} is unknown: ${error.message}`);
     }
-    place.remove();
+    card.remove();
     this.#watched.delete(operation.id);
     if (operation.kind === "download") return this.#downloaded(last);
     if (last.state === "succeeded") toast(`${operation.model} is loaded.`);
