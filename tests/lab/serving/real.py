@@ -2,7 +2,8 @@
 
 Both servers read the same file and run the same requests in turns, with the same number of threads; the figures are medians of the
 quotients of the rounds. The quality of both is measured against the exact weights of the file on the text of the quality label. Each model
-comes from the catalogue: `relaxserve pull NAME` downloads it. `--peer-python` is an interpreter that has xllamacpp.
+comes from the catalogue: `relaxserve pull NAME` downloads it. `--peer-python`, or the variable PEER_PYTHON, is an interpreter that has
+xllamacpp.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,23 +223,29 @@ def peer_quality(files: ModelFiles, exact: Exact, other: Place) -> tuple[float, 
     total, equal, count, before = 0.0, 0, 0, 0
     for window in windows_of(tokens_of(files, TEXT), min(WINDOW, files.config.max_context)):
         for stop in range(STRIDE, len(window) + 1, STRIDE):
-            found, row = predicted(other, window[:stop], files.config.vocab_size), before + stop - 1
-            total += float(divergences(exact.rows(row, row + 1), found)[0])
-            equal += int(found[0].argmax() == exact.ids[row, 0])
+            found, row = predicted(other, window[:stop]), before + stop - 1
+            total += divergence(exact.rows(row, row + 1), found)
+            equal += int(max(found, key=found.__getitem__) == exact.ids[row, 0])
             count += 1
         before += len(window)
     return total / count, equal / count
 
 
-def predicted(place: Place, tokens: Sequence[int], vocab_size: int) -> np.ndarray:
-    """Return the log-probabilities of the next token, [1, vocabulary]. Those that the peer does not return are as small as its smallest."""
+def divergence(expected: Exact, found: Mapping[int, float]) -> float:
+    """Return the KL divergence of one row. Tokens that only one of both names count together as one, so it is at most the whole one."""
+    (named,) = np.nonzero(np.isin(expected.ids[0], np.fromiter(found, np.int32)))
+    common = Exact(expected.ids[:, named], expected.logprobs[:, named], expected.losses)
+    dense = np.zeros((1, max(found) + 1), np.float32)
+    for token, logprob in found.items():
+        dense[0, token] = logprob
+    return float(divergences(common, dense)[0])
+
+
+def predicted(place: Place, tokens: Sequence[int]) -> Mapping[int, float]:
+    """Return the log-probabilities of the most probable next tokens."""
     body = {"prompt": [int(token) for token in tokens], "n_predict": 1, "n_probs": NUM_PROBABLE, "temperature": 0, "cache_prompt": True}
     answer = asked(place.url, "/completion", body)
-    probable = answer["completion_probabilities"][0]["top_logprobs"]
-    found = np.full((1, vocab_size), min(one["logprob"] for one in probable), np.float32)
-    for one in probable:
-        found[0, one["id"]] = one["logprob"]
-    return found
+    return {one["id"]: one["logprob"] for one in answer["completion_probabilities"][0]["top_logprobs"]}
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------------
@@ -259,7 +266,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--model", action="append", choices=MODELS, help="name in the catalogue; repeatable (all)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each measurement")
-    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has xllamacpp (this one)")
+    parser.add_argument(
+        "--peer-python", default=os.environ.get("PEER_PYTHON", sys.executable), help="interpreter that has xllamacpp (PEER_PYTHON)"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     figures = [figure for model in options.model or MODELS for figure in measure(model, options.peer_python, options.rounds)]
