@@ -88,7 +88,7 @@ class Part(StrEnum):
     LEFTOVER = "leftovers of interrupted loads"
 
 
-# what is of use without a program
+# the parts that are of use without a program
 INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST, Part.LABEL, Part.REFERENCE, Part.TOKENIZER)
 
 

@@ -246,6 +246,10 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
+def descendants_of(pid: int) -> list[int]:
+    return [below for child in children_of(pid) for below in (child, *descendants_of(child))]
+
+
 def workers_of(pid: int) -> list[int]:
     """Return the process ids of a server's workers. Other processes of the server render templates, for instance."""
     return [child for child in children_of(pid) if b"deploy.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]

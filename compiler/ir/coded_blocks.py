@@ -30,7 +30,7 @@ CHUNK_BLOCKS = 1 << 12  # number of blocks taken apart at a time: few enough tha
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a reader finds in blocks: codes [n, 128], two per byte, the integers of scales [n, groups], and the float of each block."""
+    """The parts of blocks: codes [n, 128], two per byte, the integers of scales [n, groups], and the float of each block."""
 
     codes: Array
     levels: Array | None

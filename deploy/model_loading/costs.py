@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.model_loading.known import carried
-from deploy.model_loading.serving import Served
+from deploy.model_loading.serving import Served, costs_file
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
@@ -44,16 +44,12 @@ def measure_steps(known: Served) -> Timed:
 
 
 def _pace(known: Served, model: StepModel) -> Pace:
-    return Pace(model.limits.max_tokens, step_costs(model, _kept_at(known)), known.load.max_gap_ms / 1000)
+    return Pace(model.limits.max_tokens, step_costs(model, costs_file(known)), known.load.max_gap_ms / 1000)
 
 
 def costs_of(known: Served, model: StepModel) -> StepCosts:
     """Return the seconds of a step by its number of tokens."""
-    return StepCosts(step_costs(model, _kept_at(known)).steps)
-
-
-def _kept_at(known: Served) -> Path | None:
-    return None if known.cache is None else known.cache.costs_of(known.program.key, known.session.num_threads)
+    return StepCosts(step_costs(model, costs_file(known)).steps)
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:

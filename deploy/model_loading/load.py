@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,10 @@ from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
 from server.engine.worker import LoadedModel
+from server.interfaces import LoadError
 from server.messages import CachePages, ClassScores, Fit, Load, PairPrompt, QualityLabel, Ready, Vision
+
+log = logging.getLogger(__name__)
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -26,14 +30,23 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     begun, label = begin(load, progress), None
     if load.label and not load.restart:
         begun = advance(begun, Compiled)  # first, so that the measurement uses the program that is served
-        from deploy.quality.measure import label_of  # only here, because its imports take time
-
-        label = label_of(load, progress)
+        label = kept_label(begun.cache, fingerprint_of(begun)) or _measured_label(load, progress)
     return loaded(begun, label)
 
 
+def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
+    """Measure the quality label. If that is impossible, log why and return None: the model can be served."""
+    from deploy.quality.measure import quality_of  # only here, because its imports take time
+
+    try:
+        return quality_of(load, progress).label
+    except LoadError as error:
+        log.warning("%s has no quality label: %s", load.name, error.message)
+        return None
+
+
 def loaded(begun: Asked, label: QualityLabel | None = None) -> LoadedModel:
-    """Run the stages that a load has left. `label` is its quality label, if it was measured now."""
+    """Run the stages that a load has left. `label` is its quality label, if the load asked for it."""
     known = advance(begun, Timed)
     session, packed = known.session, known.packed  # the model must not keep the other things that are known
     return LoadedModel(

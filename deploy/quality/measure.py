@@ -7,7 +7,6 @@ probable next tokens; all other tokens count as one, so the measured divergence 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,8 +44,6 @@ CHUNK = 64  # tokens of a step, and rows of its logits
 MOST = 1024  # most probable next tokens whose probabilities are stored
 
 Floats = NDArray[np.float32]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +91,6 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
         return Quality(label, 1 / costs_of(served, served.step_model)(1))
     finally:
         served.session.close()
-
-
-def label_of(load: Load, progress: Progress = silent) -> QualityLabel | None:
-    """Return the label of a form, measured now or before. If it cannot be measured, log why and return None: the model can be served."""
-    try:
-        known = advance(_opened(load, progress), Compiled)
-        return kept_label(known.cache, fingerprint_of(known)) or quality_of(load, progress).label
-    except LoadError as error:
-        log.warning("%s has no quality label: %s", load.name, error.message)
-        return None
 
 
 def _opened(load: Load, progress: Progress) -> Opened:

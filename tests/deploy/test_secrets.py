@@ -15,7 +15,7 @@ from deploy.secrets import hub_token, take_secrets
 from deploy.serve import load_of
 from server.interfaces import LoadError
 from server.models.state import ModelSpec
-from tests.conftest import children_of
+from tests.conftest import descendants_of
 
 PROGRAM = """
 import os, pathlib, subprocess, sys
@@ -60,15 +60,11 @@ def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: 
     assert set(seen) == {"secret"}
 
 
-def descendants(pid: int) -> list[int]:
-    return [pid, *(below for child in children_of(pid) for below in descendants(child))]
-
-
 @pytest.mark.xdist_group("demo server")
 def test_no_process_of_a_server_shows_a_secret(demo_server: Any) -> None:
     """The front is started with an API key and a hub token in its environment. Nevertheless /proc shows a secret for no process of the
     server."""
-    pids = descendants(demo_server.pid)
+    pids = [demo_server.pid, *descendants_of(demo_server.pid)]
     assert len(pids) >= 2, "front and worker"
     for pid in pids:
         assert b"secret-of" not in Path(f"/proc/{pid}/environ").read_bytes()

@@ -85,16 +85,16 @@ def _token(special: tuple[str, ...], text: str) -> int:
     return len(LETTERS) + special.index(text)
 
 
+def _text(model_type: str, epsilon: float, special: tuple[str, ...]) -> dict[str, Any]:
+    """Return the config of a decoder. The second special token ends an answer."""
+    sizes = {"vocab_size": len(LETTERS) + len(special), "eos_token_id": len(LETTERS) + 1}
+    return {**TEXT, "model_type": model_type, "rms_norm_eps": epsilon, **sizes}
+
+
 def _idefics3() -> Subject:
     places = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
     special = ("<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", *places)
-    text = {
-        **TEXT,
-        "model_type": "llama",
-        "rms_norm_eps": 1e-5,
-        "vocab_size": len(LETTERS) + len(special),
-        "eos_token_id": len(LETTERS) + 1,
-    }
+    text = _text("llama", 1e-5, special)
     return Subject(
         "idefics3",
         config={
@@ -200,13 +200,7 @@ LLAVA = (
 
 def _llava() -> Subject:
     special = ("<s>", "</s>", "<image>")
-    text = {
-        **TEXT,
-        "model_type": "llama",
-        "rms_norm_eps": 1e-5,
-        "vocab_size": len(LETTERS) + len(special),
-        "eos_token_id": len(LETTERS) + 1,
-    }
+    text = _text("llama", 1e-5, special)
     vision = {
         **ENCODER,
         "num_hidden_layers": 3,
@@ -251,13 +245,7 @@ def _llava() -> Subject:
 def _llava_siglip() -> Subject:
     """Return a model like LLaVA-Interleave. Its crops have pixels behind the last whole patch."""
     special = ("<|im_start|>", "<|im_end|>", "<image>")
-    text = {
-        **TEXT,
-        "model_type": "qwen2",
-        "rms_norm_eps": 1e-6,
-        "vocab_size": len(LETTERS) + len(special),
-        "eos_token_id": len(LETTERS) + 1,
-    }
+    text = _text("qwen2", 1e-6, special)
     return Subject(
         "llava_siglip",
         config={
@@ -290,13 +278,7 @@ def _llava_siglip() -> Subject:
 
 def _internvl() -> Subject:
     special = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
-    text = {
-        **TEXT,
-        "model_type": "qwen2",
-        "rms_norm_eps": 1e-6,
-        "vocab_size": len(LETTERS) + len(special),
-        "eos_token_id": len(LETTERS) + 1,
-    }
+    text = _text("qwen2", 1e-6, special)
     vision = {**ENCODER, "model_type": "internvl_vision", "image_size": [48, 48], "patch_size": [PATCH, PATCH], "attention_bias": True}
     return Subject(
         "internvl",

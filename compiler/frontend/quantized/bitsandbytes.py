@@ -28,7 +28,7 @@ NESTED, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the JSON beside a matrix says."""
+    """The fields of the JSON beside a matrix."""
 
     shape: tuple[int, int]
     block: int  # number of values that share a scale

@@ -1,4 +1,4 @@
-"""What the steps of a replica cost: measured on this machine, or kept for machines that were measured before."""
+"""The costs of a replica's steps, as measured on this machine or in a file of an earlier measurement."""
 
 from __future__ import annotations
 

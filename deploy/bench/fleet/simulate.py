@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Timeline:
-    """What happens between arrivals, in the order of time."""
+    """Events between arrivals, in the order of time."""
 
     def __init__(self) -> None:
         self._number = count()

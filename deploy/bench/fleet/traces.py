@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the requests of a trace have in common."""
+    """The properties that all requests of a trace share."""
 
     rate: float  # requests per second, on average over the trace
     duration_s: float

@@ -116,17 +116,18 @@ class Pace:
 
     def observe(self, num_tokens: int, step_s: float, num_idle: int = 0) -> None:
         """Learn from a step of `num_tokens` tokens, `num_idle` of them of idle sequences."""
-        if num_live := num_tokens - num_idle:
-            # Charge idle sequences by the measured time, because a prediction that is 10 % too low would slow down each step.
+        num_live = num_tokens - num_idle
+        if num_idle:
+            self.charge_idle(num_live, step_s)
+        if num_live:
             live_s = self._costs(num_live)
-            self._owed_s += IDLE_SHARE * min(step_s, live_s) - (max(step_s - live_s, 0.0) if num_idle else 0.0)
-            self._owed_s = min(self._owed_s, live_s)
-        self._alone_s = 0.0 if num_live else self._alone_s + step_s
+            self._owed_s = min(self._owed_s + IDLE_SHARE * min(step_s, live_s), live_s)
+            self._alone_s = 0.0
         self._costs.observe(num_tokens, step_s)
 
-    def observe_encoding(self, num_live: int, step_s: float) -> None:
-        """Charge idle sequences for a step that encodes their images beside `num_live` tokens of others. They lengthen no further step
-        until the others have run for a hundred times as long."""
+    def charge_idle(self, num_live: int, step_s: float) -> None:
+        """Charge idle sequences for a step that they lengthened beside `num_live` tokens of others. The measured time is charged, because a
+        prediction that is 10 % too low would slow down each step."""
         if num_live:
             self._owed_s -= max(step_s - self._costs(num_live), 0.0)
             self._alone_s = 0.0

@@ -237,7 +237,7 @@ class Scheduler:
         if not _encoding_cost(plan):  # otherwise most of the time went to audio or images, not to the step's tokens
             self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
         elif any(item.num_encoding and item.seq.is_idle for item in plan.items.values()):
-            self.pace.observe_encoding(plan.num_tokens - plan.num_idle, step_s)
+            self.pace.charge_idle(plan.num_tokens - plan.num_idle, step_s)
 
     def limit_s(self, plan: Plan) -> float:
         """Return how long the step of a plan may take before it counts as stalled."""

@@ -77,7 +77,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a block does, in cycles. `rounds` is the number of times that it goes through its hot loop."""
+    """The cycles of the parts of a block. `rounds` is the number of times that it goes through its hot loop."""
 
     before: float
     trip: float  # of a warp

@@ -38,7 +38,7 @@ from deploy.quality.text import tokens_of
 from runtime.device.cpu.cores import available_cores
 from server.messages import Load
 from server.settings import SettingsError
-from tests.conftest import children_of
+from tests.conftest import descendants_of
 from tests.lab.serving.peer_servers import free_port
 from tests.lab.serving.start import RELAXSERVE
 
@@ -75,7 +75,7 @@ class Place:
     @property
     def resident_bytes(self) -> int:
         """The memory of the server's processes. Pages that several processes share count once."""
-        return sum(_pss(pid) for pid in (self.pid, *_below(self.pid)))
+        return sum(_pss(pid) for pid in (self.pid, *descendants_of(self.pid)))
 
 
 def measure(model: str, peer_python: str, rounds: int) -> list[Figure]:
@@ -249,10 +249,6 @@ def predicted(place: Place, tokens: Sequence[int]) -> Mapping[int, float]:
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------------
-
-
-def _below(pid: int) -> list[int]:
-    return [below for child in children_of(pid) for below in (child, *_below(child))]
 
 
 def _pss(pid: int) -> int:

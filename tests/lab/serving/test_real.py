@@ -1,4 +1,4 @@
-"""What `python -m tests.lab real` reads of a peer and of processes."""
+"""`python -m tests.lab real` reads probabilities of a peer and memory of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the comparison of a simulated and a real fleet computes itself."""
+"""The comparison of a simulated and a real fleet draws the same requests and computes right quotients."""
 
 from __future__ import annotations
 

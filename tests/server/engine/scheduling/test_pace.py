@@ -341,13 +341,13 @@ def test_an_image_of_a_batch_beside_streams_is_charged() -> None:
     for _ in range(50):
         pace.observe(1, 0.01)
     assert pace.idle_budget(1) > 0
-    pace.observe_encoding(1, 0.51)
+    pace.charge_idle(1, 0.51)
     steps = 0
     while pace.idle_budget(1) < 1:
         pace.observe(1, 0.01)
         steps += 1
     assert 0.5 / 0.01 * 90 < steps < 0.5 / 0.01 * 110
-    pace.observe_encoding(0, 5.0)  # beside no stream: nobody waited
+    pace.charge_idle(0, 5.0)  # beside no stream: nobody waited
     assert pace.idle_budget(1) > 0
 
 

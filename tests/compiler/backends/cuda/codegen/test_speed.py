@@ -1,4 +1,4 @@
-"""What the machine code of a step must have to be fast, by reading it: no card is needed. Each test names what a kernel would lose."""
+"""Tests read the machine code of a step, without a card, for what makes it slow. Each test names what a kernel would lose."""
 
 from __future__ import annotations
 
