@@ -26,8 +26,14 @@ from tests.chromium import chromium, page
 from tests.forked import ForkServer, commands
 from tests.kept_code import kept_modules
 from tests.kept_programs import kept_programs
+from tests.screens import pytest_runtest_protocol, pytest_terminal_summary
 
-__all__ = ["chromium", "page"]  # fixtures that tests in several folders use
+__all__ = [
+    "chromium",
+    "page",
+    "pytest_runtest_protocol",
+    "pytest_terminal_summary",
+]  # fixtures that tests in several folders use, and hooks
 
 ROOT = Path(__file__).parent.parent
 BIN = commands()

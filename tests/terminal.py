@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,12 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
+        """Press Ctrl-C while the program waits. Between the prompt and the wait for a line, Python only notes an interrupt, and handles it
+        at the next key."""
+        end = time.monotonic() + 60
+        while _state(self.process.pid) != "S":
+            assert time.monotonic() < end, "the program computes without end"
+            time.sleep(0.001)
         self.write("\x03")
 
     def ended(self, timeout_s: float = 300.0) -> int:
@@ -63,8 +68,13 @@ class Terminal:
         return bool(found)
 
 
+def _state(pid: int) -> str:
+    """Return R if the main thread of a process runs or could run, and S if it waits."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 @contextmanager
-def terminal(command: Sequence[str | Path], environment: Mapping[str, str], cwd: Path | None = None) -> Iterator[Terminal]:
+def terminal(command: Sequence[str | Path], environment: Mapping[str, str], cwd: Path | None = None) -> Generator[Terminal]:
     ours, its = os.openpty()
     words = [sys.executable, "-c", CONTROLLED, *map(str, command)]
     with subprocess.Popen(words, env={**environment, "TERM": "dumb"}, cwd=cwd, stdin=its, stdout=its, stderr=its) as process:
