@@ -13,19 +13,16 @@ from server.api.anthropic.answer import AnthropicAnswer, MessageAnswer, MessageE
 from server.api.anthropic.body import MessagesBody, PromptBody
 from server.api.anthropic.input import chat_of
 from server.api.context import Context, caller
-from server.api.openai.chat import plan_chat, written_prompt
+from server.api.openai.chat import num_prompt_tokens, plan_chat
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prefix import prefix_header
-from server.api.request.prepare import ChatPlan, context_of, job_like, off_loop, require_generator
+from server.api.request.prepare import ChatPlan, job_like, off_loop, require_generator
 from server.api.request.schema import ChatBody
-from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
-
-MAX_COUNTED = 1 << 17  # /count_tokens counts at least up to this many tokens, also if the model's context is shorter
 
 
 class TokenCount(TypedDict):
@@ -87,10 +84,7 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
-        text, _ = await written_prompt(chat, model, loaded, who, settings)
-        most = max(context_of(loaded), MAX_COUNTED)
-        encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, "messages", special=False, context=most))
-        counted: TokenCount = {"input_tokens": len(encoded[0])}
+        counted: TokenCount = {"input_tokens": await num_prompt_tokens(chat, model, loaded, who, settings, "messages")}
         return json_answer(counted, headers=response_headers(loaded, ignored))
 
     return routes

@@ -45,6 +45,7 @@ from server.text.templates.template import RESERVED, TemplateError
 
 THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much to think
 BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # tokens of thoughts for an effort; higher efforts have no limit
+MAX_COUNTED = 1 << 17  # tokens are counted at least up to this number, also if the model's context is shorter
 encode = msgspec.json.encode
 
 
@@ -99,6 +100,14 @@ async def written_prompt(
     else:
         text = await render_prompt(lambda: make(seen), loaded, who)
     return (text if loaded.sight is None else loaded.sight.expanded(text, pictures)), crops_of(pictures)
+
+
+async def num_prompt_tokens(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings, param: str) -> int:
+    """Count the tokens of a conversation. `param` is the field that an error names."""
+    text, _ = await written_prompt(body, model, loaded, who, settings)
+    most = max(context_of(loaded), MAX_COUNTED)
+    encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, param, special=False, context=most))
+    return len(encoded[0])
 
 
 def marker_of(loaded: Loaded) -> str | None:

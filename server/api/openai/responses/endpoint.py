@@ -14,7 +14,7 @@ from server.api.answer.generate import Generation
 from server.api.answer.respond import Pieces, json_answer, respond, response_headers
 from server.api.answer.sse import Framing
 from server.api.context import Caller, Context, caller
-from server.api.openai.chat import plan_chat, written_prompt
+from server.api.openai.chat import num_prompt_tokens, plan_chat
 from server.api.openai.responses.answer import ResponseAnswer
 from server.api.openai.responses.body import CountedBody, McpOffer, ResponseBody
 from server.api.openai.responses.input import as_items, chat_of, ineffective, items_of, kept_form
@@ -26,9 +26,8 @@ from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.paging import NO_ID
 from server.api.request.prefix import prefix_header
-from server.api.request.prepare import ChatPlan, capped_header, context_of, invalid, off_loop, require_generator
+from server.api.request.prepare import ChatPlan, capped_header, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
-from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router
 from server.errors import INTERNAL, NOT_FOUND_PATH, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.mcp.servers import McpServers
@@ -44,7 +43,6 @@ PARAMS = {  # fields of a chat request, and their names in this API
     "thinking_token_budget": "reasoning",
 }
 KNOWN = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message", "reasoning")
-MAX_COUNTED = 1 << 17  # tokens are counted at least up to this number, also if the model's context is shorter
 encode = msgspec.json.encode
 
 
@@ -125,10 +123,8 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)
-        text, _ = await written_prompt(chat, model, loaded, who, settings)
-        most = max(context_of(loaded), MAX_COUNTED)
-        encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, "input", special=False, context=most))
-        counted: InputTokens = {"object": "response.input_tokens", "input_tokens": len(encoded[0])}
+        num_tokens = await num_prompt_tokens(chat, model, loaded, who, settings, "input")
+        counted: InputTokens = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return json_answer(counted, headers=response_headers(loaded, ignored))
 
     @routes.post("/v1/responses/compact", include_in_schema=False)
