@@ -6,14 +6,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from server.errors import IMAGE_NOT_DECODED, INVALID_IMAGE, ApiError
 from server.images.cutting import Plan
 from server.images.decoding import Decoding, File, Outcome
 from server.images.fetching import Fetcher, FetchFault
-from server.isolated.calls import Calls
-from server.isolated.job import CallError, Failure
+from server.isolated.files import FileCalls
 from server.messages import Crop
 
 PATIENCE_S = 60.0
@@ -37,7 +34,7 @@ class ImageDecoder:
         self.num_held_bytes = 0
         self._fetcher = fetcher
         self._most_held_bytes = most_held_bytes
-        self._calls = Calls(Decoding(most_pixels), PATIENCE_S)
+        self._calls = FileCalls(Decoding(most_pixels), Outcome, PATIENCE_S, invalid=INVALID_IMAGE, not_decoded=IMAGE_NOT_DECODED)
 
     async def decode(self, url: str, plan: Plan, param: str) -> Picture:
         """Return the image at a URL: its data, or a file on a host that the operator allows. Raise ApiError if there is none; `param` is
@@ -45,13 +42,7 @@ class ImageDecoder:
         if self.num_held_bytes >= self._most_held_bytes:
             held = f"the running and waiting requests hold {self.num_held_bytes >> 20} MiB of images (max_held_image_bytes)"
             raise ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because {held}; try again later", param=param)
-        try:
-            answer = await self._calls.call(msgspec.msgpack.encode(await self._file(url, plan, param)))
-        except CallError as error:
-            raise _described(error, param) from None
-        outcome = msgspec.msgpack.decode(answer, type=Outcome)
-        if outcome.fault:
-            raise ApiError(INVALID_IMAGE, f"{param} cannot be decoded: {outcome.fault}", param=param)
+        outcome = await self._calls.decode(await self._file(url, plan, param), param)
         for crop in outcome.crops:
             self._count(len(crop.pixels))
             weakref.finalize(crop, self._count, -len(crop.pixels)).atexit = False
@@ -79,10 +70,3 @@ def _data_of(url: str, param: str) -> str:
     if not comma or not begin.lower().endswith(";base64"):
         raise ApiError(INVALID_IMAGE, f"{param} begins with {url[:60]!r}; expected data:image/png;base64,DATA", param=param)
     return data + url[SCHEME_CHARS:]
-
-
-def _described(error: CallError, param: str) -> ApiError:
-    if error.failure in (Failure.TOO_LARGE, Failure.KILLED):
-        most = f"{Decoding.call_s:g} s of CPU time or {Decoding.call_bytes >> 20} MiB"
-        return ApiError(INVALID_IMAGE, f"{param} cannot be decoded: it takes more than {most}", param=param)
-    return ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because the server is busy; try again later", param=param)

@@ -1,0 +1,48 @@
+"""Decode files that clients send, each in a call of a job, and put every failure into the words of a client's error."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from server.errors import ApiError, ErrorKind
+from server.isolated.calls import Calls
+from server.isolated.job import CallError, Failure, Job
+
+
+class Decoded(Protocol):
+    """The answer of a job that decodes files."""
+
+    @property
+    def fault(self) -> str:
+        """Why the file cannot be decoded; "" if it is decoded."""
+        ...
+
+
+T = TypeVar("T", bound=Decoded)
+
+
+class FileCalls(Generic[T]):
+    def __init__(self, job: Job, answer: type[T], patience_s: float, *, invalid: ErrorKind, not_decoded: ErrorKind) -> None:
+        """`answer` is the struct with which the job answers. `invalid` says that the file is at fault, `not_decoded` that the server is."""
+        self._calls = Calls(job, patience_s)
+        self._job = job
+        self._answer = answer
+        self._invalid, self._not_decoded = invalid, not_decoded
+
+    async def decode(self, file: msgspec.Struct, param: str) -> T:
+        """Return the job's answer. Raise ApiError if there is none; `param` is the field with the file."""
+        try:
+            found = msgspec.msgpack.decode(await self._calls.call(msgspec.msgpack.encode(file)), type=self._answer)
+        except CallError as error:
+            raise self._described(error, param) from None
+        if found.fault:
+            raise ApiError(self._invalid, f"{param} cannot be decoded: {found.fault}", param=param)
+        return found
+
+    def _described(self, error: CallError, param: str) -> ApiError:
+        if error.failure in (Failure.TOO_LARGE, Failure.KILLED):
+            most = f"{self._job.call_s:g} s of CPU time or {self._job.call_bytes >> 20} MiB"
+            return ApiError(self._invalid, f"{param} cannot be decoded: it takes more than {most}", param=param)
+        return ApiError(self._not_decoded, f"{param} was not decoded, because the server is busy; try again later", param=param)
