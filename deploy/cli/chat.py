@@ -23,16 +23,21 @@ Mcp = Annotated[
     list[str] | None,
     typer.Option(help="Attach an MCP server: a command, an address, or a JSON file with mcpServers; may be repeated.", metavar="SERVER"),
 ]
+Question = Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")]
+System = Annotated[str | None, typer.Option(help="System message.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Make calls of MCP tools without asking.")]
 
 
 def chat(
-    question: Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")] = None,
+    question: Question = None,
     model: Annotated[str | None, typer.Option(help="Name or alias of the model; by default the first one that generates text.")] = None,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     mcp: Mcp = None,
     yes: Yes = False,
     url: Url = DEFAULT_URL,

@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.admin import AsJson
-from deploy.cli.chat import Mcp, Yes
+from deploy.cli.chat import MaxTokens, Mcp, Question, Seed, System, Temperature, Yes
 from deploy.cli.output import answers, errors, stages
 from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
 from deploy.client import ServerFault
@@ -160,13 +160,13 @@ def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `
 
 def run(
     model: Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, or a name in `ls --available`.")],
-    question: Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")] = None,
+    question: Question = None,
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     mcp: Mcp = None,
     yes: Yes = False,
 ) -> None:
