@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,8 @@ from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
 from server.defaults import Defaults
 from server.messages import MAX_GAP_MS
+
+log = logging.getLogger(__name__)
 
 LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # limits on a model's settings
 LEAST_FREE_BYTES = 4096
@@ -142,3 +145,31 @@ def write_state(path: Path, state: SavedState) -> None:
         os.fsync(folder)  # makes the rename itself survive a power cut
     finally:
         os.close(folder)
+
+
+class SavedModels:
+    """The models of the state file. A model that failed to load stays in the file until it is unloaded."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._specs: dict[str, ModelSpec] = {}
+
+    def read(self) -> dict[str, ModelSpec]:
+        saved = read_state(self._file).models if self._file else ()
+        self._specs = {spec.name: spec for spec in saved}
+        return dict(self._specs)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs
+
+    def drop(self, name: str) -> None:
+        self._specs.pop(name, None)
+
+    def write(self, loaded: Iterable[ModelSpec]) -> None:
+        self._specs.update((spec.name, spec) for spec in loaded)
+        if self._file is None:
+            return
+        try:
+            write_state(self._file, SavedState(tuple(self._specs.values())))
+        except OSError as error:  # models must load and unload even if the disk is full
+            log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)

@@ -1,4 +1,4 @@
-"""The costs of a replica's steps, as measured on this machine or in a file of an earlier measurement."""
+"""The costs of a replica's steps, as measured on this machine, in a file of an earlier measurement, or on a machine that is known here."""
 
 from __future__ import annotations
 
@@ -104,3 +104,19 @@ def _seconds(model: StepModel, num_seqs: int, num_each: int, context: int) -> fl
         model.download(model.run(batch))
         took_s.append(time.perf_counter() - began_s)
     return sorted(took_s)[len(took_s) // 2]
+
+
+# --- machines that were measured before ---------------------------------------------------------------------------------
+
+# `relaxserve bench fleet --measure --model smollm2.gguf` with RELAXSERVE_THREADS=1, on one of two cores of a server CPU with AVX-512, whose
+# other core did the same
+SMOLLM2 = Costs(
+    prompt={1: 0.00457, 4: 0.00581, 16: 0.0190, 64: 0.0712, 256: 0.253, 512: 0.573},
+    decode={1: 0.00513, 2: 0.00519, 4: 0.00686, 8: 0.0119, 16: 0.0231, 32: 0.0440, 64: 0.0869},
+    context_s=1.26e-6,
+    max_tokens=512,
+    max_seqs=64,
+    capacity=2912 * 16,
+)
+
+MACHINES: Mapping[str, Costs] = {"smollm2-core": SMOLLM2}

@@ -20,9 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from deploy.bench.fleet.costs import measure, read
+from deploy.bench.fleet.costs import MACHINES, measure, read
 from deploy.bench.fleet.figures import Objective, figures_of
-from deploy.bench.fleet.machines import MACHINES
 from deploy.bench.fleet.policies import POLICIES
 from deploy.bench.fleet.simulate import Failure, Plan, simulate
 from deploy.bench.fleet.traces import TRACES, Arrival, Shape

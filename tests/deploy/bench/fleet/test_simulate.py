@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.costs import SMOLLM2, Costs
 from deploy.bench.fleet.figures import Objective, figures_of
-from deploy.bench.fleet.machines import SMOLLM2
 from deploy.bench.fleet.policies import POLICIES, Cell
 from deploy.bench.fleet.replica import Job, Replica
 from deploy.bench.fleet.scaling import LOOK_S, START_S, Scaler
