@@ -124,11 +124,10 @@ def _kv_dtype(asked: str, format: WeightFormat) -> DType:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator(_Decoder):
-    """A decoder that generates text. The same program also returns hidden states for embeddings, so that both uses share the weights."""
+class _Writer(_Decoder):
+    """A decoder that writes text, with a sampler beside the step."""
 
     entry: ClassVar[str] = BOTH
-    unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
     generates: ClassVar[bool] = True
 
     def module(self) -> IRModule:
@@ -141,18 +140,17 @@ class Generator(_Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class Transcriber(_Decoder):
+class Generator(_Writer):
+    """A decoder that continues texts. The same program also returns hidden states for embeddings, so that both uses share the weights."""
+
+    unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Transcriber(_Writer):
     """A decoder that writes down what its encoder hears. The module also has the program that hears."""
 
-    entry: ClassVar[str] = BOTH
     unused: ClassVar[tuple[str, ...]] = (*DECODER_UNUSED, "proj_out.weight")
-    generates: ClassVar[bool] = True
-
-    def module(self) -> IRModule:
-        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
-
-    def pages(self) -> tuple[Pages, ...]:
-        return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
