@@ -35,7 +35,8 @@ from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.pauses import collect_in_small_portions, switch_often
 from server.settings import ServerSettings, SettingsError
-from server.workers.supervisor import Care, Supervisor
+from server.workers.care import Care
+from server.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from deploy.traces import Tracer

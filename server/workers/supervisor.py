@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
@@ -44,7 +43,9 @@ from server.messages import (
     Tokens,
 )
 from server.models.processes import usage_of
+from server.workers.care import Care, EarlyDeaths
 from server.workers.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
+from server.workers.loading import EndedWhileLoading, load_in
 from server.workers.watchdog import Watchdog
 from server.workers.worker_process import WorkerProcess
 
@@ -58,26 +59,6 @@ class WorkerState(StrEnum):
     SLEEPING = "sleeping"
     DRAINING = "draining"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Care:
-    """The delays and timeouts of a supervisor."""
-
-    stall_s: float = 15.0  # seconds without a message after which a worker that has work may count as stalled: see watchdog.py
-    first_delay_s: float = 0.1  # seconds before the second start in a row; doubled for each further start
-    longest_delay_s: float = 5.0
-    killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
-    settled_s: float = 30.0  # a worker that lived this long resets the restart delay
-    load_silence_s: float = 600.0  # seconds without progress after which a restart is given up and tried again
-    patience_s: float = 60.0  # time for which new requests wait for a restart
-    stop_s: float = 3.0  # time for a worker to obey Shutdown
-
-
-class EndedWhileLoading(LoadError):
-    def __init__(self, message: str, *, from_outside: bool) -> None:
-        super().__init__(ErrorCode.LOAD_FAILED, message)
-        self.from_outside = from_outside
 
 
 class Supervisor:
@@ -109,7 +90,7 @@ class Supervisor:
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
-        self._num_fruitless = 0  # workers in a row that died early, before they had produced anything
+        self._early_deaths = EarlyDeaths(self._care)
         self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
 
@@ -276,28 +257,13 @@ class Supervisor:
         except (OSError, RuntimeError, MemoryError) as error:
             raise LoadError(ErrorCode.LOAD_FAILED, f"the worker could not be started: {error or type(error).__name__}") from error
         try:
-            worker.send(self._load)
-            while True:
-                async with asyncio.timeout(silence_s):
-                    message = await worker.receive()
-                match message:
-                    case Progress():
-                        self._progress(message)
-                    case Ready():
-                        worker.is_up()
-                        self._watchdog.expect(0.0)
-                        self._worker, self.card = worker, message.card
-                        self.ready_s = time.monotonic()
-                        self._load = msgspec.structs.replace(self._load, restart=True, least_context=message.max_context)
-                        return message
-                    case LoadFailed():
-                        raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)
-                    case _:
-                        how = await worker.close(self._care.stop_s)
-                        text = f"the worker ended while loading: {how}; see its log"
-                        raise EndedWhileLoading(text, from_outside=worker.ended_from_outside)
-        except TimeoutError:
-            raise LoadError(ErrorCode.LOAD_FAILED, f"the worker's load made no progress for {silence_s:g} s") from None
+            ready = await load_in(worker, self._load, self._progress, silence_s=silence_s, stop_s=self._care.stop_s)
+            worker.is_up()
+            self._watchdog.expect(0.0)
+            self._worker, self.card = worker, ready.card
+            self.ready_s = time.monotonic()
+            self._load = msgspec.structs.replace(self._load, restart=True, least_context=ready.max_context)
+            return ready
         finally:
             self._loading = None
             if self._worker is not worker:
@@ -325,8 +291,7 @@ class Supervisor:
             guilty = assign_blame(self._jobs.values(), KILLED if worker.ended_from_outside else CRASH)
             if guilty is not None:
                 self._quarantine(guilty, how)
-            has_settled = self.outage.began_s - self.ready_s > self._care.settled_s
-            self._num_fruitless = 1 if has_settled else self._num_fruitless + 1
+            self._early_deaths.count(self.outage.began_s - self.ready_s)
             await self._restart(self.outage, killed=worker.ended_from_outside)
             self.restarts += self._worker is not None
             self._hand_over()
@@ -344,14 +309,14 @@ class Supervisor:
         self._is_down.set()
         await self._is_called.wait()
         if self.outage is not None:
-            self._num_fruitless = 0
+            self._early_deaths.clear()
             await self._restart(self.outage, killed=False)
             self._hand_over()
 
     async def _restart(self, outage: Outage, *, killed: bool) -> None:
         """Start workers until one is ready, with growing delays. `killed`: the last worker was killed from outside."""
         while not self._is_over:
-            if (delay_s := self._delay_s(killed=killed)) > 0:
+            if (delay_s := self._early_deaths.delay_s(killed=killed)) > 0:
                 outage.next_try_s = time.monotonic() + delay_s
                 await asyncio.sleep(delay_s)
             outage.next_try_s = None
@@ -360,7 +325,7 @@ class Supervisor:
                 ready = await self._launch(self._care.load_silence_s)
             except LoadError as error:
                 killed = isinstance(error, EndedWhileLoading) and error.from_outside
-                self._num_fruitless += 1
+                self._early_deaths.count()
                 if outage.error != error.message:  # log each cause once, however long it lasts
                     log.error("%s: restart failed at try %d: %s", self._load.name, outage.num_tries, error.message)
                 outage.error = error.message
@@ -386,13 +351,6 @@ class Supervisor:
                 job.fail(RequestError(ErrorCode.GENERATION_FAILED, text))
                 del self._jobs[request_id]
 
-    def _delay_s(self, *, killed: bool) -> float:
-        num_doublings = min(self._num_fruitless - 2, 30)
-        if num_doublings < 0:
-            return 0.0
-        most_s = self._care.killed_delay_s if killed else self._care.longest_delay_s
-        return min(most_s, self._care.first_delay_s * 2.0**num_doublings)
-
     @property
     def _is_over(self) -> bool:
         """True if no further worker is needed."""
@@ -417,7 +375,7 @@ class Supervisor:
     def _heed(self, message: FromWorker) -> None:
         match message:
             case Tokens():
-                self._num_fruitless = 0
+                self._early_deaths.clear()
                 for event in message.events:
                     job = self._jobs.get(event.request_id)
                     if isinstance(job, Generation):
@@ -432,7 +390,7 @@ class Supervisor:
                         if was_suspect:
                             self._hand_over()
             case Embedding():
-                self._num_fruitless = 0
+                self._early_deaths.clear()
                 job = self._jobs.get(message.request_id)
                 if isinstance(job, Embedded):
                     job.record(message)

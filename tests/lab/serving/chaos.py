@@ -38,7 +38,8 @@ from server.interfaces import ProgressCallback
 from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.workers.supervisor import Care, Supervisor
+from server.workers.care import Care
+from server.workers.supervisor import Supervisor
 
 NAME = "chaos"
 PATIENCE_S = 120.0  # longest wait for a worker's restart, in seconds

@@ -21,7 +21,8 @@ import pytest
 
 from server.interfaces import LoadError, RequestError
 from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
-from server.workers.supervisor import Care, Supervisor, WorkerState
+from server.workers.care import Care
+from server.workers.supervisor import Supervisor, WorkerState
 from tests.doubles.process import NullConfig, null_source
 
 COMMAND = (sys.executable, "-m", "tests.doubles.process")
@@ -546,16 +547,6 @@ def test_a_model_that_does_not_restart_can_be_unloaded(tmp_path) -> None:
             await until(lambda: supervisor.outage is not None and supervisor.outage.error is not None)
             await supervisor.drain(600)
             assert supervisor.state is WorkerState.STOPPED and supervisor.pid is None
-
-    run(scenario)
-
-
-def test_delays_are_capped_and_short_after_kills_from_outside() -> None:
-    async def scenario() -> None:
-        supervisor, delays = Supervisor(COMMAND, Load("null", "")), []
-        for supervisor._num_fruitless in (1, 2, 3, 4, 9, 100_000):
-            delays.append((supervisor._delay_s(killed=False), supervisor._delay_s(killed=True)))
-        assert delays == [(0.0, 0.0), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (5.0, 0.5), (5.0, 0.5)]
 
     run(scenario)
 

@@ -1,0 +1,43 @@
+"""How patient a supervisor is with its workers, and how long it waits before it starts the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """The delays and timeouts of a supervisor."""
+
+    stall_s: float = 15.0  # seconds without a message after which a worker that has work may count as stalled: see watchdog.py
+    first_delay_s: float = 0.1  # seconds before the second start in a row; doubled for each further start
+    longest_delay_s: float = 5.0
+    killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
+    settled_s: float = 30.0  # a worker that lived this long resets the restart delay
+    load_silence_s: float = 600.0  # seconds without progress after which a restart is given up and tried again
+    patience_s: float = 60.0  # time for which new requests wait for a restart
+    stop_s: float = 3.0  # time for a worker to obey Shutdown
+
+
+class EarlyDeaths:
+    """Counts the workers in a row that died early, before they had produced anything. The delay before the next start grows with them."""
+
+    def __init__(self, care: Care) -> None:
+        self._care = care
+        self._num_fruitless = 0
+
+    def clear(self) -> None:
+        """Forget the workers that died: the present one has produced something, or was ended on purpose."""
+        self._num_fruitless = 0
+
+    def count(self, lived_s: float = 0.0) -> None:
+        """Count a worker that died `lived_s` after it was ready."""
+        self._num_fruitless = 1 if lived_s > self._care.settled_s else self._num_fruitless + 1
+
+    def delay_s(self, *, killed: bool) -> float:
+        """Return the seconds to wait before the next start. `killed`: the last worker was killed from outside."""
+        num_doublings = min(self._num_fruitless - 2, 30)
+        if num_doublings < 0:
+            return 0.0
+        most_s = self._care.killed_delay_s if killed else self._care.longest_delay_s
+        return min(most_s, self._care.first_delay_s * 2.0**num_doublings)

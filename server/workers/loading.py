@@ -1,0 +1,38 @@
+"""A load as the front sees it: a worker's process gets the message `Load` and answers with its progress, then with `Ready` or an error."""
+
+from __future__ import annotations
+
+import asyncio
+
+from server.interfaces import LoadError, ProgressCallback
+from server.messages import ErrorCode, Load, LoadFailed, Progress, Ready
+from server.workers.worker_process import WorkerProcess
+
+
+class EndedWhileLoading(LoadError):
+    def __init__(self, message: str, *, from_outside: bool) -> None:
+        super().__init__(ErrorCode.LOAD_FAILED, message)
+        self.from_outside = from_outside
+
+
+async def load_in(worker: WorkerProcess, load: Load, progress: ProgressCallback, *, silence_s: float | None, stop_s: float) -> Ready:
+    """Load a model in a process. Raise LoadError if the load fails, or makes no progress for `silence_s`. `stop_s`: the longest wait for
+    the end of a process that says anything else."""
+    worker.send(load)
+    try:
+        while True:
+            async with asyncio.timeout(silence_s):
+                message = await worker.receive()
+            match message:
+                case Progress():
+                    progress(message)
+                case Ready():
+                    return message
+                case LoadFailed():
+                    raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)
+                case _:
+                    how = await worker.close(stop_s)
+                    text = f"the worker ended while loading: {how}; see its log"
+                    raise EndedWhileLoading(text, from_outside=worker.ended_from_outside)
+    except TimeoutError:
+        raise LoadError(ErrorCode.LOAD_FAILED, f"the worker's load made no progress for {silence_s:g} s") from None
