@@ -28,6 +28,7 @@ from runtime.launch import command
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
 from server.interfaces import LoadError, ProgressCallback
+from server.load_settings import LoadSettings
 from server.messages import ErrorCode, Load
 from server.models.model import Footprint, FormEstimate
 from server.models.publications import Publications
@@ -62,26 +63,7 @@ def make_worker(
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
-    return Load(
-        spec.name,
-        spec.source,
-        spec.quantize,
-        spec.max_context,
-        spec.max_batch,
-        spec.max_gap_ms,
-        spec.kv_cache_bytes,
-        spec.memory_limit_bytes,
-        spec.kv_dtype,
-        numerics=spec.numerics,
-        target=spec.target,
-        hub_token=hub_token,
-        device=spec.device,
-        reserved_bytes=spec.reserved_bytes,
-        kv_share=spec.kv_share,
-        embeddings=spec.embeddings,
-        calibrate=spec.calibrate,
-        label=spec.label,
-    )
+    return Load(**{name: getattr(spec, name) for name in LoadSettings.__struct_fields__}, hub_token=hub_token)
 
 
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:

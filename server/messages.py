@@ -15,8 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from runtime.device.base import CardUsage
-
-MAX_GAP_MS = 1000  # default of `max_gap_ms`
+from server.load_settings import LoadSettings
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -143,30 +142,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 # --- front -> worker ---------------------------------------------------------------------------------------------------
 
 
-class Load(Message, frozen=True, tag=True):
+class Load(LoadSettings, Message, frozen=True, tag=True):
     """Compile `source`, or load it from the cache, and get ready to serve it."""
 
-    name: str
-    source: str
-    quantize: str = "auto"
-    max_context: int | None = None  # None: the model's own, or as much of it as the memory allows
-    max_batch: int = 64
-    max_gap_ms: int = MAX_GAP_MS
-    kv_cache_bytes: int | float | None = None  # below 1: a share of the memory that all other parts of the model leave
-    memory_limit_bytes: int | None = None
-    kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16
-    numerics: str = "auto"  # portable: the same bits on all CPUs; fast: round operands for the machine's units; auto: by the weights
-    target: str = "host"  # CPU or GPU architecture to generate code for
-    device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
     hub_token: str | None = None  # token for downloads; None: use a token from a file or an environment variable of this machine
     verify: bool = False  # verify all cached files before use, because the last worker found damaged ones
-    calibrate: str = ""  # path of the text by which a format such as 4bit is quantised; "": the built-in text
-    reserved_bytes: int = 0  # free bytes that the KV cache must leave for models that are not loaded yet
-    kv_share: float = 1.0  # share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
     least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
-    embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
-    label: bool = False  # measure the quality label first, unless an earlier load did
     logs_cache: bool = False  # report changes of the prefix cache
     log_level: str = "info"
     log_format: str = "text"

@@ -11,7 +11,7 @@ import typer
 from deploy.cli.output import answers, stages
 from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, Numerics, Quantize, Source, load_of
 from runtime.units import in_units
-from server.models.state import LEAST_CONTEXT
+from server.load_settings import LEAST_CONTEXT
 
 EXPORT_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, at most 4096, since an export takes the memory for it."
 

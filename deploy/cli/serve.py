@@ -51,7 +51,8 @@ from deploy.settings import (
     service_links,
 )
 from server.defaults import DefaultsError, read_texts
-from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
+from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES
+from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
 
 if TYPE_CHECKING:

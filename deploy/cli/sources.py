@@ -11,8 +11,8 @@ import typer
 from deploy.settings import model_spec, num_bytes_or_share
 from runtime.device.registry import CPU
 from runtime.device.registry import NAME as DEVICE_NAME
+from server.load_settings import LEAST_CONTEXT, MOST_SEQUENCES
 from server.messages import Load
-from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = (
     "Number format of the weights: auto (that of the files), bf16, int8, 6bit, 5bit, 4bit, a number of bits such as 4.6, f32, auto-fast, "

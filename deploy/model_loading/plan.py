@@ -18,8 +18,8 @@ from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, Tenso
 from runtime.session import Session
 from runtime.units import in_units
 from server.interfaces import LoadError
+from server.load_settings import LEAST_CONTEXT
 from server.messages import ErrorCode, Load
-from server.models.state import LEAST_CONTEXT
 
 WORKER_BYTES = 300 << 20  # memory of a worker without its model: interpreter, libraries, tokenizer, code
 DEFAULT_KV_BYTES = 1 << 30

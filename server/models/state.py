@@ -16,42 +16,32 @@ from msgspec import Meta
 from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
 from server.defaults import Defaults
-from server.messages import MAX_GAP_MS
+from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MAX_GAP_MS, MOST_SEQUENCES, LoadSettings
 
 log = logging.getLogger(__name__)
 
-LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # limits on a model's settings
 LEAST_FREE_BYTES = 4096
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # names of models and aliases
 NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 at most"
 
 
-class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The source and the settings of a load. `source` is resolved: a path the server may read, or a hub id it may fetch."""
+class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
+    """The settings of a load and what its model is called. `source` is resolved: a path the server may read, or a hub id it may fetch.
+    Files that name models are held to the ranges; a worker refuses other values itself, in words that name the remedy."""
 
-    name: str
-    source: str
-    quantize: str = "auto"
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
-    kv_cache_bytes: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | None = None  # below 1: see `Load`
-    memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
-    reserved_bytes: int = 0  # set by the registry: free bytes to leave for models that are not loaded yet
-    kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use
-    kv_dtype: str = "auto"
-    numerics: str = "auto"
-    target: str = "host"
+    kv_cache_bytes: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | None = None
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
-    embeddings: bool = False
-    calibrate: str = ""
-    label: bool = False
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls
     reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks
     defaults: Defaults = Defaults()  # for requests; they win over those of the file beside the model
-    presets: dict[str, Defaults] = {}  # the defaults of aliases that have their own, which win over those of the model
+    presets: dict[str, Defaults] = msgspec.field(
+        default_factory=dict
+    )  # the defaults of aliases that have their own, which win over those of the model
 
     def loads_like(self, other: ModelSpec) -> bool:
         """Return whether both specifications load the same model. Aliases, the pin, the quality label and the available memory do

@@ -17,7 +17,7 @@ from math import ceil
 from deploy.bench.fleet.costs import Costs
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
 from server.engine.scheduling.pace import Measured, Pace
-from server.messages import MAX_GAP_MS
+from server.load_settings import MAX_GAP_MS
 
 
 @dataclass(slots=True, eq=False)

@@ -33,7 +33,8 @@ from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
 from runtime.device.registry import CPU
 from server.engine.step_model import StepLimits
-from server.messages import MAX_GAP_MS, Load
+from server.load_settings import MAX_GAP_MS
+from server.messages import Load
 from server.models.state import ModelSpec
 
 CLIENTS = (1, 4, 8, 16, 32, 64)

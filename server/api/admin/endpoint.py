@@ -36,14 +36,14 @@ from server.api.routes import ADMINISTRATION, Responses, events, gives, new_rout
 from server.defaults import Defaults, DefaultsError, read_values
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
-from server.messages import MAX_GAP_MS
+from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, LoadSettings
 from server.models.model import Model, Unloaded
 from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
 from server.models.processes import resident_bytes
 from server.models.registry import Registry
 from server.models.sources import names_of, offered, real, resolve
-from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
+from server.models.state import NAME, NAMED, ModelSpec
 from server.text.dialects.registry import FORMATS
 
 Name = Annotated[str, Field(pattern=NAME, max_length=128)]
@@ -276,20 +276,12 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     name, aliases = (body.name, ()) if body.name else names_of(source)
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")
+    # Only declared fields: a body has its unknown fields as attributes, too. A client must not name files of this machine by `calibrate`.
+    declared = [field for field in LoadBody.model_fields if field in LoadSettings.__struct_fields__]
+    asked = {field: value for field in declared if (value := getattr(body, field)) is not None}
+    asked |= {"name": name, "source": source, "quantize": body.quantize or body.dtype or "auto"}
     return ModelSpec(
-        name=name,
-        source=source,
-        quantize=body.quantize or body.dtype or "auto",
-        max_context=body.max_context,
-        max_batch=body.max_batch or 64,
-        max_gap_ms=body.max_gap_ms or MAX_GAP_MS,
-        kv_cache_bytes=body.kv_cache_bytes,
-        kv_dtype=body.kv_dtype,
-        numerics=body.numerics,
-        target=body.target,
-        device=body.device,
-        embeddings=body.embeddings,
-        label=body.label,
+        **asked,
         aliases=tuple(dict.fromkeys((*body.aliases, *aliases))),
         pin=body.pin,
         tool_parser=body.tool_parser,

@@ -26,7 +26,8 @@ from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import StepLimits
-from server.messages import IDLE, MAX_GAP_MS
+from server.load_settings import MAX_GAP_MS
+from server.messages import IDLE
 
 
 class Item(Struct, eq=False):

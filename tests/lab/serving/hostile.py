@@ -39,7 +39,7 @@ from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import post_stream
 from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
-from server.messages import MAX_GAP_MS
+from server.load_settings import MAX_GAP_MS
 from server.settings import ServerSettings
 from tests.lab.serving.floods import SHAPES, flooding
 from tests.lab.serving.start import NAME, server

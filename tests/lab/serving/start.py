@@ -24,7 +24,7 @@ from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import post_stream
-from server.messages import MAX_GAP_MS
+from server.load_settings import MAX_GAP_MS
 
 NAME = "started"
 RELAXSERVE = (sys.executable, "-c", "from deploy.cli import main; main()")  # the command of this checkout

@@ -13,7 +13,7 @@ import pytest
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
-from server.api.admin.endpoint import WeightForm
+from server.api.admin.endpoint import LoadBody, WeightForm
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint, FormEstimate
@@ -405,6 +405,17 @@ def test_hub_ids_are_taken_when_allowed(serve):
 def test_fields_of_a_load(serve, folder, body, param):
     response = serve(initial=()).http().post("/admin/models", json=body)
     assert response.status_code in (400, 409) and response.json()["error"]["param"] == param
+
+
+def test_settings_that_a_load_does_not_offer_are_ignored(serve, folder):
+    """`calibrate` would let a client read files of this machine; the registry alone says how much memory a load may take."""
+    server = serve(initial=())
+    hidden = {"calibrate": "/etc/hostname", "memory_limit_bytes": 1 << 50, "reserved_bytes": 5, "kv_share": 0.5}
+    assert not hidden.keys() & LoadBody.model_fields.keys()
+    response = server.http().post("/admin/models", json={"source": "a", "wait": True, **hidden})
+    assert response.status_code == 200
+    (model,) = server.registry.models()
+    assert model.spec == ModelSpec(model.spec.name, model.spec.source)
 
 
 def test_the_forms_of_weights_are_the_compiler_s():

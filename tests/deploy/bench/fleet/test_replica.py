@@ -13,7 +13,8 @@ from deploy.bench.fleet.replica import Job, Prefixes, Replica
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival, Shape, extended, poisson
 from server.engine.scheduling.pace import Measured, Pace, StepCosts
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import MAX_GAP_MS, SamplingParams, Submit
+from server.load_settings import MAX_GAP_MS
+from server.messages import SamplingParams, Submit
 from tests.server.engine.conftest import Rig
 
 STEPS = {1: 0.018, 4: 0.021, 8: 0.030, 16: 0.052, 32: 0.092, 64: 0.17, 128: 0.32, 256: 0.62, 512: 1.24}

@@ -17,7 +17,8 @@ from deploy.bench.serving.serve import late_figures, main, measure, options_of, 
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
 from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
-from server.messages import MAX_GAP_MS, Load
+from server.load_settings import MAX_GAP_MS
+from server.messages import Load
 from tests.doubles.model import NullModel
 
 

@@ -1,0 +1,29 @@
+"""The settings of a load, declared once. The front keeps them with a model (`server.models.state.ModelSpec`, which adds ranges), and a
+worker gets them in its first message (`server.messages.Load`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_GAP_MS = 1000  # default of `max_gap_ms`
+LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000
+
+
+class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    source: str
+    quantize: str = "auto"
+    max_context: int | None = None  # None: the model's own, or as much of it as the memory allows
+    max_batch: int = 64
+    max_gap_ms: int = MAX_GAP_MS
+    kv_cache_bytes: int | float | None = None  # below 1: a share of the memory that all other parts of the model leave
+    memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
+    kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16
+    numerics: str = "auto"  # portable: the same bits on all CPUs; fast: round operands for the machine's units; auto: by the weights
+    target: str = "host"  # CPU or GPU architecture to generate code for
+    device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
+    calibrate: str = ""  # path of the text by which a format such as 4bit is quantised; "": the built-in text
+    reserved_bytes: int = 0  # set by the registry: free bytes that the KV cache must leave for models that are not loaded yet
+    kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
+    embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
+    label: bool = False  # measure the quality label first, unless an earlier load did
