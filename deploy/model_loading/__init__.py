@@ -15,13 +15,14 @@ servable    refuse what cannot be served before anything is compiled; say what t
 program     compile the program, or find it in the cache
 row_bits    check that a GPU gives a row the same bits in every batch
 compiled    compile the program of a model for the machine that runs it
+fingerprint  name what the model computes: program, files and numeric class
 graphs      list the step sizes that a device captures before the first request
 plan        open the device and plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
 seeing      encode crops of images, and keep the rows of those encoded last
 serving     wrap the bound program as a model that takes steps
 costs       measure how long steps of the model take, or read an earlier measurement
+description  describe the model to the front
 stages      run the stages that a command needs
-fingerprint  name what the model computes: program, files and numeric class
-load        run all stages in a worker, and describe the model to the front
+load        run all stages in a worker
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.numeric_class import numeric_class
-from deploy.cache import Kept, kept
 from deploy.model_loading.known import carried
 from deploy.model_loading.program import Program, compile_model
 from deploy.model_loading.row_bits import trusted
@@ -14,15 +13,14 @@ from deploy.model_loading.servable import Servable
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compiled(Servable):
-    cache: Kept | None  # the folder of files that are stored between starts
     program: Program
     device_note: str  # why the program is not for the target that the load names
     numeric_class: str
 
 
 def compile_program(known: Servable) -> Compiled:
-    cache = kept()
+    cache = known.cache
     chosen = trusted(known.target, known.number, cache, known.load.source)
     program = compile_model(known.module, None if cache is None else cache.executables, chosen.target, known.progress)
     before, found = carried(known, Servable, target=chosen.target), numeric_class(known.module, chosen.target)
-    return Compiled(**before, cache=cache, program=program, device_note=chosen.note, numeric_class=found)
+    return Compiled(**before, program=program, device_note=chosen.note, numeric_class=found)

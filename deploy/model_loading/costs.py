@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.model_loading.known import carried
-from deploy.model_loading.serving import Served, costs_file
+from deploy.model_loading.serving import Served
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
+from server.engine.scheduling.pace import LEAST_SHARE, Measured, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
@@ -34,22 +34,13 @@ MAX_FILE_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timed(Served):
-    pace: Pace | None  # limits prompt tokens per step; None for an encoder
+    costs: Measured | None  # None for an encoder
 
 
 def measure_steps(known: Served) -> Timed:
-    pace = None if known.step_model is None else _pace(known, known.step_model)
+    costs = None if known.step_model is None else step_costs(known.step_model, known.costs_file)
     known.progress("warm-up", 1.0)
-    return Timed(**carried(known, Served), pace=pace)
-
-
-def _pace(known: Served, model: StepModel) -> Pace:
-    return Pace(model.limits.max_tokens, step_costs(model, costs_file(known)), known.load.max_gap_ms / 1000)
-
-
-def costs_of(known: Served, model: StepModel) -> StepCosts:
-    """Return the seconds of a step by its number of tokens."""
-    return StepCosts(step_costs(model, costs_file(known)).steps)
+    return Timed(**carried(known, Served), costs=costs)
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:

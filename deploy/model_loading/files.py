@@ -67,6 +67,8 @@ class Opened(Asked):
 class Formed(Opened):
     """`files` have the format of weights that the load names."""
 
+    quantised_by: tuple[int, float, str] | None  # what decides the numbers besides the model (deploy/quantizing/kept.py)
+
 
 def open_source(known: Asked) -> Opened:
     """Find the source on this machine, or download it, and open its files. If the load names no context, that of the file beside the model

@@ -17,7 +17,6 @@ import msgspec
 from deploy.cache import keep, recall
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.locate import CT2
-from deploy.quantizing.kept import settings_of
 from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
@@ -26,8 +25,7 @@ SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of files tha
 
 
 def fingerprint_of(known: Compiled) -> str:
-    quantised = settings_of(known.load.quantize, known.load.calibrate)
-    parts = known.program.identity, known.numeric_class, _digest_of(known), quantised
+    parts = known.program.identity, known.numeric_class, _digest_of(known), known.quantised_by
     return f"fp_{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
 
 

@@ -1,15 +1,17 @@
 """Define the value of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
 before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
 
-Asked       the front's message, and the target that it names         known.py
+Asked       the front's message, the target that it names, the cache  known.py
 Opened      the opened files                                          files.py
 Formed      the files, in the format of weights that the load names   files.py, deploy/quantizing/kept.py
 Servable    the mode, the program, what the model serves              servable.py
 Compiled    the executable                                            compiled.py
+Labelled    the quality label, if the load asks for it                deploy/quality/label.py
 Planned     the open device, the memory plan                          plan.py
 Bound       the file with the packed weights                          weights.py
 Served      the model that takes steps                                serving.py
 Timed       how long its steps take                                   costs.py
+Described   what the front is told about the model                    description.py
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from typing import Any
 
 from compiler.frontend.errors import ModelError
 from compiler.machine.target import Target, TargetError, of_gpu, runnable
+from deploy.cache import Kept, kept
 from runtime.device.cuda.card import capability_of
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice, OutOfMemory, UnsafeCache
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Load
+from server.messages import ErrorCode, Load, QualityLabel
 
 Progress = Callable[[str, float], None]  # called with the current part of a load and the completed fraction of that part
+Measure = Callable[[Load, Progress], QualityLabel | None]
 
 
 def silent(part: str, fraction: float) -> None:
@@ -40,18 +44,21 @@ class Asked:
     load: Load
     target: Target
     number: int  # number of the device among the devices of its kind
+    cache: Kept | None  # the folder of files that are stored between starts
+    measure: Measure | None = None  # measures the quality label, if this load asks for it
     progress: Progress = silent
     began_s: float = field(default_factory=time.perf_counter)
 
 
 def begin(load: Load, progress: Progress = silent) -> Asked:
-    """Begin a load. Raise LoadError if this machine cannot run its target."""
+    """Begin a load. Raise LoadError if this machine cannot run its target, or if another user can write to the cache."""
     number = number_of(load.device)
     try:
         target = runnable(load.target) if load.device == CPU else of_gpu(load.target, capability_of(number))
     except (TargetError, NoDevice) as error:
         raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
-    return Asked(load=load, target=target, number=number, progress=progress)
+    with refusals():
+        return Asked(load=load, target=target, number=number, cache=kept(), progress=progress)
 
 
 def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:

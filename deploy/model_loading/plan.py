@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from deploy.model_loading.compiled import Compiled
@@ -12,6 +13,7 @@ from deploy.model_loading.graphs import captured_launches
 from deploy.model_loading.known import carried
 from deploy.model_loading.locate import BITS
 from deploy.model_loading.modes import Pages
+from deploy.quality.label import Labelled
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
@@ -60,14 +62,19 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Planned(Compiled):
+class Planned(Labelled):
     session: Session
     plan: Plan
 
+    @property
+    def costs_file(self) -> Path | None:
+        """The file with the measured times of the program's steps, or None if nothing is stored."""
+        return None if self.cache is None else self.cache.costs_of(self.program.key, self.session.num_threads)
 
-def plan_memory(known: Compiled) -> Planned:
+
+def plan_memory(known: Labelled) -> Planned:
     session = known.program.session(known.cache, known.load.source, known.number)
-    return Planned(**carried(known, Compiled), session=session, plan=plan_of(known, session.device.limits))
+    return Planned(**carried(known, Labelled), session=session, plan=plan_of(known, session.device.limits))
 
 
 def plan_of(known: Compiled, device: Limits) -> Plan:

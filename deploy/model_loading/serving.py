@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, assert_never
 
 import numpy as np
@@ -18,7 +17,6 @@ from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
-from deploy.model_loading.plan import Planned
 from deploy.model_loading.seeing import Seer, seeing_limits
 from deploy.model_loading.weights import Bound
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup
@@ -61,17 +59,12 @@ def serve(known: Bound) -> Served:
     model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)
-    costs = costs_file(known)
+    costs = known.costs_file
     if not _is_finite(model, looks=costs is None or not costs.exists()):
         text = f"the results of {known.load.source} are not finite; its weights may be damaged: download them again"
         raise LoadError(ErrorCode.LOAD_REFUSED, text)
     known.progress("warm-up", 0.5)
     return Served(**carried(known, Bound), model=model)
-
-
-def costs_file(known: Planned) -> Path | None:
-    """Return the file with the measured times of a program's steps, or None if nothing is stored."""
-    return None if known.cache is None else known.cache.costs_of(known.program.key, known.session.num_threads)
 
 
 def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Model:

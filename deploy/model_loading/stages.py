@@ -4,7 +4,8 @@ compile            to Compiled
 inspect            to Compiled; the plan is made without opening the device for steps
 export             to Servable; an export has its own compilations, one for each machine
 bench quality      to Served, without storing packed weights
-generate, serve    to Timed
+inspect --quality  to Timed, for each form
+generate, serve    to Described
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any, TypeVar
 
 from deploy.model_loading.compiled import Compiled, compile_program
 from deploy.model_loading.costs import Timed, measure_steps
+from deploy.model_loading.description import Described, describe
 from deploy.model_loading.files import Formed, Opened, open_source
 from deploy.model_loading.known import Asked, refusals
 from deploy.model_loading.plan import Planned, plan_memory
 from deploy.model_loading.servable import Servable, choose_program
 from deploy.model_loading.serving import Served, serve
 from deploy.model_loading.weights import Bound, bind
+from deploy.quality.label import Labelled, measure_label
 from deploy.quantizing.kept import form_weights
 
 T = TypeVar("T", bound=Asked)
@@ -29,10 +32,12 @@ STAGES: Mapping[type[Asked], Callable[[Any], Asked]] = {
     Formed: form_weights,
     Servable: choose_program,
     Compiled: compile_program,
+    Labelled: measure_label,
     Planned: plan_memory,
     Bound: bind,
     Served: serve,
     Timed: measure_steps,
+    Described: describe,
 }
 
 

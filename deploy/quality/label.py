@@ -6,15 +6,33 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from deploy.cache import Kept, keep, recall
+from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.fingerprint import fingerprint_of
+from deploy.model_loading.known import carried
 from server.messages import QualityLabel
 
 VERSION = 1  # raised when equal models get other labels
 TEXT = Path(__file__).with_name("label.txt")  # prose, questions, code, tables, a letter, a log and four languages
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labelled(Compiled):
+    label: QualityLabel | None  # None also if the load asks for none: `description.py` then looks into the cache
+
+
+def measure_label(known: Compiled) -> Labelled:
+    """Find or measure the quality label, if the load asks for it: after the compilation, so that the measurement uses the program that is
+    served, and before the model takes memory."""
+    label = None
+    if known.measure is not None:
+        label = kept_label(known.cache, fingerprint_of(known)) or known.measure(known.load, known.progress)
+    return Labelled(**carried(known, Compiled), label=label)
 
 
 def key_of(subject: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from compiler.bind import bind_weights
 from deploy.cache import keep_sections
 from deploy.model_loading.compiled import Compiled
-from deploy.model_loading.costs import costs_of
+from deploy.model_loading.costs import Timed
 from deploy.model_loading.files import Opened
 from deploy.model_loading.fingerprint import fingerprint_of
 from deploy.model_loading.known import Progress, begin, carried, refusals, silent
 from deploy.model_loading.plan import Planned
-from deploy.model_loading.serving import CompiledModel, Served, serve
+from deploy.model_loading.serving import CompiledModel, serve
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import Bound
 from deploy.quality.label import TEXT, keep_label, kept_label, key_of
@@ -35,6 +35,7 @@ from deploy.quality.observe import chunk_of, log_softmax, windows_of
 from deploy.quality.text import tokens_of
 from runtime.sealed import key_of as seal_key_of
 from runtime.sections import SectionFile, read_kept
+from server.engine.scheduling.pace import StepCosts
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
 
@@ -81,16 +82,16 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
     fingerprint = fingerprint_of(known)
     label = kept_label(known.cache, fingerprint)
     exact = exact_of(load, progress) if label is None else None  # before the form takes memory
-    served = advance(known, Served)
+    timed = advance(known, Timed)
     try:
-        assert isinstance(served.step_model, CompiledModel)
+        assert isinstance(timed.step_model, CompiledModel) and timed.costs is not None
         if exact is not None:
-            label = _measured(known, served.step_model, exact)
+            label = _measured(known, timed.step_model, exact)
             keep_label(known.cache, fingerprint, label)
         assert label is not None
-        return Quality(label, 1 / costs_of(served, served.step_model)(1))
+        return Quality(label, 1 / StepCosts(timed.costs.steps)(1))
     finally:
-        served.session.close()
+        timed.session.close()
 
 
 def _opened(load: Load, progress: Progress) -> Opened:
@@ -98,7 +99,7 @@ def _opened(load: Load, progress: Progress) -> Opened:
     opened = advance(begin(load, progress), Opened)
     window = min(WINDOW, opened.files.config.max_context)
     bounded = msgspec.structs.replace(load, max_context=window, max_batch=CHUNK, kv_cache_bytes=None)
-    return Opened(**carried(opened, Opened, load=bounded))
+    return replace(opened, load=bounded)
 
 
 def _measured(known: Compiled, model: CompiledModel, exact: Exact) -> QualityLabel:
@@ -187,7 +188,7 @@ def _read(place: Path) -> Exact:
 
 
 def _windows(known: Opened) -> list[Sequence[int]]:
-    return windows_of(tokens_of(known.files, TEXT), min(WINDOW, known.files.config.max_context))
+    return windows_of(tokens_of(known.tokenizer_source, TEXT), min(WINDOW, known.files.config.max_context))
 
 
 def _predictions(model: CompiledModel, windows: Sequence[Sequence[int]]) -> Iterator[tuple[Floats, Sequence[int]]]:

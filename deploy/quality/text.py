@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.tokenizer import TokenizerSource
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -22,9 +21,9 @@ def read_text(path: Path) -> bytes:
         raise LoadError(ErrorCode.INVALID_VALUE, f"the text {path} cannot be read: {error.strerror or error}") from error
 
 
-def tokens_of(files: ModelFiles, path: Path) -> list[int]:
+def tokens_of(tokenizer: TokenizerSource, path: Path) -> list[int]:
     """Return the tokens of a text."""
-    tokens = TokenizerSource(files.path, files.gguf).build().encode(read_text(path).decode(errors="replace"), False)
+    tokens = tokenizer.build().encode(read_text(path).decode(errors="replace"), False)
     if len(tokens) < LEAST_TOKENS:
         raise LoadError(ErrorCode.INVALID_VALUE, f"the text {path} has {len(tokens)} tokens, expected at least {LEAST_TOKENS}")
     return tokens

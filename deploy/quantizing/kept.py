@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Form, HeldWeights, two_level_form
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
-from deploy.cache import keep_sections, kept
+from deploy.cache import keep_sections
 from deploy.model_loading.files import Formed, ModelFiles, Opened
-from deploy.model_loading.known import Progress, carried, refusals
+from deploy.model_loading.known import carried, refusals
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
 from deploy.quantizing.mix import Width
 from runtime.sealed import key_of
@@ -37,44 +37,33 @@ Array = NDArray[Any]
 @refusals()
 def form_weights(known: Opened) -> Formed:
     """Quantise the matrices if the format has a budget, or find them in the cache."""
-    files = quantised(known.files, known.load.quantize, known.load.calibrate, known.progress)
-    return Formed(**carried(known, Opened, files=files))
+    budget = WeightFormat.parse(known.load.quantize).budget
+    if not budget:
+        return Formed(**carried(known, Opened), quantised_by=None)
+    text = Path(known.load.calibrate or CALIBRATION)
+    settings = VERSION, budget, hashlib.sha256(read_text(text)).hexdigest()
+    return Formed(**carried(known, Opened, files=_quantised(known, settings, text)), quantised_by=settings)
 
 
-def quantised(files: ModelFiles, quantize: str, calibrate: str, progress: Progress) -> ModelFiles:
-    """Return the files of a model in this format. `calibrate` names the text that says what matters; "" means the built-in one."""
-    settings = settings_of(quantize, calibrate)
-    if settings is None:
-        return files
-    _, budget, _ = settings
+def _quantised(known: Opened, settings: tuple[int, float, str], text: Path) -> ModelFiles:
+    """Return the files of the model in its format. `text` says what matters."""
+    files, (_, budget, _), named = known.files, settings, known.load.quantize
     if not files.config.is_causal or files.config.classes is not None:
-        text = f"quantize is {quantize!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
-        raise LoadError(ErrorCode.INVALID_VALUE, text)
+        message = f"quantize is {named!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
+        raise LoadError(ErrorCode.INVALID_VALUE, message)
     digest = hashlib.blake2b(msgspec.json.encode((files.weights.digest(), *settings)), digest_size=16).hexdigest()
-    folder = kept()
-    place = None if folder is None else folder.quantised_of(digest)
+    place = None if known.cache is None else known.cache.quantised_of(digest)
     result = None if place is None else read_kept(place, partial(_read, place, files.weights.tensors))
     if result is None:
         # imported only here: a start from the cache runs no search and is faster without its imports
         from deploy.quantizing.quantize import quantise
 
-        result = quantise(files, budget, tokens_of(files, _text(calibrate)), progress)
+        result = quantise(files, budget, tokens_of(known.tokenizer_source, text), known.progress)
         if place is not None:
             _keep(place, result)
     source = Quantised(files.weights, result, digest)
     config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not _has_head(result))
     return replace(files, config=config, held=HeldWeights(source))
-
-
-def settings_of(quantize: str, calibrate: str) -> tuple[int, float, str] | None:
-    """Return what decides the numbers besides the model: the version of the search, the budget, and the digest of the text. Return None for
-    a format without a budget."""
-    budget = WeightFormat.parse(quantize).budget
-    return (VERSION, budget, hashlib.sha256(read_text(_text(calibrate))).hexdigest()) if budget else None
-
-
-def _text(calibrate: str) -> Path:
-    return Path(calibrate) if calibrate else CALIBRATION
 
 
 def _has_head(result: Result) -> bool:

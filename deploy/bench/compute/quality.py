@@ -201,7 +201,7 @@ def measure(folder: Path, schemes: list[str], texts: Texts, text: Path | None = 
     if text is None:
         tokens, expected = _with_model(exact, "f32", texts, texts.draw)
     else:
-        tokens = _sequences(tokens_of(files, text), texts)
+        tokens = _sequences(tokens_of(TokenizerSource(files.path, files.gguf), text), texts)
         expected = _with_model(exact, "f32", texts, lambda model: texts.logits(model, lambda position, _: tokens[position]))
     rows: list[Row] = []
     for scheme in schemes:

@@ -11,8 +11,11 @@ from compiler.frontend.layers.nn import WeightFormat
 from deploy import demo
 from deploy.bench.compute.quality import round_to_nearest
 from deploy.cache import Kept, Part, kept
-from deploy.model_loading.files import ModelFiles, open_files
+from deploy.model_loading.files import Formed, ModelFiles, open_files
+from deploy.model_loading.known import begin, silent
 from deploy.model_loading.load import load_model
+from deploy.model_loading.stages import advance
+from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.observe import Observer, divergence, rows_of
 from deploy.quality.text import CALIBRATION, tokens_of
 from deploy.quantizing import kept as kept_module
@@ -28,8 +31,8 @@ pytestmark = pytest.mark.xdist_group("quantising")  # the tests of this file sha
 BUDGET = "4.75"
 
 
-def silent(stage: str, fraction: float) -> None:
-    pass
+def formed(budget: str = BUDGET, calibrate: str = "") -> ModelFiles:
+    return advance(begin(Load("m", str(demo.MODEL), budget, calibrate=calibrate)), Formed).files
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,8 @@ def files(cache: None) -> ModelFiles:
 
 
 @pytest.fixture(scope="module")
-def quantised(files: ModelFiles) -> Quantised:
-    made = kept_module.quantised(files, BUDGET, "", silent)
+def quantised(cache: None) -> Quantised:
+    made = formed()
     assert made.held is not None and not made.config.tie_word_embeddings
     return made.held._source  # type: ignore[attr-defined, return-value]
 
@@ -65,7 +68,7 @@ def test_matrices_keep_to_the_budget_and_the_head_is_wider(quantised: Quantised)
 
 def test_predictions_change_far_less_than_by_plain_rounding(files: ModelFiles, quantised: Quantised):
     """Measured on the end of the text, with the weights of the layers alone."""
-    window = tokens_of(files, CALIBRATION)[-256:]
+    window = tokens_of(TokenizerSource(files.path), CALIBRATION)[-256:]
     names = [name for name in quantised._result.widths if name in files.weights.tensors]
     observer = Observer(files, 256)
     rows = rows_of(len(window), 256)
@@ -89,7 +92,7 @@ def test_predictions_change_far_less_than_by_plain_rounding(files: ModelFiles, q
 
 def test_a_second_start_reads_the_file_and_serves_it(quantised: Quantised, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: pytest.fail("quantised again"))
-    again = kept_module.quantised(open_files(demo.MODEL), BUDGET, "", silent)
+    again = formed()
     for name, parts in quantised._result.parts.items():
         for part, array in parts.items():
             np.testing.assert_array_equal(again.held.read(f"{name}.{part}"), array)  # type: ignore[union-attr]
@@ -105,7 +108,7 @@ def test_a_damaged_file_is_built_again(quantised: Quantised, caplog: pytest.LogC
     monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: quantised._result)
     try:
         path.write_bytes(b"\1" + content[1:])
-        kept_module.quantised(open_files(demo.MODEL), BUDGET, "", silent)
+        formed()
         assert path.read_bytes() == content and "removed and built again" in caplog.text
     finally:
         path.write_bytes(content)
@@ -121,7 +124,7 @@ def test_the_cache_lists_verifies_and_prunes_it(quantised: Quantised):
     assert isinstance(folder, Kept)
 
 
-def test_the_result_depends_on_budget_and_text(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_result_depends_on_budget_and_text(cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[Path] = []
     monkeypatch.setattr(kept_module, "read_kept", lambda place, _: seen.append(place))
     monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: kept_module.Result({}, {}))
@@ -129,14 +132,14 @@ def test_the_result_depends_on_budget_and_text(files: ModelFiles, tmp_path: Path
     text = tmp_path / "text.txt"
     text.write_text("Some other words. " * 100)
     for budget, calibrate in (("4bit", ""), (BUDGET, ""), ("5bit", ""), ("4bit", str(text))):
-        kept_module.quantised(files, budget, calibrate, silent)
+        formed(budget, calibrate)
     assert seen[0] == seen[1] and len(set(seen)) == 3
 
 
-def test_what_cannot_be_measured_is_refused(files: ModelFiles, tmp_path: Path):
+def test_what_cannot_be_measured_is_refused(cache: None, tmp_path: Path):
     with pytest.raises(LoadError, match=r"the text .*missing.txt cannot be read: No such file"):
-        kept_module.quantised(files, "4bit", str(tmp_path / "missing.txt"), silent)
+        formed("4bit", str(tmp_path / "missing.txt"))
     short = tmp_path / "short.txt"
     short.write_text("Few words.")
     with pytest.raises(LoadError, match=r"has \d tokens, expected at least 64"):
-        kept_module.quantised(files, "4bit", str(short), silent)
+        formed("4bit", str(short))

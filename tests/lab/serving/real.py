@@ -31,6 +31,7 @@ from deploy.bench.serving.drive import OverHttp, Prompt
 from deploy.bench.serving.serve import Texts, throughput
 from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.origins import here
+from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.label import TEXT
 from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, quality_of
 from deploy.quality.observe import windows_of
@@ -221,7 +222,7 @@ def qualities(model: str, path: Path, files: ModelFiles, other: Place) -> list[F
 def peer_quality(files: ModelFiles, exact: Exact, other: Place) -> tuple[float, float]:
     """Return the mean divergence of the peer's predictions, and how often its most probable token is that of the exact weights."""
     total, equal, count, before = 0.0, 0, 0, 0
-    for window in windows_of(tokens_of(files, TEXT), min(WINDOW, files.config.max_context)):
+    for window in windows_of(tokens_of(TokenizerSource(files.path, files.gguf), TEXT), min(WINDOW, files.config.max_context)):
         for stop in range(STRIDE, len(window) + 1, STRIDE):
             found, row = predicted(other, window[:stop]), before + stop - 1
             total += divergence(exact.rows(row, row + 1), found)

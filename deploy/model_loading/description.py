@@ -1,0 +1,108 @@
+"""The last stage of a load: describe the model to the front."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+from compiler.frontend.vision import Vision as Seeing
+from deploy.model_loading.costs import Timed
+from deploy.model_loading.facts import facts_of
+from deploy.model_loading.fingerprint import fingerprint_of
+from deploy.model_loading.known import carried
+from deploy.quality.label import kept_label
+from runtime.cache_groups import PAGE_SIZE
+from runtime.units import in_units
+from server.messages import CachePages, ClassScores, Fit, PairPrompt, Ready, Vision
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Described(Timed):
+    ready: Ready
+
+
+def describe(known: Timed) -> Described:
+    return Described(**carried(known, Timed), ready=_ready(known))
+
+
+def _ready(known: Timed) -> Ready:
+    config, plan, program, mode = known.files.config, known.plan, known.program, known.mode
+    embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
+    embedding_size = known.model.limits.embedding_size if known.embeds else 0
+    fingerprint = fingerprint_of(known)
+    return Ready(
+        signature=program.key,
+        cache_hit=program.cache_hit,
+        max_context=known.max_context,
+        context_note=_context_note(known),
+        num_pages=plan.num_pages,
+        page_size=PAGE_SIZE,
+        weights_bytes=plan.weights_bytes,
+        arena_bytes=plan.arena_bytes,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        graphs_bytes=plan.graphs_bytes,
+        cache_groups=_cache_groups(known),
+        device_note=known.device_note,
+        numeric_class=known.numeric_class,
+        fingerprint=fingerprint,
+        label=known.label or kept_label(known.cache, fingerprint),
+        embedding_size=embedding_size,
+        embedding_note=known.embedding_note,
+        # An encoder's program pools the vectors of a text, so it has none per token.
+        embeds_tokens=known.step_model is not None and embedding_size > 0,
+        generates=mode.generates and config.hearing is None,
+        num_hops=0 if config.hearing is None else config.hearing.num_hops,
+        num_mels=0 if config.hearing is None else config.hearing.num_mels,
+        vision=_vision_of(config.vision, mode.generates),
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
+        classes=classes.names if classes else (),
+        class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
+        pair_prompt=None if prompt is None else PairPrompt(**asdict(prompt)),
+        card=known.session.device.card_usage,
+        facts=facts_of(known.files),
+        compile_s=program.compile_s,
+        load_s=time.perf_counter() - known.began_s,
+    )
+
+
+def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
+    if vision is None or not generates:
+        return None
+    cutting = vision.cutting
+    return Vision(
+        crop_size=vision.crop_size,
+        crop_tokens=vision.num_rows,
+        image_token=vision.image_token,
+        fit=Fit(cutting.fit),
+        filter=cutting.filter,
+        longest_edge=cutting.longest_edge,
+        splits=cutting.splits,
+        most_crops=cutting.most_crops,
+        marker=vision.marker,
+        around=vision.around,
+    )
+
+
+def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
+    if known.step_model is None:
+        return ()
+    limits = known.step_model.limits
+    most = (group.most_pages(limits.max_tokens) for group in limits.groups)
+    return tuple(CachePages(of.num_pages, of.page_bytes, of.page_size, each) for of, each in zip(known.plan.groups, most, strict=True))
+
+
+def _context_note(known: Timed) -> str:
+    if known.step_model is None:
+        return ""  # the context of an encoder is the one on which it was trained
+    found, most, load = known.max_context, known.files.config.max_context, known.load
+    asked = most if load.max_context is None else load.max_context
+    if found >= asked:
+        return ""
+    size = in_units(known.plan.kv_cache_bytes)
+    if found == known.mode.max_context:
+        return f"context is {found} tokens, the longest default; the model supports {most}: set max_context to extend it"
+    if load.kv_cache_bytes is not None:
+        return f"context is {found} of {asked} tokens, which fill the KV cache of {size}; raise kv_cache_bytes to extend it"
+    return f"context is {found} of {asked} tokens: the memory left for this model's KV cache is {size}; set kv_cache_bytes to extend it"
