@@ -1,5 +1,5 @@
-"""Open the files of a model, which may be a folder in the hub's layout or a GGUF file. Each file is opened once; all later stages of a load
-use the result."""
+"""Find and open the files of a model, which may be a folder in the hub's layout or a GGUF file. Each file is opened once; all later stages
+of a load use the result."""
 
 from __future__ import annotations
 
@@ -52,7 +52,12 @@ class ModelFiles:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Opened(Asked):
+class Located(Asked):
+    path: Path  # the folder or the GGUF file, on this machine
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opened(Located):
     files: ModelFiles
     tokenizer_source: TokenizerSource
     eos_ids: tuple[int, ...]  # ids of the tokens that end an answer
@@ -70,19 +75,24 @@ class Formed(Opened):
     quantised_by: tuple[int, float, str] | None  # what decides the numbers besides the model (deploy/quantizing/kept.py)
 
 
-def open_source(known: Asked) -> Opened:
-    """Find the source on this machine, or download it, and open its files. If the load names no context, that of the file beside the model
-    applies."""
+def find_source(known: Asked) -> Located:
+    """Find the source on this machine, or download it."""
     known.progress(FETCH, 0.0)
-    files = open_files(locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token))
+    path = locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token)
+    return Located(**carried(known, Asked), path=path)
+
+
+def open_source(known: Located) -> Opened:
+    """Open the files. If the load names no context, that of the file beside the model applies."""
+    files = open_files(known.path)
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)
     load = known.load
     if load.max_context is None and (beside := tokenizer_source.defaults().max_context) is not None:
         # a worker that replaces another keeps its context, which running requests rely on, even if the file has changed
         load = msgspec.structs.replace(load, max_context=load.least_context if load.restart else beside)
-    asked = carried(known, Asked, load=load)
-    return Opened(**asked, files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
+    located = carried(known, Located, load=load)
+    return Opened(**located, files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
 
 
 @refusals()

@@ -2,6 +2,7 @@
 before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
 
 Asked       the front's message, the target that it names, the cache  known.py
+Located     where the source is on this machine                       files.py
 Opened      the opened files                                          files.py
 Formed      the files, in the format of weights that the load names   files.py, deploy/quantizing/kept.py
 Servable    the mode, the program, what the model serves              servable.py

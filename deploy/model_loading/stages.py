@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from deploy.model_loading.compiled import Compiled, compile_program
 from deploy.model_loading.costs import Timed, measure_steps
 from deploy.model_loading.description import Described, describe
-from deploy.model_loading.files import Formed, Opened, open_source
+from deploy.model_loading.files import Formed, Located, Opened, find_source, open_source
 from deploy.model_loading.known import Asked, refusals
 from deploy.model_loading.plan import Planned, plan_memory
 from deploy.model_loading.servable import Servable, choose_program
@@ -28,6 +28,7 @@ from deploy.quantizing.kept import form_weights
 T = TypeVar("T", bound=Asked)
 
 STAGES: Mapping[type[Asked], Callable[[Any], Asked]] = {
+    Located: find_source,
     Opened: open_source,
     Formed: form_weights,
     Servable: choose_program,

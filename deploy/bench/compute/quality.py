@@ -231,7 +231,7 @@ def _sequences(tokens: list[int], texts: Texts) -> NDArray[np.int32]:
 def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
     asked = begin(Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs))
     files = replace(files, is_embedder=False)  # also measure the predictions of a decoder that was trained for embeddings
-    opened = Opened(**carried(asked, Asked), files=files, tokenizer_source=TokenizerSource(files.path), eos_ids=())
+    opened = Opened(**carried(asked, Asked), path=files.path, files=files, tokenizer_source=TokenizerSource(files.path), eos_ids=())
     known = advance(opened, Planned)
     try:
         bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights)  # without storing packed weights
