@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--most", type=int, default=2000, help="tokens of a prompt and its answer; longer requests are left out")
+    parser.add_argument("--most", type=int, default=1000, help="tokens of a prompt and its answer; longer requests are left out")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
