@@ -237,11 +237,10 @@ async def _serve(
 def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
     """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
     to start."""
-    from server.app import create_app, prepare_routes
+    from server.app import create_app
     from server.http.server import Server
 
     app = create_app(settings, registry, () if tracer is None else (tracer,))
-    prepare_routes(app)
     return Server(app, settings, registry)
 
 
