@@ -350,10 +350,10 @@ def test_a_matrix_unit_is_kept_awake(kernels: Callable[..., dict[str, PrimFunc]]
     assert canonical_text("k", kernel).count("amx_stay_awake") >= 4
 
 
-@pytest.mark.parametrize(("value_size", "products"), [(0, 3), (32, 1)])
+@pytest.mark.parametrize(("value_size", "products"), [(0, 4), (32, 2)])
 def test_products_of_a_token_prefetch_on_a_matrix_unit(kernels: Callable[..., dict[str, PrimFunc]], value_size: int, products: int) -> None:
     """The products of single tokens prefetch the next page: in both phases for single tokens those with keys, and those with values if
-    pages have values. Values are multiplied by code for whole blocks and by code for parts of blocks."""
+    pages have values. There is code for whole blocks and code for parts of blocks."""
     (kernel,) = attention_in(kernels(Case(4, 2, 64, "bf16", value_size=value_size).program, "amx"))
     assert canonical_text("k", kernel).count("prefetching=true") == 2 * products
 
