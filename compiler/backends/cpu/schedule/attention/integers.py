@@ -146,10 +146,11 @@ class Rounded:
                     rounded[lane] = bits_of(fma(number(slot, lane), inverse[lane], const(ROUNDER, F32))) - ROUNDER_BITS
                 with k.vector(PAGE) as lane:
                     total[lane] = total[lane] + rounded[lane]
-                planes = [rounded[lane]] if self.integers.dtype is I16 else [rounded[lane] + 128 >> 8, rounded[lane]]
-                for plane, value in enumerate(planes):
+                last = self.integers.shape[1].const - 1
+                for plane in range(last + 1):
                     with k.vector(PAGE) as lane:
-                        self.integers[row, plane, slot * PAGE + lane] = cast(value, self.integers.dtype)
+                        bits = rounded[lane] if plane == last else rounded[lane] + 128 >> 8
+                        self.integers[row, plane, slot * PAGE + lane] = cast(bits, self.integers.dtype)
             fold_halves(k, total, operator.add)
             self.factors[row] = of_bits(top[0]) / LEVELS
             self.shifts[row] = total[0] * -128
