@@ -99,7 +99,7 @@ class Block:
 
     @property
     def whole(self) -> Block:
-        """The block, if some row sees all of it."""
+        """The same block with all panels, for rows that see the whole block."""
         return replace(self, span=Span(Dim.of(0), Dim.of(self.cut.panels)))
 
     @property

@@ -8,7 +8,7 @@ these products. Keys and values that a row does not see are finite numbers with 
 Tiles multiply signed integers by unsigned ones, so the packed bytes of the cache are larger by 128. The sums of a row begin at -128 times
 the sum of its integers.
 
-A block is read in panels: first all panels of keys, and then those of values, head by head.
+A block is read in panels: first all panels of keys, and then those of values, head by head. A tile computes a block for all its rows.
 """
 
 from __future__ import annotations

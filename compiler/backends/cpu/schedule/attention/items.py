@@ -18,11 +18,11 @@ TILE_ROWS = 32  # number of rows of a tile, approximately
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the rows of each kv head of an item, which see the same keys: those of one token, or all that see a whole block."""
+    """The rows of each kv head of an item to which a block is added together: those of one token, or all of them."""
 
     row: Dim  # the first row, counted from the first row of a kv head
     count: int
-    seen: Seen | None  # None: they see the whole block
+    seen: Seen | None  # the positions that at least one of them sees; None: all of them see the whole block
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
     for each split of the sequence, in order         a split may be an item of its own: then a later phase merges the splits
         for each block of the split                  (`Rows.add`)
-            scores = queries * keys                  run after run of pages, each with all kv heads of the item
+            scores = queries * keys                  pages after pages, each with all kv heads of the item
             weights = softmax(scores)                of a panel, or of the block; keys that a row does not see get weight 0
             sums += weights * values
         merge the split's softmax into that of the splits before it
@@ -43,7 +43,7 @@ class Order:
     heads: int = 1  # number of kv heads whose scores are computed at once
     by_panel: bool = False  # whether a softmax is that of a panel, and not of the block
     prefetches: bool = False  # whether reading pages prefetches the pages that are read next
-    whole_apart: bool = False  # whether blocks that all rows see whole have their own code; tokens of a tile share only these blocks
+    whole_apart: bool = False  # whether rows share only blocks that all of them see whole; other blocks are added token by token
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Rows(ABC):
     order: Order
     cache: Cache
     softmax: OnlineSoftmax
-    scores: Array  # [rows, pages of a block, PAGE], where the softmax of a row is computed apart from those of other rows
+    scores: Array  # [rows, pages of a block, PAGE], unless the unit has a softmax of its own
 
     @abstractmethod
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
@@ -62,7 +62,7 @@ class Rows(ABC):
 
     @abstractmethod
     def multiply_keys(self, k: Kernel, pages: Sequence[HeadPage], count: int) -> None:
-        """Compute the scores of `count` rows for the keys of pages, whose heads are one or more."""
+        """Compute the scores of `count` rows of each head for the keys of pages. The pages of a run have one or more heads."""
 
     @abstractmethod
     def load_values(self, k: Kernel, pages: Sequence[HeadPage], seen: Seen | None) -> None:
@@ -70,7 +70,8 @@ class Rows(ABC):
 
     @abstractmethod
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
-        """Add the weighted values of pages that are prepared to a part of the rows of a head. If there are no pages, add the block's."""
+        """Add weighted values, which are prepared, to a part of the rows of a head: those of `pages`, or of the whole block if there are
+        no pages."""
 
     def weigh(self, k: Kernel, row: Dim, slot: Dim) -> Array:
         """Round the weights of a row for the page at `slot`. Return the array of the rounded weights."""
@@ -97,17 +98,17 @@ class Rows(ABC):
                 self.multiply_keys(k, [head.of(page) for page in pages for head in heads], part.count)
         for span in block.span.panels_apart(k) if order.by_panel else [block.span]:
             self.update_softmax(k, block, span, part)
-            if order.values > order.cut.panel_pages:
+            if order.values > order.cut.panel_pages:  # head by head
                 for (head,) in self.item.heads(k, part):
                     for pages in self.runs(k, block, VALUES, span):
                         self.load_values(k, [head.of(page) for page in pages], part.seen)
                     self.multiply_values(k, block, head, [], part)
-                continue
-            for pages in self.runs(k, block, VALUES, span):
-                for (head,) in self.item.heads(k, part):
-                    of_head = [head.of(page) for page in pages]
-                    self.load_values(k, of_head, part.seen)
-                    self.multiply_values(k, block, head, of_head, part)
+            else:  # pages after pages
+                for pages in self.runs(k, block, VALUES, span):
+                    for (head,) in self.item.heads(k, part):
+                        of_head = [head.of(page) for page in pages]
+                        self.load_values(k, of_head, part.seen)
+                        self.multiply_values(k, block, head, of_head, part)
 
     def runs(self, k: Kernel, block: Block, half: int, span: Span) -> Iterator[list[HeadPage]]:
         """Loop over the pages of a span that are read at once. The code that the caller's `for` emits becomes the body of the loop."""
@@ -126,9 +127,9 @@ class Rows(ABC):
                 self.update_row(k, block, span, head, head.row + m, part.seen)
 
     def update_row(self, k: Kernel, block: Block, span: Span, head: Head, row: Dim, seen: Seen | None) -> None:
-        """Turn the scores of a row for a span of a block into weights, and add them to the row's sums. `seen` is None if the row sees the
-        whole block. With an 8-bit cache, then multiply the weights by the scales of their values. A scale may be NaN where the row does not
-        see its value."""
+        """Turn the scores of a row for a span of a block into weights, and add these to the row's sums. `seen` is None if the row sees the
+        whole block. With an 8-bit cache, then multiply the weights by the scales of their values. The scale of a value that the row does
+        not see may be NaN."""
         cut, scores, softmax = self.order.cut, self.scores, self.softmax
         if seen is not None:
             begin, end = (block.start + at * cut.panel for at in (span.first, span.end))
@@ -163,10 +164,10 @@ class Rows(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What computes attention."""
+    """What computes attention with one kind of instructions."""
 
     token: Order
-    tile: Order  # with splits that are as large as those of a token
+    tile: Order  # its splits are as large as those of a token
     tile_tokens: int  # number of tokens of a tile, at least 2: a tile computes all splits on one thread, which is slow for a single token
     rows: Callable[[Kernel, Item, Order], Rows]  # allocates the state of the rows of an item, in the current block of the kernel
     most_tiles: int = 1  # maximum number of adjacent tiles that an item joins

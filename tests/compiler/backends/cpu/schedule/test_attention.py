@@ -235,7 +235,7 @@ def test_values_in_keys_give_the_bits_of_stored_values(run: Callable[..., NDArra
         np.testing.assert_array_equal(run(case, args, target=target), run(beside, given, target=target)[:, :, : case.value_size])
 
 
-@pytest.mark.parametrize("case", [Case(8, 2, 64, "i8"), Case(8, 2, 64, "i8", window=20)], ids=str)
+@pytest.mark.parametrize("case", [Case(8, 2, 64, "i8"), Case(8, 2, 64, "i8", window=20), Case(4, 2, 40, "i8", window=20)], ids=str)
 @pytest.mark.parametrize("half", [0, 1], ids=["keys", "values"])
 def test_scales_that_a_row_does_not_see_may_be_nan(run: Callable[..., NDArray[np.float32]], case: Case, half: int) -> None:
     """The scales of an 8-bit cache may be NaN where a row does not see their keys. Where it does, its result is NaN."""
