@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
-from compiler.frontend.vision import Cutting, Fit, Vision
+from compiler.frontend.vision import MOST_PATCHES, Cutting, Fit, Vision
 
 FILE, LATER_FILE = "preprocessor_config.json", "processor_config.json"  # newer versions of transformers write one file for all processors
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
@@ -20,6 +20,7 @@ IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, IMAGENET_MEAN, IMAGENET_DEVIATION, splits=True, most_crops=12)
 MOST_GRID_CROPS = 64
 CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+FREE = Cutting(Fit.FREE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
 
@@ -46,6 +47,8 @@ def read_cutting(folder: Path, vision: Vision) -> Cutting:
             return _grid(fields, vision, found)
         case Fit.STRETCHED | Fit.CENTRE:
             return _whole(fields, vision, found)
+        case Fit.FREE:
+            return _free(fields, vision, found)
 
 
 def _tiles(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
@@ -69,6 +72,22 @@ def _grid(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     return replace(
         found, filter=_filter(fields, found), most_crops=fields.integer("max_patches", found.most_crops, maximum=MOST_GRID_CROPS)
     )
+
+
+def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read between which numbers of pixels an image is scaled. Larger images are scaled to what one call of the encoder takes."""
+    size = fields.fields("size", {"shortest_edge": found.least_pixels, "longest_edge": found.most_pixels})
+    least = fields.integer("min_pixels", size.integer("shortest_edge"))
+    most = fields.integer("max_pixels", size.integer("longest_edge"))
+    fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
+    fields.require_equal("merge_size", vision.merge, "spatial_merge_size in config.json")
+    fields.require_equal("temporal_patch_size", vision.num_frames, "temporal_patch_size in config.json")
+    able = MOST_PATCHES * vision.patch_size**2
+    cutting = replace(found, filter=_filter(fields, found), least_pixels=least, most_pixels=min(most, able))
+    if least > cutting.most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
+        name, where = ("min_pixels", fields) if "min_pixels" in fields else ("shortest_edge", size)
+        raise where.error(name, f"a smaller number of pixels; one call of the encoder takes {able}, and images may be long")
+    return cutting
 
 
 def _filter(fields: Fields, found: Cutting) -> int:

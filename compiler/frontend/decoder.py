@@ -7,7 +7,8 @@
                                                        for vision models, `seen_at[v], seen_rows[v, size]` follow `hidden_rows`: rows that
                                                        are read in place of the embeddings of the tokens `seen_at`; then
                                                        `seen_lasts[v]` if the tokens of an image attend to all of them: the
-                                                       last positions of the images of these tokens
+                                                       last positions of the images of these tokens;
+                                                       then `axes[t, 3]` if tokens of an image have three coordinates
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
@@ -115,7 +116,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
         states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
         heard=next((_heard_cache(group, s) for _, group in groups if isinstance(group, HeardGroup)), None),
-        seen=_seen_rows(config, bounds) if entry == BOTH and config.vision is not None else None,
+        seen=_seen_rows(config, t, bounds) if entry == BOTH and config.vision is not None else None,
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
@@ -159,10 +160,12 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
     return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), (held,))
 
 
-def _seen_rows(config: ModelConfig, bounds: StepBounds) -> SeenRows:
+def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
     v, i32 = DimVar("v", 0, bounds.max_tokens), DType.I32
-    lasts = Var("seen_lasts", tensor((v,), i32)) if config.vision is not None and config.vision.both_ways else None
-    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)), lasts)
+    vision = config.vision
+    lasts = Var("seen_lasts", tensor((v,), i32)) if vision is not None and vision.both_ways else None
+    axes = Var("axes", tensor((t, 3), i32)) if vision is not None and vision.three_axes else None
+    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)), lasts, axes)
 
 
 def _prefix(dtypes: Mapping[str, DType]) -> str:

@@ -19,6 +19,7 @@ from deploy.model_loading.known import carried
 from deploy.model_loading.serving import Served, costs_file
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
+from server.engine.axes import NUM_AXES
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
 
@@ -109,14 +110,14 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
 
 
 def _crop_s(model: StepModel, one_s: float) -> float:
-    """Return the seconds that encoding a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no images. Each crop
-    has another key, because rows of crops are kept."""
+    """Return the seconds that encoding the example of a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
+    images. Each crop has another key, because rows of crops are kept."""
     seeing = model.limits.seeing
     if seeing is None:
         return 0.0
     batch = step_of(model.limits, num_seqs=1, num_each=1, context=1)
-    pixels = bytes(seeing.crop_bytes)
-    crops = (replace(batch, seen=(Seen(pixels, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
+    crop = seeing.example
+    crops = (replace(batch, seen=(Seen(crop, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
     return max(_fastest(model, crops) - one_s, SHORTEST_S)
 
 
@@ -134,6 +135,7 @@ def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -
     return StepBatch(
         tokens=np.arange(num_seqs * num_each, dtype=np.int32) % limits.vocab_size,
         positions=positions,
+        axes=np.repeat(positions[:, None], NUM_AXES, axis=1),
         query_starts=starts,
         seq_ids=seq_ids,
         context_lens=np.full(num_seqs, context, np.int32),

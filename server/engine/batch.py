@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from server.engine.axes import NUM_AXES, axes_of
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
-from server.engine.step_model import NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
+from server.engine.step_model import NO_AXES, NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]
 
@@ -38,6 +39,7 @@ class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._hears = limits.num_hops > 0
         self._sees = limits.seeing is not None
+        self._has_axes = limits.seeing is not None and limits.seeing.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -95,6 +97,7 @@ class BatchBuilder:
             hidden_rows=hidden_rows,
             heard=_heard(items, places) if self._hears else (),
             seen=_seen(items, query_starts) if self._sees else (),
+            axes=_axes(items, positions) if self._has_axes else NO_AXES,
         )
         assert query_starts[-1] == num_tokens, plan
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
@@ -157,5 +160,16 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
             start, stop = max(placed.start, item.start), min(placed.stop, item.stop)
             if start < stop:
                 at, row = int(first) + start - item.start, start - placed.start
-                found.append(Seen(placed.crop.pixels, placed.key, at, row, stop - start, placed.stop - 1))
+                found.append(Seen(placed.crop, placed.key, at, row, stop - start, placed.stop - 1))
     return tuple(found)
+
+
+def _axes(items: list[Item], positions: Ints) -> Ints:
+    """Return the coordinates of the tokens of a step, [tokens, 3]. Those of a sequence without images are its positions."""
+    found = np.repeat(positions[:, None], NUM_AXES, axis=1)
+    at = 0
+    for item in items:
+        if crops := item.seq.request.crops:
+            found[at : at + item.count] = axes_of(crops, item.start, item.stop)
+        at += item.count
+    return found

@@ -33,6 +33,12 @@ class PlacedCrop:
     key: bytes  # under which its rows are shared: the salt of the request and the digest of the pixels
     start: int
     stop: int
+    origin: int  # coordinate of its first token: see `server/engine/axes.py`
+
+    @property
+    def offset(self) -> int:
+        """What is added to the positions of the tokens after it, up to the next crop, to get their coordinates."""
+        return self.origin + max(self.crop.rows, self.crop.columns) - self.stop
 
 
 @dataclass(slots=True, eq=False)

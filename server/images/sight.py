@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import INVALID_VALUE, ApiError
-from server.images.cutting import Plan
+from server.images.cutting import LOW_SQUARES, Plan
 from server.images.decoder import ImageDecoder, Picture
 from server.interfaces import Tokenizer
 from server.messages import Fit, Vision
@@ -38,10 +38,12 @@ class Sight:
         return Sight(vision, vision.marker or image, image, decoder) if image and has_marker else None
 
     def plan(self, detail: str | None) -> Plan:
-        """Return how an image is cut. With detail `low`, the model sees only the whole."""
-        vision = self.vision
-        splits = vision.splits and detail != "low"
-        return Plan(vision.crop_size, vision.fit, vision.filter, vision.longest_edge, splits, vision.most_crops)
+        """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
+        vision, is_low = self.vision, detail == "low"
+        splits = vision.splits and not is_low
+        most = min(vision.most_pixels, LOW_SQUARES * vision.crop_size**2) if is_low else vision.most_pixels
+        edge, pixels = (vision.crop_size, vision.edge_tokens), (min(vision.least_pixels, most), most)
+        return Plan(*edge, vision.fit, vision.filter, vision.longest_edge, splits, vision.most_crops, *pixels)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt with the tokens of each image in place of its marker."""
@@ -58,10 +60,10 @@ class Sight:
         return "".join(found)
 
     def _written(self, picture: Picture) -> str:
-        tokens = self.image_text * self.vision.crop_tokens
         if self.vision.fit is not Fit.TILES:
             begin, end = self.vision.around
-            return f"{begin}{tokens * len(picture.crops)}{end}"
+            return f"{begin}{self.image_text * picture.num_tokens}{end}"
+        tokens = self.image_text * picture.crops[-1].num_tokens
         rows = [
             "".join(f"{AROUND}<row_{row + 1}_col_{column + 1}>{tokens}" for column in range(picture.columns)) + "\n"
             for row in range(picture.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Subject:
     special: tuple[str, ...]  # texts of the special tokens: the first begins a text, the second ends an answer
     image_text: str
     template: str
-    rows: int  # tokens of a crop
+    rows: int  # tokens of a crop; of a square of a crop that may have any size
     classes: tuple[str, str]  # of transformers: the processor, and that of images on Pillow
     options: Mapping[str, Any]  # of the processor
     special_names: Mapping[str, str]  # attributes of the tokenizer, and the special tokens that they name
@@ -58,8 +58,14 @@ class Subject:
         return FOLDER / self.name
 
     @property
+    def any_size(self) -> bool:
+        return "merge_size" in self.processor
+
+    @property
     def crop(self) -> int:
-        """The pixels of an edge of a crop."""
+        """The pixels of an edge of a crop; of a square of a crop that may have any size."""
+        if self.any_size:
+            return self.processor["patch_size"] * self.processor["merge_size"]
         size = self.config["vision_config"]["image_size"]
         return size[0] if isinstance(size, list) else size
 
@@ -198,6 +204,15 @@ LLAVA = (
 )
 
 
+QWEN = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def _llava() -> Subject:
     special = ("<s>", "</s>", "<image>")
     text = _text("llama", 1e-5, special)
@@ -327,4 +342,78 @@ def _internvl() -> Subject:
     )
 
 
-SUBJECTS = {subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl())}
+def _qwen2_vl() -> Subject:
+    special = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    text = _text("qwen2_vl_text", 1e-6, special)
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return Subject(
+        "qwen2_vl",
+        config={
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "model_type": "qwen2_vl",
+            "image_token_id": _token(special, "<|image_pad|>"),
+            "video_token_id": _token(special, "<|video_pad|>"),
+            "vision_start_token_id": _token(special, "<|vision_start|>"),
+            "vision_end_token_id": _token(special, "<|vision_end|>"),
+            "tie_word_embeddings": False,
+            "text_config": text,
+            "vision_config": {
+                "model_type": "qwen2_vl_vision",
+                "depth": 2,
+                "embed_dim": 48,
+                "hidden_size": TEXT["hidden_size"],
+                "mlp_ratio": 2,
+                "num_heads": 4,
+                "patch_size": PATCH,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+            },
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "max_pixels": 40 * 16 * 16,  # the first image has more
+            "merge_size": 2,
+            "min_pixels": 12 * 16 * 16,  # the second image has fewer
+            "patch_size": PATCH,
+            "resample": 3,
+            "temporal_patch_size": 2,
+        },
+        special=special,
+        image_text="<|image_pad|>",
+        template=QWEN,
+        rows=1,
+        classes=("Qwen2VLProcessor", "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"),
+        options={},
+        special_names={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+    )
+
+
+def _qwen2_5_vl() -> Subject:
+    like = _qwen2_vl()
+    vision = {
+        "model_type": "qwen2_5_vl",
+        "depth": 3,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "out_hidden_size": TEXT["hidden_size"],
+        "num_heads": 4,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 48,  # 3 tokens
+        "fullatt_block_indexes": [1],
+    }
+    changes = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "text_config": {**like.config["text_config"], "model_type": "qwen2_5_vl_text"},
+        "vision_config": vision,
+    }
+    return replace(like, name="qwen2_5_vl", config={**like.config, **changes})
+
+
+SUBJECTS = {
+    subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl(), _qwen2_vl(), _qwen2_5_vl())
+}

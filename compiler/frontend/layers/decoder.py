@@ -102,10 +102,11 @@ class SeenRows:
     at: Var  # indices of these tokens in the step
     rows: Var  # what is read in place of their embeddings: see `compiler/frontend/seeing.py`
     lasts: Var | None  # the last position of the image of each of these tokens, if the tokens of an image attend to all of them
+    axes: Var | None  # [tokens, 3]: the coordinates by which queries and keys of all tokens rotate, if image tokens have three
 
     @property
     def params(self) -> tuple[Var, ...]:
-        return (self.at, self.rows) if self.lasts is None else (self.at, self.rows, self.lasts)
+        return self.at, self.rows, *(var for var in (self.lasts, self.axes) if var is not None)
 
 
 Cache = KVCache | StateCache
@@ -135,9 +136,17 @@ class Step:
         """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
         if rope not in self.angles:
             frequencies, scale = rope.frequencies(self.max_context)
-            both = self.net.call(ROPE_ANGLES, self.batch.positions, Constant(frequencies), scale=scale)
-            self.angles[rope] = self.net.field(both, 0), self.net.field(both, 1)
+            axes = None if self.batch.seen is None else self.batch.seen.axes
+            both = self.net.call(ROPE_ANGLES, self.batch.positions if axes is None else axes, Constant(frequencies), scale=scale)
+            cosines, sines = (self.net.field(both, part) for part in range(2))
+            self.angles[rope] = (cosines, sines) if axes is None else (self._along(cosines, rope), self._along(sines, rope))
         return self.angles[rope]
+
+    def _along(self, tables: Var, rope: Rope) -> Var:
+        """Return the column of each pair for the axis that rotates it, [tokens, pairs], from those for all axes, [tokens, 3, pairs]."""
+        num_pairs = len(rope.axes)
+        columns = np.array(rope.axes, np.int32) * num_pairs + np.arange(num_pairs, dtype=np.int32)
+        return self.net.call(TAKE, self.net.reshape(tables, self.t, 3 * num_pairs), Constant(columns), axis=1)
 
     def places_of(self, cache: KVCache, window: int) -> Places:
         """Return where attention to a cache finds the tokens of this step. `window` is the window or the chunk of the layer, or 0."""

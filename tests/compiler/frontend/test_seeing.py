@@ -28,8 +28,13 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
+from deploy.model_loading.seeing import encoded, seeing_limits
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
+from server.engine.axes import axes_of
+from server.engine.intake import placed_crops
+from server.messages import Crop, SamplingParams, Submit
+from tests.golden.crops import crops_of
 from tests.golden.vision import CONVERSATIONS, SIZES, SUBJECTS, Subject
 
 BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
@@ -53,21 +58,24 @@ class Looker:
         assert self.files.config.vision is not None
         return self.files.config.vision
 
-    def seen(self, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def seen(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
         """Return the rows of crops, [rows, size], three crops a call."""
-        if not len(crops):
+        if not crops:
             return np.empty((0, self.files.config.hidden_size), np.float32)
         return seen(self.call, self.vision, crops)
 
-    def stepped(self, ids: Sequence[int], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
-        """Return the logits of all tokens of a sequence that is computed in chunks. `rows` are read in the places of image tokens."""
+    def stepped(self, ids: Sequence[int], crops: Sequence[Crop], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
+        """Return the logits of all tokens of a sequence that is computed in chunks. `rows` are those of the crops, which are read in the
+        places of image tokens."""
         groups = groups_of(self.files.config, DType.F32, BOUNDS.max_context)
         caches = [np.full(shape, np.nan, np.float32) for group in groups for shape, _ in group.arrays(NUM_PAGES)]
         table = np.arange(1, NUM_PAGES, dtype=np.int32)[None]
         found: list[NDArray[np.float32]] = []
         places = np.flatnonzero(np.array(ids) == self.subject.image)[: len(rows)]
-        each = self.vision.num_rows
-        lasts = np.repeat(places[each - 1 :: each], each)  # of the image of each place
+        counts = [crop.num_tokens for crop in crops]
+        lasts = np.repeat(places[np.cumsum(counts, dtype=int) - 1], counts)  # of the image of each place
+        limits = seeing_limits(self.vision, self.files.config)
+        placed = placed_crops(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), crops=tuple(crops)), limits)
         start = 0
         while start < len(ids):
             stop = min(start + chunk, len(ids))
@@ -83,18 +91,14 @@ class Looker:
             for part in np.split(every, range(BOUNDS.max_seqs, len(every), BOUNDS.max_seqs)):
                 at, none = (places[mine] - start).astype(np.int32), np.empty(0, np.int32)
                 own = (lasts[mine].astype(np.int32),) if self.vision.both_ways else ()
+                own = (*own, axes_of(placed, start, stop)) if self.vision.three_axes else own
                 found.append(self.call(BOTH, *step, part, none, at, rows[mine], *own, *caches)[0])
             start = stop
         return np.concatenate(found)
 
 
-def seen(call: Call, vision: Vision, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-    rows: list[NDArray[np.float32]] = []
-    for first in range(0, len(crops), 3):
-        some = crops[first : first + 3].reshape(-1, vision.crop_size, vision.crop_size * 3)
-        starts = np.arange(len(some) + 1, dtype=np.int32) * vision.num_places
-        rows.append(call(SEE, some, np.repeat(np.arange(len(some), dtype=np.int32), vision.num_places), starts.astype(np.int32)))
-    return np.concatenate(rows)
+def seen(call: Call, vision: Vision, crops: Sequence[Crop]) -> NDArray[np.float32]:
+    return np.concatenate([rows for first in range(0, len(crops), 3) for rows in encoded(vision, crops[first : first + 3], call)])
 
 
 def built(files: ModelFiles) -> Any:
@@ -140,39 +144,39 @@ def files() -> ModelFiles:
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
 def test_rows_of_crops_are_those_of_transformers(either: Looker, number: int) -> None:
-    arrays = either.subject.arrays
-    assert np.abs(either.seen(arrays[f"crops_{number}"]) - arrays[f"rows_{number}"]).max() < 2e-4
+    subject = either.subject
+    assert np.abs(either.seen(crops_of(subject, [number])) - subject.arrays[f"rows_{number}"]).max() < 2e-4
 
 
-def conversation(subject: Subject, number: int) -> tuple[list[int], NDArray[np.uint8]]:
+def conversation(subject: Subject, number: int) -> tuple[list[int], list[Crop]]:
     """Return the tokens of a conversation with its continuation, and its crops."""
-    arrays, edge = subject.arrays, subject.crop
-    crops = [arrays[f"crops_{image}"] for image in CONVERSATIONS[number][1]]
+    arrays = subject.arrays
     ids = [*arrays[f"prompt_{number}"].tolist(), *arrays[f"continuation_{number}"].tolist()]
-    return ids, np.concatenate([np.empty((0, edge, edge, 3), np.uint8), *crops])
+    return ids, crops_of(subject, CONVERSATIONS[number][1])
 
 
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
 def test_compiled_code_answers_what_transformers_answers(looker: Looker, number: int) -> None:
     (ids, crops), arrays = conversation(looker.subject, number), looker.subject.arrays
     num_prompt = len(arrays[f"prompt_{number}"])
-    logits = looker.stepped(ids[:-1], looker.seen(crops), chunk=256)[num_prompt - 1 :]
+    logits = looker.stepped(ids[:-1], crops, looker.seen(crops), chunk=256)[num_prompt - 1 :]
     assert np.abs(logits - arrays[f"logits_{number}"]).max() < 5e-4
     assert logits.argmax(axis=1).tolist() == arrays[f"continuation_{number}"].tolist()
 
 
 def test_a_crop_has_the_same_rows_beside_others(looker: Looker) -> None:
-    crops = np.concatenate([looker.subject.arrays[f"crops_{number}"] for number in range(len(SIZES))])
+    crops = crops_of(looker.subject, range(len(SIZES)))
     together = looker.seen(crops)
-    for number, rows in enumerate(np.split(together, len(crops))):
-        np.testing.assert_array_equal(looker.seen(crops[number : number + 1]), rows)
+    ends = np.cumsum([crop.num_tokens for crop in crops])
+    for crop, rows in zip(crops, np.split(together, ends[:-1]), strict=True):
+        np.testing.assert_array_equal(looker.seen([crop]), rows)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50])
 def test_an_image_in_chunks_has_the_same_bits(looker: Looker, chunk: int) -> None:
     ids, crops = conversation(looker.subject, 1)
     rows = looker.seen(crops)
-    np.testing.assert_array_equal(looker.stepped(ids, rows, chunk=chunk), looker.stepped(ids, rows, chunk=256))
+    np.testing.assert_array_equal(looker.stepped(ids, crops, rows, chunk=chunk), looker.stepped(ids, crops, rows, chunk=256))
 
 
 def written(folder: Path, name: str, value: object) -> Path:
@@ -233,6 +237,8 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "llava": Fit.CENTRE,
         "llava_siglip": Fit.STRETCHED,
         "internvl": Fit.GRID,
+        "qwen2_vl": Fit.FREE,
+        "qwen2_5_vl": Fit.FREE,
     }
 
 
@@ -315,7 +321,7 @@ def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
     bind_values(session, executable, SEE, weights)
     interpreter = Interpreter(module)
     assert config.vision is not None
-    crops = random.integers(0, 256, (2, 378, 378 * 3), dtype=np.uint8)
+    crops = [Crop.of(random.integers(0, 256, 378 * 378 * 3, dtype=np.uint8).tobytes(), 9, 9) for _ in range(2)]
     rows = seen(session.call, config.vision, crops)
     assert np.abs(rows - seen(lambda entry, *args: interpreter.call(entry, *args, *weights.values()), config.vision, crops)).max() < 2e-4
     np.testing.assert_array_equal(seen(session.call, config.vision, crops[1:]), rows[len(rows) // 2 :])

@@ -18,7 +18,7 @@ from server.images.decoder import ImageDecoder, Picture
 from server.messages import Fit
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
-PLAN = Plan(16, Fit.TILES, filter=1, longest_edge=32, splits=True)
+PLAN = Plan(16, 1, Fit.TILES, filter=1, longest_edge=32, splits=True)
 MOST = 1_000_000
 
 

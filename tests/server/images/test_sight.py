@@ -14,10 +14,10 @@ from server.interfaces import Tokenizer
 from server.messages import Crop, Fit, Vision
 from tests.server.images.files import NOWHERE
 
-VISION = Vision(crop_size=8, crop_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
+VISION = Vision(crop_size=8, edge_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
 DECODER = ImageDecoder(1, 1 << 30, NOWHERE)
 SIGHT = Sight(VISION, "<image>", "<image>", DECODER)
-CROP = Crop(b"", b"")
+CROP = Crop.of(b"", 1, 2)
 
 
 def test_an_image_in_parts_is_written_row_by_row() -> None:

@@ -1,0 +1,80 @@
+"""The program `see` for crops of any size.
+
+    see(patches[p, values], points[p, 2], crop_ids[p], starts[n + 1], (window_ids[p], window_starts[w + 1])?)
+        -> rows[p / patches of a square, hidden size]
+
+A patch is a row of bytes, and its point is its row and column in its crop. The patches of each square, which becomes one row, follow each
+other. The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder, which rotate
+queries and keys by row and column: the first half of a head's pairs by the row, the second by the column.
+
+In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too.
+"""
+
+from __future__ import annotations
+
+from compiler.frontend.layers.decoder import plain_activation
+from compiler.frontend.layers.nn import Net
+from compiler.frontend.layers.tower import COLOURS, TowerLayers, normalised
+from compiler.frontend.rope import Rope
+from compiler.frontend.vision import Tower, Vision
+from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Constant, Var
+from compiler.ops.elementwise import GELU, MULTIPLY
+from compiler.ops.embedding import ROPE_ANGLES
+from compiler.ops.manipulate import PERMUTE_DIMS
+from compiler.ops.reduce import SUM
+
+
+class AnySize(TowerLayers):
+    def __init__(self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...]) -> None:
+        super().__init__(net, vision, squares * vision.num_patches, *crops)
+        self.squares, self.windows = squares, windows
+
+    def rows(self, patches: Var, points: Var, size: int) -> Var:
+        self.angles = self.rotations(points)
+        x = self.embedded(patches)
+        for number in range(self.vision.num_layers):
+            x = self.layer(x, number)
+        return self.merged(x, size)
+
+    def rotations(self, points: Var) -> tuple[Var, Var]:
+        """Return the cosines and sines of patches, [places, pairs]."""
+        net, head = self.net, self.vision.hidden_size // self.vision.num_heads
+        frequencies, _ = Rope(self.vision.theta, head // 2).frequencies(1)
+        both = net.call(ROPE_ANGLES, points, Constant(frequencies))  # [places, 2, pairs of each]
+        cosines, sines = (net.reshape(net.field(both, part), self.places, head // 2) for part in range(2))
+        return cosines, sines
+
+    def embedded(self, patches: Var) -> Var:
+        """Return the vectors of patches, [places, size]. The encoder was trained on pairs of frames, and sees an image twice."""
+        net, vision = self.net, self.vision
+        size, patch = vision.hidden_size, vision.patch_size
+        w = net.as_f32(net.weight(f"{self.encoder}{self.names.patch}.weight", size, COLOURS, vision.num_frames, patch, patch))
+        once = net.call(PERMUTE_DIMS, net.call(SUM, w, axes=[2]), axes=(0, 2, 3, 1))
+        return net.product(normalised(net, vision, patches), net.reshape(once, size, patch**2 * COLOURS), format=self.format)
+
+    def merged(self, x: Var, size: int) -> Var:
+        """Return a row for each square of patches, [squares, size]."""
+        net, name, wide = self.net, self.connector, self.vision.hidden_size * self.vision.num_patches
+        joined = net.reshape(self.norm(x, f"{name}ln_q"), self.squares, wide)
+        hidden = net.call(GELU, self.linear(joined, f"{name}mlp.0", wide, wide))
+        return self.linear(hidden, f"{name}mlp.2", wide, size)
+
+    def groups(self, number: int) -> tuple[Var, Var]:
+        if not self.windows or number in self.vision.whole_layers:
+            return super().groups(number)
+        ids, starts = self.windows
+        return ids, starts
+
+    def norm(self, x: Var, name: str) -> Var:
+        if self.vision.tower is not Tower.QWEN2_5:
+            return super().norm(x, name)
+        return self.net.rms_norm(x, name, self.vision.hidden_size, self.vision.norm_eps)
+
+    def fed(self, h: Var, prefix: str) -> Var:
+        if self.vision.tower is not Tower.QWEN2_5:
+            return super().fed(h, prefix)
+        net, size, wide = self.net, self.vision.hidden_size, self.vision.intermediate_size
+        gate, up = (self.linear(h, f"{prefix}{name}_proj", size, wide) for name in ("gate", "up"))
+        gated = net.call(MULTIPLY, plain_activation(net, self.vision.activation, gate), up)
+        return self.linear(gated, f"{prefix}down_proj", wide, size)
