@@ -1,13 +1,14 @@
 """The program `see` for crops of any size.
 
-    see(patches[p, values], points[p, 2], crop_ids[p], starts[n + 1], (window_ids[p], window_starts[w + 1])?)
-        -> rows[p / patches of a square, hidden size]
+    see(patches[p, values], points[p, 2], crop_ids[p], starts[n + 1], (window_ids[p], window_starts[w + 1])?, (taps[p, 4], shares[p, 4])?)
+        -> rows[p / patches of a square, depths * hidden size]
 
 A patch is a row of bytes, and its point is its row and column in its crop. The patches of each square, which becomes one row, follow each
 other. The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder, which rotate
 queries and keys by row and column: the first half of a head's pairs by the row, the second by the column.
 
-In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too.
+In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too. In
+Qwen3-VL, the sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
 """
 
 from __future__ import annotations
@@ -20,22 +21,28 @@ from compiler.frontend.vision import Tower, Vision
 from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import GELU, MULTIPLY
-from compiler.ops.embedding import ROPE_ANGLES
-from compiler.ops.manipulate import PERMUTE_DIMS
+from compiler.ops.embedding import EMBEDDING, ROPE_ANGLES
+from compiler.ops.manipulate import CONCAT, EXPAND_DIMS, PERMUTE_DIMS
 from compiler.ops.reduce import SUM
 
 
 class AnySize(TowerLayers):
-    def __init__(self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...]) -> None:
+    def __init__(
+        self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
+    ) -> None:
         super().__init__(net, vision, squares * vision.num_patches, *crops)
-        self.squares, self.windows = squares, windows
+        self.squares, self.windows, self.taps = squares, windows, taps
 
     def rows(self, patches: Var, points: Var, size: int) -> Var:
         self.angles = self.rotations(points)
-        x = self.embedded(patches)
+        x, deep = self.embedded(patches), list[Var]()
         for number in range(self.vision.num_layers):
             x = self.layer(x, number)
-        return self.merged(x, size)
+            if number in self.vision.deep_layers:
+                deep.append(self.merged(self.joined(x), f"{self.encoder}deepstack_merger_list.{len(deep)}.", size, norm="norm"))
+        norm = "norm" if self.vision.tower is Tower.QWEN3 else "ln_q"
+        last = self.merged(self.joined(self.norm(x, f"{self.connector}{norm}")), self.connector, size)
+        return self.net.call(CONCAT, last, *deep, axis=1) if deep else last
 
     def rotations(self, points: Var) -> tuple[Var, Var]:
         """Return the cosines and sines of patches, [places, pairs]."""
@@ -51,14 +58,29 @@ class AnySize(TowerLayers):
         size, patch = vision.hidden_size, vision.patch_size
         w = net.as_f32(net.weight(f"{self.encoder}{self.names.patch}.weight", size, COLOURS, vision.num_frames, patch, patch))
         once = net.call(PERMUTE_DIMS, net.call(SUM, w, axes=[2]), axes=(0, 2, 3, 1))
-        return net.product(normalised(net, vision, patches), net.reshape(once, size, patch**2 * COLOURS), format=self.format)
+        bias = net.vector(f"{self.encoder}{self.names.patch}.bias", size) if vision.tower is Tower.QWEN3 else None
+        x = net.product(normalised(net, vision, patches), net.reshape(once, size, patch**2 * COLOURS), bias, format=self.format)
+        return net.add(x, self.positions()) if self.taps else x
 
-    def merged(self, x: Var, size: int) -> Var:
-        """Return a row for each square of patches, [squares, size]."""
-        net, name, wide = self.net, self.connector, self.vision.hidden_size * self.vision.num_patches
-        joined = net.reshape(self.norm(x, f"{name}ln_q"), self.squares, wide)
-        hidden = net.call(GELU, self.linear(joined, f"{name}mlp.0", wide, wide))
-        return self.linear(hidden, f"{name}mlp.2", wide, size)
+    def positions(self) -> Var:
+        """Return the vectors of the table of positions, interpolated for each patch: [places, size]."""
+        net, vision, (taps, shares) = self.net, self.vision, self.taps
+        table = net.as_f32(net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size))
+        parts = net.call(MULTIPLY, net.call(EMBEDDING, table, taps), net.call(EXPAND_DIMS, shares, axes=2))
+        return net.call(SUM, parts, axes=[1])
+
+    def joined(self, x: Var) -> Var:
+        """Return the vectors of the patches of each square as one, [squares, patches * size]."""
+        return self.net.reshape(x, self.squares, self.vision.hidden_size * self.vision.num_patches)
+
+    def merged(self, x: Var, prefix: str, size: int, *, norm: str = "") -> Var:
+        """Return a row for each square, [squares, size]: two matrices, after a norm if it has a name."""
+        wide = self.vision.hidden_size * self.vision.num_patches
+        if norm:
+            x = self.net.layer_norm(x, f"{prefix}{norm}", wide, self.vision.norm_eps)
+        first, second = ("linear_fc1", "linear_fc2") if self.vision.tower is Tower.QWEN3 else ("mlp.0", "mlp.2")
+        hidden = self.net.call(GELU, self.linear(x, f"{prefix}{first}", wide, wide))
+        return self.linear(hidden, f"{prefix}{second}", wide, size)
 
     def groups(self, number: int) -> tuple[Var, Var]:
         if not self.windows or number in self.vision.whole_layers:

@@ -206,16 +206,18 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
             raise fields.error("rope_type", "one of default, dynamic, linear, llama3, longrope, yarn")
 
 
-def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int]) -> tuple[int, ...]:
+def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int], *, interleaved: bool) -> tuple[int, ...]:
     """Return the axis whose coordinate rotates each pair. `mrope_section` has the number of pairs for each of the three axes, which follow
-    each other; with `mrope_interleaved`, the axes take turns, and the first one also has all pairs that are left."""
+    each other; if they are interleaved, the axes take turns, and the first one also has all pairs that are left."""
     fields = rope_fields(config)
     sections = fields.raw("mrope_section", list(default))
     if not isinstance(sections, list) or len(sections) != 3 or any(type(count) is not int or count < 0 for count in sections):
         raise fields.error("mrope_section", "a list of 3 numbers of pairs")
     if sum(sections) != num_pairs:
         raise fields.error("mrope_section", f"numbers whose sum is {num_pairs}, the pairs of a head")
-    if not fields.flag("mrope_interleaved", False):
+    if fields.flag("mrope_interleaved", interleaved) is not interleaved:
+        raise fields.error("mrope_interleaved", str(interleaved).lower())
+    if not interleaved:
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))
 

@@ -18,6 +18,7 @@ from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 
 ENTRY = "see"
+TAPS = 4  # entries of the table of positions between which a patch lies
 MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 
 
@@ -44,9 +45,12 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
     points = Var("points", tensor((places, 2), i32))
     crop_ids = Var("crop_ids", tensor((places,), i32))
     windows: tuple[Var, ...] = ()
+    taps: tuple[Var, ...] = ()
     if vision.window:
         w = DimVar("w", 1, vision.most_squares)
         windows = Var("window_ids", tensor((places,), i32)), Var("window_starts", tensor((w + 1,), i32))
-    with net.function(ENTRY, (patches, points, crop_ids, starts, *windows)):
-        encoder = AnySize(net, vision, Dim.of(squares), (crop_ids, starts), windows)
+    if vision.table_edge:
+        taps = Var("taps", tensor((places, TAPS), i32)), Var("shares", tensor((places, TAPS), DType.F32))
+    with net.function(ENTRY, (patches, points, crop_ids, starts, *windows, *taps)):
+        encoder = AnySize(net, vision, Dim.of(squares), (crop_ids, starts), windows, taps)
         net.builder.returns(encoder.rows(patches, points, config.hidden_size))

@@ -32,6 +32,7 @@ class Tower(StrEnum):
     INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
     QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
     QWEN2_5 = "qwen2_5"  # the same with windows, and with the norms and the gated perceptrons of decoders
+    QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
 
 
 class Connector(StrEnum):
@@ -87,9 +88,17 @@ class Vision:
     theta: float = 10_000.0  # with any size: base of the rotation by row and column
     window: int = 0  # with any size: squares of an edge of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
+    table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated; 0: there is none
+    # Layers whose results become further rows of a token. The decoder adds them to its residual stream after its first layers (DeepStack).
+    deep_layers: tuple[int, ...] = ()
     three_axes: bool = False  # whether the decoder rotates by the row and the column of an image token
     both_ways: bool = False  # whether the tokens of an image attend to all tokens of this image, also to later ones
     is_optional: bool = False  # whether a folder without the file of the image processor is served as a model that only reads text
+
+    @property
+    def num_depths(self) -> int:
+        """The vectors of the decoder's size in a row."""
+        return 1 + len(self.deep_layers)
 
     @property
     def patches_per_edge(self) -> int:

@@ -103,7 +103,9 @@ def _inputs(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]:
         return np.concatenate(pixels).reshape(-1, vision.crop_size, vision.crop_size * COLOURS), crop_ids, starts
     patches, points = zip(*(_patches(vision, crop, one) for crop, one in zip(crops, pixels, strict=True)), strict=True)
     inputs = np.concatenate(patches), np.concatenate(points), crop_ids, starts
-    return inputs if not vision.window else (*inputs, *_windows(vision, crops))
+    windows = _windows(vision, crops) if vision.window else ()
+    taps = _taps(vision, [(crop, part) for crop, part in zip(crops, points, strict=True)]) if vision.table_edge else ()
+    return *inputs, *windows, *taps
 
 
 def _patches(vision: Vision, crop: Crop, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
@@ -136,3 +138,23 @@ def _windows(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[np.int32], 
     counts = np.concatenate(sizes)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts), starts
+
+
+def _taps(vision: Vision, points: Sequence[tuple[Crop, NDArray[np.int32]]]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return, for each patch of some crops, the four entries of the table of positions between which it lies, and the share of each. The
+    table is stretched over the crop, so that their corners meet."""
+    taps: list[NDArray[np.int32]] = []
+    shares: list[NDArray[np.float32]] = []
+    last = vision.table_edge - 1
+    for crop, at in points:
+        extents = np.array([crop.rows, crop.columns], np.float32) * np.float32(vision.merge)
+        places = at.astype(np.float32) * np.float32(last) / np.maximum(extents - 1, np.float32(1))  # [patches, 2]
+        low = np.floor(places)
+        part = places - low
+        near = low.astype(np.int32)
+        far = np.minimum(near + 1, last)
+        rows, columns = (np.stack([near[:, axis], far[:, axis]], axis=1) for axis in range(2))
+        down, across = (np.stack([1 - part[:, axis], part[:, axis]], axis=1) for axis in range(2))
+        taps.append((rows[:, :, None] * vision.table_edge + columns[:, None, :]).reshape(-1, 4))
+        shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4))
+    return np.concatenate(taps), np.concatenate(shares)

@@ -81,7 +81,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
             if (vision := mode.files.config.vision) is None:
                 return CompiledModel(session, pool, limits)
-            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size))
+            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size * vision.num_depths))
         case Transcriber():
             return HearingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():

@@ -115,7 +115,9 @@ def make(subject: Subject) -> None:
         pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
             features = model.model.get_image_features(*(pixels[name] for name in ("pixel_values", "image_grid_thw") if name in pixels))
-        arrays[f"rows_{number}"] = np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in features.pooler_output])
+        depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
+        rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
+        arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
     np.savez_compressed(subject.folder / "golden.npz", **arrays)

@@ -414,6 +414,34 @@ def _qwen2_5_vl() -> Subject:
     return replace(like, name="qwen2_5_vl", config={**like.config, **changes})
 
 
-SUBJECTS = {
-    subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl(), _qwen2_vl(), _qwen2_5_vl())
-}
+def _qwen3_vl() -> Subject:
+    like = _qwen2_vl()
+    text = {**like.config["text_config"], "model_type": "qwen3_vl_text", "head_dim": 16, "num_hidden_layers": 3}
+    vision = {
+        "model_type": "qwen3_vl",
+        "depth": 3,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "out_hidden_size": TEXT["hidden_size"],
+        "num_heads": 4,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    changes = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "text_config": {**text, "rope_parameters": rope},
+        "vision_config": vision,
+    }
+    processor = {name: value for name, value in like.processor.items() if name not in ("min_pixels", "max_pixels")}
+    size = {"shortest_edge": 12 * 16 * 16, "longest_edge": 40 * 16 * 16}
+    return replace(like, name="qwen3_vl", config={**like.config, **changes}, processor={**processor, "size": size})
+
+
+FIXED_SIZE = _idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl()
+ANY_SIZE = _qwen2_vl(), _qwen2_5_vl(), _qwen3_vl()
+SUBJECTS = {subject.name: subject for subject in (*FIXED_SIZE, *ANY_SIZE)}

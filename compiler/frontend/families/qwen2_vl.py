@@ -46,13 +46,22 @@ def text_of(fields: Fields, kind: str) -> Fields:
     return text
 
 
-def seeing(fields: Fields, text: Fields, config: ModelConfig, vision: Vision | None) -> ModelConfig:
+def seeing(
+    fields: Fields,
+    text: Fields,
+    config: ModelConfig,
+    vision: Vision | None,
+    sections: tuple[int, int, int] = SECTIONS,
+    *,
+    interleaved: bool = False,
+) -> ModelConfig:
     """Return the configuration of a decoder with its encoder of images, if it has one."""
     if vision is None:
         return config
     assert config.rope is not None
     check_tokens(fields, vision, config.vocab_size, (IMAGE_TOKEN,))
-    return replace(config, vision=vision, rope=replace(config.rope, axes=read_axes(text, config.rope.size // 2, SECTIONS)))
+    axes = read_axes(text, config.rope.size // 2, sections, interleaved=interleaved)
+    return replace(config, vision=vision, rope=replace(config.rope, axes=axes))
 
 
 def _read_vision(fields: Fields) -> Vision:

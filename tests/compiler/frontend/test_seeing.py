@@ -61,7 +61,7 @@ class Looker:
     def seen(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
         """Return the rows of crops, [rows, size], three crops a call."""
         if not crops:
-            return np.empty((0, self.files.config.hidden_size), np.float32)
+            return np.empty((0, self.files.config.hidden_size * self.vision.num_depths), np.float32)
         return seen(self.call, self.vision, crops)
 
     def stepped(self, ids: Sequence[int], crops: Sequence[Crop], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
@@ -239,6 +239,7 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "internvl": Fit.GRID,
         "qwen2_vl": Fit.FREE,
         "qwen2_5_vl": Fit.FREE,
+        "qwen3_vl": Fit.FREE,
     }
 
 

@@ -26,7 +26,7 @@ PLANS = {
 }
 
 
-PLANS["qwen2_5_vl"] = PLANS["qwen2_vl"]
+PLANS["qwen2_5_vl"] = PLANS["qwen3_vl"] = PLANS["qwen2_vl"]
 
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
