@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.layers.tower import COLOURS
-from compiler.frontend.seeing import ENTRY, most_crops
+from compiler.frontend.seeing import most_crops
 from compiler.frontend.vision import Vision
+from deploy.model_loading.patches import Rows, encoded
 from runtime.session import Session
 from server.engine.step_model import SeeingLimits, Seen
 from server.messages import Crop
 
 KEPT_BYTES = 64 << 20  # rows of crops that are kept, so that chunks, preempted sequences and other requests need no second look
-
-Rows = NDArray[np.float32]
 
 
 def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:
@@ -82,79 +81,3 @@ class Seer:
 
     def _encoded(self, crops: Sequence[Crop]) -> list[Rows]:
         return encoded(self._vision, crops, self._session.call)
-
-
-def encoded(vision: Vision, crops: Sequence[Crop], call: Callable[..., Rows]) -> list[Rows]:
-    """Return the rows of crops in the order of their tokens. `call` runs the program with this name."""
-    rows = call(ENTRY, *_inputs(vision, crops))
-    parts = np.split(rows, np.cumsum([crop.num_tokens for crop in crops])[:-1])
-    if not vision.window:
-        return [part.copy() for part in parts]
-    return [part[np.argsort(_order(vision, crop))] for crop, part in zip(crops, parts, strict=True)]
-
-
-def _inputs(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]:
-    """Return the inputs of the program `see` for some crops."""
-    pixels = [np.frombuffer(crop.pixels, np.uint8) for crop in crops]
-    counts = [vision.num_places * (crop.num_tokens // vision.num_rows) for crop in crops]
-    crop_ids = np.repeat(np.arange(len(crops), dtype=np.int32), counts)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    if not vision.any_size:
-        return np.concatenate(pixels).reshape(-1, vision.crop_size, vision.crop_size * COLOURS), crop_ids, starts
-    patches, points = zip(*(_patches(vision, crop, one) for crop, one in zip(crops, pixels, strict=True)), strict=True)
-    inputs = np.concatenate(patches), np.concatenate(points), crop_ids, starts
-    windows = _windows(vision, crops) if vision.window else ()
-    taps = _taps(vision, [(crop, part) for crop, part in zip(crops, points, strict=True)]) if vision.table_edge else ()
-    return *inputs, *windows, *taps
-
-
-def _patches(vision: Vision, crop: Crop, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the patches of a crop of any size, those of each square one after the other: their bytes, and their rows and columns."""
-    patch, merge = vision.patch_size, vision.merge
-    lines = pixels.reshape(crop.rows, merge, patch, crop.columns, merge, patch * COLOURS)
-    grid = np.stack(np.divmod(np.arange(crop.rows * crop.columns * merge**2, dtype=np.int32), crop.columns * merge), axis=1)
-    points = grid.reshape(crop.rows, merge, crop.columns, merge, 2).transpose(0, 2, 1, 3, 4).reshape(crop.num_tokens, -1)
-    patches = lines.transpose(0, 3, 1, 4, 2, 5).reshape(crop.num_tokens, -1)
-    if vision.window:
-        order = _order(vision, crop)
-        patches, points = patches[order], points[order]
-    return patches.reshape(-1, patch**2 * COLOURS), points.reshape(-1, 2)
-
-
-def _order(vision: Vision, crop: Crop) -> NDArray[np.int64]:
-    """Return the squares of a crop in the order in which the program gets them: window by window."""
-    return np.argsort(_window_numbers(vision, crop), kind="stable")
-
-
-def _window_numbers(vision: Vision, crop: Crop) -> NDArray[np.int64]:
-    """Return the number of the window of each square of a crop."""
-    rows, columns = np.divmod(np.arange(crop.num_tokens), crop.columns)
-    return rows // vision.window * crop.columns + columns // vision.window
-
-
-def _windows(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the number of the window of each patch, and where windows start."""
-    sizes = [np.unique(_window_numbers(vision, crop), return_counts=True)[1] * vision.num_patches for crop in crops]
-    counts = np.concatenate(sizes)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return np.repeat(np.arange(len(counts), dtype=np.int32), counts), starts
-
-
-def _taps(vision: Vision, points: Sequence[tuple[Crop, NDArray[np.int32]]]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return, for each patch of some crops, the four entries of the table of positions between which it lies, and the share of each. The
-    table is stretched over the crop, so that their corners meet."""
-    taps: list[NDArray[np.int32]] = []
-    shares: list[NDArray[np.float32]] = []
-    last = vision.table_edge - 1
-    for crop, at in points:
-        extents = np.array([crop.rows, crop.columns], np.float32) * np.float32(vision.merge)
-        places = at.astype(np.float32) * np.float32(last) / np.maximum(extents - 1, np.float32(1))  # [patches, 2]
-        low = np.floor(places)
-        part = places - low
-        near = low.astype(np.int32)
-        far = np.minimum(near + 1, last)
-        rows, columns = (np.stack([near[:, axis], far[:, axis]], axis=1) for axis in range(2))
-        down, across = (np.stack([1 - part[:, axis], part[:, axis]], axis=1) for axis in range(2))
-        taps.append((rows[:, :, None] * vision.table_edge + columns[:, None, :]).reshape(-1, 4))
-        shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4))
-    return np.concatenate(taps), np.concatenate(shares)

@@ -29,13 +29,18 @@ class Sight:
     marker: str
     image_text: str  # text of the image token
     decoder: ImageDecoder
+    begin: str = ""  # text of the token that the tokenizer puts before every text; empty: there is none
 
     @staticmethod
     def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
         """Return what a model sees, or None if its vocabulary lacks the image token or the marker."""
         image = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
         has_marker = not vision.marker or vision.marker.encode() in tokenizer.special_texts.values()
-        return Sight(vision, vision.marker or image, image, decoder) if image and has_marker else None
+        if not image or not has_marker:
+            return None
+        begin = tokenizer.encode("", add_special_tokens=True)[:1]
+        text = tokenizer.special_texts.get(begin[0], b"").decode(errors="replace") if begin else ""
+        return Sight(vision, vision.marker or image, image, decoder, text)
 
     def plan(self, detail: str | None) -> Plan:
         """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
@@ -46,7 +51,9 @@ class Sight:
         return Plan(*edge, vision.fit, vision.filter, vision.longest_edge, splits, vision.most_crops, *pixels)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
-        """Return a prompt with the tokens of each image in place of its marker."""
+        """Return a prompt with the tokens of each image in place of its marker. A prompt begins with the token that the tokenizer puts
+        before texts, even if the template does not write it: that of LLaVA relies on its processor."""
+        prompt = prompt if prompt.startswith(self.begin) else self.begin + prompt
         pieces = prompt.split(self.marker)
         if len(pieces) != len(pictures) + 1:
             message = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, read_activation, text_fields
-from compiler.frontend.cutting import CENTRE, STRETCHED
+from compiler.frontend.cutting import BICUBIC, CENTRE, STRETCHED
 from compiler.frontend.families import llama, mistral, qwen2
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -28,7 +28,8 @@ OF_DECODERS = {
     "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
     "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768},
 }
-ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, STRETCHED)}
+SIGLIP_CUTTING = replace(STRETCHED, filter=BICUBIC)
+ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, SIGLIP_CUTTING)}
 # LLaVA 1.5 as its authors trained it, with which transformers completes a model without vision_config
 OF_AUTHORS = {
     "hidden_size": 1024,

@@ -28,7 +28,8 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
-from deploy.model_loading.seeing import encoded, seeing_limits
+from deploy.model_loading.patches import encoded
+from deploy.model_loading.seeing import seeing_limits
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
 from server.engine.axes import axes_of
@@ -241,6 +242,27 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "qwen2_5_vl": Fit.FREE,
         "qwen3_vl": Fit.FREE,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "filter", "mean"),
+    [("gemma3", 2, 0.5), ("llava", 3, 0.48145466), ("llava_siglip", 3, 0.5), ("internvl", 3, 0.48145466), ("qwen2_vl", 3, 0.48145466)],
+)
+def test_what_the_file_of_the_processor_omits_is_that_of_its_class(tmp_path: Path, name: str, filter: int, mean: float) -> None:
+    vision = load_config(SUBJECTS[name].folder).vision
+    assert vision is not None
+    given = {key: value for key, value in SUBJECTS[name].processor.items() if key not in ("resample", "image_mean", "image_std")}
+    plain = parse_config(SUBJECTS[name].config).vision
+    assert plain is not None
+    found = read_cutting(written(tmp_path, "preprocessor_config.json", given), plain)
+    assert (found.filter, found.mean[0]) == (filter, mean)
+
+
+def test_a_qwen3_within_internvl_has_norms_of_heads() -> None:
+    text = {**SUBJECTS["internvl"].config["text_config"], "model_type": "qwen3", "head_dim": 16}
+    config = parse_config({**SUBJECTS["internvl"].config, "text_config": text})
+    module = build_step(config, {}, BOUNDS, DType.F32, F32, entry=BOTH)
+    assert any(weight.name.endswith("layers.0.self_attn.q_norm.weight") for weight in module.graph(BOTH).weights)
 
 
 def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Path) -> None:

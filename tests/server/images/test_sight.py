@@ -33,7 +33,15 @@ def test_an_image_of_one_crop_is_only_the_whole() -> None:
 
 
 class Words:
-    special_texts: ClassVar = {3: b"<soft>", 4: b"<begin>", 5: b"<end>"}
+    special_texts: ClassVar = {1: b"<s>", 3: b"<soft>", 4: b"<begin>", 5: b"<end>"}
+    begin: ClassVar[list[int]] = []
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.begin if add_special_tokens else []
+
+
+class WordsAfterBegin(Words):
+    begin: ClassVar = [1]
 
 
 AROUND = {"marker": "<begin>", "around": ("-<begin>", "<end>-")}
@@ -57,6 +65,12 @@ def test_without_texts_around_an_image_there_are_only_its_tokens() -> None:
 def test_the_crops_of_a_grid_follow_each_other() -> None:
     sight = sight_of(fit=Fit.GRID, **AROUND)
     assert sight is not None and sight.expanded("<begin>", [Picture(1, 2, [CROP] * 3)]) == f"-<begin>{'<soft>' * 6}<end>-"
+
+
+def test_a_prompt_begins_with_the_token_that_the_tokenizer_puts_before_texts() -> None:
+    sight = Sight.of(VISION, cast("Tokenizer", WordsAfterBegin()), DECODER)
+    assert sight is not None
+    assert [sight.expanded(text, []) for text in ("USER: a", "<s>USER: a")] == ["<s>USER: a"] * 2
 
 
 @pytest.mark.parametrize("changes", [{"image_token": 9}, {"marker": "<start>"}])
