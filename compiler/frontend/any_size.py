@@ -1,17 +1,20 @@
 """The program `see` for crops of any size.
 
-    see(patches[p, values], points[p, 2], crop_ids[p], starts[n + 1], (window_ids[p], window_starts[w + 1])?, (taps[p, 4], shares[p, 4])?)
-        -> rows[p / patches of a square, depths * hidden size]
+    see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
+        (taps[q * m, 4], shares[q * m, 4])?) -> rows[q, depths * hidden size]
 
-A patch is a row of bytes, and its point is its row and column in its crop. The patches of each square, which becomes one row, follow each
-other. The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder, which rotate
-queries and keys by row and column: the first half of a head's pairs by the row, the second by the column.
+A crop consists of squares of `m` patches, each of which becomes one row. A patch is a row of bytes, and its point is its row and column in
+its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each patch by a matrix, and
+applies the layers of the encoder, which rotate queries and keys by row and column: the first half of a head's pairs by the row, the second
+by the column.
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too. In
 Qwen3-VL, the sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net
@@ -30,8 +33,9 @@ class AnySize(TowerLayers):
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
     ) -> None:
-        super().__init__(net, vision, squares * vision.num_patches, *crops)
-        self.squares, self.windows, self.taps = squares, windows, taps
+        super().__init__(net, vision, squares * vision.num_patches, crops[0], _starts(net, crops[1]))
+        self.squares, self.taps = squares, taps
+        self.windows = (windows[0], _starts(net, windows[1])) if windows else None
 
     def rows(self, patches: Var, points: Var, size: int) -> Var:
         self.angles = self.rotations(points)
@@ -48,7 +52,7 @@ class AnySize(TowerLayers):
         """Return the cosines and sines of patches, [places, pairs]."""
         net, head = self.net, self.vision.hidden_size // self.vision.num_heads
         frequencies, _ = Rope(self.vision.theta, head // 2).frequencies(1)
-        both = net.call(ROPE_ANGLES, points, Constant(frequencies))  # [places, 2, pairs of each]
+        both = net.call(ROPE_ANGLES, points, Constant(frequencies))  # [squares, patches, 2, pairs of each]
         cosines, sines = (net.reshape(net.field(both, part), self.places, head // 2) for part in range(2))
         return cosines, sines
 
@@ -59,6 +63,7 @@ class AnySize(TowerLayers):
         w = net.as_f32(net.weight(f"{self.encoder}{self.names.patch}.weight", size, COLOURS, vision.num_frames, patch, patch))
         once = net.call(PERMUTE_DIMS, net.call(SUM, w, axes=[2]), axes=(0, 2, 3, 1))
         bias = net.vector(f"{self.encoder}{self.names.patch}.bias", size) if vision.tower is Tower.QWEN3 else None
+        patches = net.reshape(patches, self.places, patch**2 * COLOURS)
         x = net.product(normalised(net, vision, patches), net.reshape(once, size, patch**2 * COLOURS), bias, format=self.format)
         return net.add(x, self.positions()) if self.taps else x
 
@@ -83,10 +88,7 @@ class AnySize(TowerLayers):
         return self.linear(hidden, f"{prefix}{second}", wide, size)
 
     def groups(self, number: int) -> tuple[Var, Var]:
-        if not self.windows or number in self.vision.whole_layers:
-            return super().groups(number)
-        ids, starts = self.windows
-        return ids, starts
+        return super().groups(number) if self.windows is None or number in self.vision.whole_layers else self.windows
 
     def norm(self, x: Var, name: str) -> Var:
         if self.vision.tower is not Tower.QWEN2_5:
@@ -100,3 +102,8 @@ class AnySize(TowerLayers):
         gate, up = (self.linear(h, f"{prefix}{name}_proj", size, wide) for name in ("gate", "up"))
         gated = net.call(MULTIPLY, plain_activation(net, self.vision.activation, gate), up)
         return self.linear(gated, f"{prefix}down_proj", wide, size)
+
+
+def _starts(net: Net, ends: Var) -> Var:
+    """Return where groups of patches start, [groups + 1], as ragged attention reads it."""
+    return net.call(CONCAT, Constant(np.zeros(1, np.int32)), ends, axis=0)

@@ -32,25 +32,26 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
     vision = config.vision
     assert vision is not None
     n, i32 = DimVar("n", 1, most_crops(vision)), DType.I32
-    starts = Var("starts", tensor((n + 1,), i32))
     if not vision.any_size:
+        starts = Var("starts", tensor((n + 1,), i32))
         pixels = Var("pixels", tensor((n, vision.crop_size, vision.crop_size * COLOURS), DType.U8))
         crop_ids = Var("crop_ids", tensor((n * vision.num_places,), i32))
         with net.function(ENTRY, (pixels, crop_ids, starts)):
             net.builder.returns(Squares(net, vision, Dim.of(n), crop_ids, starts).rows(pixels, config.hidden_size))
         return
     squares = DimVar("squares", 1, vision.most_squares)
-    places = squares * vision.num_patches
-    patches = Var("patches", tensor((places, vision.patch_size**2 * COLOURS), DType.U8))
-    points = Var("points", tensor((places, 2), i32))
-    crop_ids = Var("crop_ids", tensor((places,), i32))
+    each = vision.num_patches
+    places = squares * each
+    patches = Var("patches", tensor((squares, each, vision.patch_size**2 * COLOURS), DType.U8))
+    points = Var("points", tensor((squares, each, 2), i32))
+    crops = Var("crop_ids", tensor((places,), i32)), Var("ends", tensor((n,), i32))
     windows: tuple[Var, ...] = ()
     taps: tuple[Var, ...] = ()
     if vision.window:
         w = DimVar("w", 1, vision.most_squares)
-        windows = Var("window_ids", tensor((places,), i32)), Var("window_starts", tensor((w + 1,), i32))
+        windows = Var("window_ids", tensor((places,), i32)), Var("window_ends", tensor((w,), i32))
     if vision.table_edge:
         taps = Var("taps", tensor((places, TAPS), i32)), Var("shares", tensor((places, TAPS), DType.F32))
-    with net.function(ENTRY, (patches, points, crop_ids, starts, *windows, *taps)):
-        encoder = AnySize(net, vision, Dim.of(squares), (crop_ids, starts), windows, taps)
+    with net.function(ENTRY, (patches, points, *crops, *windows, *taps)):
+        encoder = AnySize(net, vision, Dim.of(squares), crops, windows, taps)
         net.builder.returns(encoder.rows(patches, points, config.hidden_size))

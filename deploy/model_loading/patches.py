@@ -35,26 +35,28 @@ def inputs_of(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]
     pixels = [np.frombuffer(crop.pixels, np.uint8) for crop in crops]
     counts = [vision.num_places * (crop.num_tokens // vision.num_rows) for crop in crops]
     crop_ids = np.repeat(np.arange(len(crops), dtype=np.int32), counts)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    ends = np.cumsum(counts, dtype=np.int32)
     if not vision.any_size:
+        starts = np.concatenate([[0], ends]).astype(np.int32)
         return np.concatenate(pixels).reshape(-1, vision.crop_size, vision.crop_size * COLOURS), crop_ids, starts
     patches, points = zip(*(_patches(vision, crop, one) for crop, one in zip(crops, pixels, strict=True)), strict=True)
     windows = _windows(vision, crops) if vision.window else ()
     taps = _taps(vision, crops, points) if vision.table_edge else ()
-    return np.concatenate(patches), np.concatenate(points), crop_ids, starts, *windows, *taps
+    return np.concatenate(patches), np.concatenate(points), crop_ids, ends, *windows, *taps
 
 
 def _patches(vision: Vision, crop: Crop, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Ints]:
-    """Return the patches of a crop of any size, those of each square one after the other: their bytes, and their rows and columns."""
+    """Return the patches of a crop of any size: their bytes, [squares, patches, values], and their rows and columns, [squares, patches,
+    2]."""
     patch, merge = vision.patch_size, vision.merge
     lines = pixels.reshape(crop.rows, merge, patch, crop.columns, merge, patch * COLOURS)
     grid = np.stack(np.divmod(np.arange(crop.rows * crop.columns * merge**2, dtype=np.int32), crop.columns * merge), axis=1)
-    points = grid.reshape(crop.rows, merge, crop.columns, merge, 2).transpose(0, 2, 1, 3, 4).reshape(crop.num_tokens, -1)
-    patches = lines.transpose(0, 3, 1, 4, 2, 5).reshape(crop.num_tokens, -1)
+    points = grid.reshape(crop.rows, merge, crop.columns, merge, 2).transpose(0, 2, 1, 3, 4).reshape(crop.num_tokens, -1, 2)
+    patches = lines.transpose(0, 3, 1, 4, 2, 5).reshape(crop.num_tokens, -1, patch**2 * COLOURS)
     if vision.window:
         order = _order(vision, crop)
         patches, points = patches[order], points[order]
-    return patches.reshape(-1, patch**2 * COLOURS), points.reshape(-1, 2)
+    return patches, points
 
 
 def _order(vision: Vision, crop: Crop) -> NDArray[np.int64]:
@@ -69,11 +71,10 @@ def _window_numbers(vision: Vision, crop: Crop) -> NDArray[np.int64]:
 
 
 def _windows(vision: Vision, crops: Sequence[Crop]) -> tuple[Ints, Ints]:
-    """Return the number of the window of each patch, and where windows start."""
+    """Return the number of the window of each patch, and after which patch each window ends."""
     sizes = [np.unique(_window_numbers(vision, crop), return_counts=True)[1] * vision.num_patches for crop in crops]
     counts = np.concatenate(sizes)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return np.repeat(np.arange(len(counts), dtype=np.int32), counts), starts
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.cumsum(counts, dtype=np.int32)
 
 
 def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tuple[Ints, NDArray[np.float32]]:
@@ -84,7 +85,7 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
     last = vision.table_edge - 1
     for crop, at in zip(crops, points, strict=True):
         extents = np.array([crop.rows, crop.columns], np.float32) * np.float32(vision.merge)
-        places = at.astype(np.float32) * np.float32(last) / np.maximum(extents - 1, np.float32(1))  # [patches, 2]
+        places = at.reshape(-1, 2).astype(np.float32) * np.float32(last) / np.maximum(extents - 1, np.float32(1))  # [patches, 2]
         low = np.floor(places)
         near, part = low.astype(np.int32), places - low
         far = np.minimum(near + 1, last)
