@@ -89,9 +89,8 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
         low = np.floor(places)
         near, part = low.astype(np.int32), places - low
         far = np.minimum(near + 1, last)
-        (rows, down), (columns, across) = (
-            (np.stack([near[:, axis], far[:, axis]], axis=1), np.stack([1 - part[:, axis], part[:, axis]], axis=1)) for axis in range(2)
-        )
+        rows, columns = (np.stack([near[:, axis], far[:, axis]], axis=1) for axis in range(2))
+        down, across = (np.stack([np.float32(1) - part[:, axis], part[:, axis]], axis=1) for axis in range(2))
         taps.append((rows[:, :, None] * vision.table_edge + columns[:, None, :]).reshape(-1, 4))
         shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4))
     return np.concatenate(taps), np.concatenate(shares)

@@ -140,7 +140,9 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
 
 
 def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
-    worker, counts = rig(seeing=replace(model.step_model.limits.seeing, cost=512)), []  # as much as a step's budget of prompt tokens
+    seeing, counts = model.step_model.limits.seeing, []
+    # Even a crop with a single token costs as much as a step's budget of prompt tokens.
+    worker = rig(seeing=replace(seeing, cost=512 * seeing.example.num_tokens))
     seer = model.step_model._seer
     look = seer.look
 

@@ -3,6 +3,9 @@ those of a decoder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from compiler.frontend.config import ModelConfig, read_activation
 from compiler.frontend.cutting import FREE
 from compiler.frontend.families import llama, qwen2
@@ -12,7 +15,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.towers import read_square
 from compiler.frontend.vision import Connector, Tower, Vision
 
-WINDOWED = {
+WINDOWED: Mapping[str, Any] = {
     **{name: ENCODER[name] for name in ("depth", "num_heads", "patch_size", "spatial_merge_size", "temporal_patch_size")},
     "hidden_size": 3584,
     "intermediate_size": 3420,

@@ -3,7 +3,9 @@ image have three coordinates."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation, text_fields
 from compiler.frontend.cutting import FREE
@@ -14,7 +16,7 @@ from compiler.frontend.rope import read_axes
 from compiler.frontend.towers import check_tokens, read_square
 from compiler.frontend.vision import Connector, Tower, Vision
 
-ENCODER = {
+ENCODER: Mapping[str, Any] = {
     "depth": 32,
     "embed_dim": 1280,
     "num_heads": 16,

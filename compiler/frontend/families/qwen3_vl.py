@@ -3,9 +3,10 @@ several layers of the encoder to its first layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import isqrt
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation, text_fields
 from compiler.frontend.cutting import FREE
@@ -16,7 +17,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.towers import read_square
 from compiler.frontend.vision import Connector, Tower, Vision
 
-ENCODER = {
+ENCODER: Mapping[str, Any] = {
     "depth": 27,
     "hidden_size": 1152,
     "intermediate_size": 4304,

@@ -93,11 +93,12 @@ def test_any_image_has_a_middle(size: tuple[int, int]) -> None:
     ("size", "expected"),
     [
         ((1280, 720), (1288, 728)),  # nearest multiples of 28
-        ((42, 70), (56, 84)),  # 1.5 and 2.5 squares become 2, and the image has enough pixels then
+        ((42, 70), (56, 56)),  # 1.5 and 2.5 squares become the even number
         ((10, 10), (56, 56)),
+        ((28, 14), (84, 56)),  # half a square is none, so the image is enlarged
         ((1, 200), (28, 812)),
-        ((10_000, 50), (6748, 28)),
-        ((4000, 3000), (1148, 868)),
+        ((10_000, 50), (9996, 56)),
+        ((4000, 3000), (1148, 840)),
     ],
 )
 def test_sizes_that_keep_their_proportions(size: tuple[int, int], expected: tuple[int, int]) -> None:
