@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 
 from compiler.frontend.errors import ConfigError
@@ -20,6 +21,7 @@ GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, splits=Tru
 MOST_GRID_CROPS = 64
 CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 FREE = Cutting(Fit.FREE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
+CAPPED = Cutting(Fit.CAPPED, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, longest_edge=1024)
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
 
@@ -48,6 +50,8 @@ def read_cutting(folder: Path, vision: Vision) -> Cutting:
             return _whole(fields, vision, found)
         case Fit.FREE:
             return _free(fields, vision, found)
+        case Fit.CAPPED:
+            return _capped(fields, vision, found)
 
 
 def _tiles(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
@@ -87,6 +91,19 @@ def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
         name, where = ("min_pixels", fields) if "min_pixels" in fields else ("shortest_edge", size)
         raise where.error(name, f"a smaller number of pixels; one call of the encoder takes {able}, and images may be long")
     return cutting
+
+
+def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read how long an edge may be. Longer edges than one call of the encoder takes are reduced to that."""
+    size = fields.fields("size", {"longest_edge": found.longest_edge})
+    for name in size.values.keys() - {"longest_edge"}:
+        if name in size:
+            raise fields.error("size", "a longest_edge")
+    patch = fields.raw("patch_size", vision.patch_size)
+    if patch not in (vision.patch_size, {"height": vision.patch_size, "width": vision.patch_size}):
+        raise fields.error("patch_size", f"{vision.patch_size}, as in config.json")
+    able = isqrt(MOST_PATCHES) // vision.merge * vision.crop_size
+    return replace(found, filter=_filter(fields, found), longest_edge=min(size.integer("longest_edge"), able))
 
 
 def _filter(fields: Fields, found: Cutting) -> int:

@@ -6,18 +6,20 @@ embeddings of image tokens. A row depends only on its own crop.
 
 from __future__ import annotations
 
-from compiler.frontend.any_size import AnySize
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS
+from compiler.frontend.pixtral_tower import Pixtral
+from compiler.frontend.qwen_towers import Qwen2, Qwen2_5, Qwen3
 from compiler.frontend.squares import Squares
-from compiler.frontend.vision import MOST_PATCHES, Vision
+from compiler.frontend.vision import MOST_PATCHES, Tower, Vision
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 
 ENTRY = "see"
+ENCODERS = {Tower.QWEN2: Qwen2, Tower.QWEN2_5: Qwen2_5, Tower.QWEN3: Qwen3, Tower.PIXTRAL: Pixtral}  # of crops of any size
 TAPS = 4  # entries of the table of positions between which a patch lies
 MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 
@@ -53,5 +55,5 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
     if vision.table_edge:
         taps = Var("taps", tensor((places, TAPS), i32)), Var("shares", tensor((places, TAPS), DType.F32))
     with net.function(ENTRY, (patches, points, *crops, *windows, *taps)):
-        encoder = AnySize(net, vision, Dim.of(squares), crops, windows, taps)
-        net.builder.returns(encoder.rows(patches, points, config.hidden_size))
+        encoder = ENCODERS[vision.tower](net, vision, Dim.of(squares), crops, windows, taps)
+        net.builder.returns(encoder.rows(patches, points, config))

@@ -8,12 +8,13 @@ from typing import Any
 
 from compiler.frontend.config import read_activation
 from compiler.frontend.fields import Fields
-from compiler.frontend.vision import MOST_PATCHES, Tower, Vision
+from compiler.frontend.vision import MOST_PATCHES, Connector, Tower, Vision
 
 COMMON: Mapping[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 SIGLIP: Mapping[str, Any] = {**COMMON, "image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 CLIP: Mapping[str, Any] = {**COMMON, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 COLOURS = 3
+PIXTRAL_NORM_EPS = 1e-5
 # fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show
 UNREAD = (
     "model_type",
@@ -78,6 +79,39 @@ def read_square(vision: Fields, size: int) -> dict[str, Any]:
         "num_frames": vision.integer("temporal_patch_size"),
         "theta": vision.fields("rope_parameters").number("rope_theta", 10_000.0),
     }
+
+
+def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> Vision:
+    """Return the encoder of a model with Pixtral. `others` are the fields of Vision that the connector determines."""
+    vision = fields.fields("vision_config", defaults)
+    vision.skip("model_type", "image_size", "is_composition")  # the largest image, which the processor states
+    heads, size, patch = vision.integer("num_attention_heads"), vision.integer("hidden_size"), vision.integer("patch_size")
+    if vision.integer("num_channels", COLOURS) != COLOURS:
+        raise vision.error("num_channels", str(COLOURS))
+    if size % (4 * heads):
+        raise vision.error("num_attention_heads", f"a number that divides {size} into heads whose halves consist of pairs")
+    vision.require_equal("head_dim", size // heads, "hidden_size / num_attention_heads")
+    if others["merge"] ** 2 > MOST_PATCHES:
+        raise fields.error("spatial_merge_size", f"at most {isqrt(MOST_PATCHES)}")
+    if fields.raw("vision_feature_layer", -1) != -1:
+        raise fields.error("vision_feature_layer", "-1")
+    return Vision(
+        tower=Tower.PIXTRAL,
+        crop_size=patch * others["merge"],
+        patch_size=patch,
+        hidden_size=size,
+        intermediate_size=vision.integer("intermediate_size"),
+        num_layers=vision.integer("num_hidden_layers", maximum=1000),
+        num_heads=heads,
+        activation=read_activation(vision, "hidden_act", defaults["hidden_act"]),
+        norm_eps=PIXTRAL_NORM_EPS,
+        theta=vision.fields("rope_parameters").number("rope_theta", vision.number("rope_theta", 10_000.0)),
+        connector=Connector.PERCEPTRON,
+        qkv_bias=False,
+        around=("", "[IMG_END]"),
+        between="[IMG_BREAK]",
+        **others,
+    )
 
 
 def check_tokens(fields: Fields, vision: Vision, vocab_size: int, names: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import sqrt
+from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Fit(StrEnum):
     STRETCHED = "stretched"  # both edges become those of one crop
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
     FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
+    CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
 
 
 class Tower(StrEnum):
@@ -32,6 +33,7 @@ class Tower(StrEnum):
     INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
     QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
     QWEN2_5 = "qwen2_5"  # the same with windows, and with the norms and the gated perceptrons of decoders
+    PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
 
 
@@ -53,7 +55,7 @@ class Cutting:
     rescale: float  # factor of the bytes of a pixel
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
-    longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels
+    longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels; capped: at most so many
     most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
     splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
     least_pixels: int = 0  # with any size: an image with fewer pixels is enlarged
@@ -84,7 +86,8 @@ class Vision:
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
-    num_frames: int = 1  # frames of the matrix of patches, all of which show the image
+    between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
+    num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
     theta: float = 10_000.0  # with any size: base of the rotation by row and column
     window: int = 0  # with any size: squares of an edge of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
@@ -120,13 +123,15 @@ class Vision:
 
     @property
     def any_size(self) -> bool:
-        return self.cutting.fit is Fit.FREE
+        return self.cutting.fit in (Fit.FREE, Fit.CAPPED)
 
     @property
     def most_squares(self) -> int:
         """The largest number of squares of which a crop consists, 1 unless crops may have any size."""
         if not self.any_size:
             return 1
+        if self.cutting.fit is Fit.CAPPED:
+            return ceil(self.cutting.longest_edge / self.crop_size) ** 2
         least, most = (pixels / self.crop_size**2 for pixels in (self.cutting.least_pixels, self.cutting.most_pixels))
         # Edges are rounded up in an image that is enlarged, and to at least one square in one that is reduced.
         enlarged = least + sqrt(least * MOST_RATIO) + sqrt(least / MOST_RATIO) + 1

@@ -120,6 +120,7 @@ def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
         most_pixels=cutting.most_pixels,
         marker=vision.marker,
         around=vision.around,
+        between=vision.between,
     )
 
 

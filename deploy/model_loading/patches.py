@@ -6,19 +6,35 @@ window. Only bytes are moved here, except that the shares of the table of positi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.layers.tower import COLOURS
-from compiler.frontend.seeing import ENTRY
+from compiler.frontend.seeing import ENTRY, most_crops
 from compiler.frontend.vision import Vision
 from server.messages import Crop
 
 Rows = NDArray[np.float32]
 Ints = NDArray[np.int32]
+
+
+def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
+    """Yield the crops in lists of those that one call of the program sees."""
+    at_once = most_crops(vision)
+    most_tokens = vision.num_rows * (vision.most_squares if vision.any_size else at_once)
+    found: list[Crop] = []
+    num_tokens = 0
+    for crop in crops:
+        if found and (len(found) == at_once or num_tokens + crop.num_tokens > most_tokens):
+            yield found
+            found, num_tokens = [], 0
+        found.append(crop)
+        num_tokens += crop.num_tokens
+    if found:
+        yield found
 
 
 def encoded(vision: Vision, crops: Sequence[Crop], call: Callable[..., Rows]) -> list[Rows]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.layers.tower import COLOURS
-from compiler.frontend.seeing import most_crops
 from compiler.frontend.vision import Vision
-from deploy.model_loading.patches import Rows, encoded
+from deploy.model_loading.patches import Rows, encoded, together
 from runtime.session import Session
 from server.engine.step_model import SeeingLimits, Seen
 from server.messages import Crop
@@ -26,7 +25,7 @@ def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:
     """Return the limits of a model that sees. The cost of a crop is estimated by the weights that its patches multiply."""
     edge = vision.patches_per_edge // vision.merge
     most, pixels = vision.most_squares, vision.crop_size**2 * COLOURS
-    limits = SeeingLimits(pixels, edge, vision.image_token, 1, most, vision.three_axes, vision.both_ways)
+    limits = SeeingLimits(pixels, edge, vision.image_token, 1, most, vision.three_axes, vision.both_ways, bool(vision.between))
     own = vision.num_layers * vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
     decoder = config.num_layers * config.hidden_size * (4 * config.hidden_size + 3 * config.intermediate_size)
     num_squares = limits.example.num_tokens // edge**2
@@ -52,8 +51,8 @@ class Seer:
     def _looked(self, seen: Sequence[Seen]) -> tuple[NDArray[np.int32], Rows]:
         found = {one.key: rows for one in seen if (rows := self._kept.get(one.key)) is not None}
         unknown = {one.key: one.crop for one in seen if one.key not in found}
-        for keys in self._calls(unknown):
-            found |= zip(keys, self._encoded([unknown[key] for key in keys]), strict=True)
+        rows_of = (rows for crops in together(self._vision, unknown.values()) for rows in self._encoded(crops))
+        found |= zip(unknown, rows_of, strict=True)
         for key, rows in found.items():
             self._kept[key] = rows
             self._kept.move_to_end(key)
@@ -63,21 +62,6 @@ class Seer:
             num_bytes -= rows.nbytes
         at = np.concatenate([np.arange(one.at, one.at + one.count, dtype=np.int32) for one in seen])
         return at, np.concatenate([found[one.key][one.row : one.row + one.count] for one in seen])
-
-    def _calls(self, crops: Mapping[bytes, Crop]) -> Iterator[list[bytes]]:
-        """Yield the keys of crops that are encoded together."""
-        keys: list[bytes] = []
-        num_tokens = 0
-        at_once = most_crops(self._vision)
-        most_tokens = self._vision.num_rows * (self._vision.most_squares if self._vision.any_size else at_once)
-        for key, crop in crops.items():
-            if keys and (len(keys) == at_once or num_tokens + crop.num_tokens > most_tokens):
-                yield keys
-                keys, num_tokens = [], 0
-            keys.append(key)
-            num_tokens += crop.num_tokens
-        if keys:
-            yield keys
 
     def _encoded(self, crops: Sequence[Crop]) -> list[Rows]:
         return encoded(self._vision, crops, self._session.call)

@@ -156,11 +156,11 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
         crops = item.seq.request.crops
         if not crops or item.start >= crops[-1].stop:
             continue
-        for placed in crops:
-            start, stop = max(placed.start, item.start), min(placed.stop, item.stop)
-            if start < stop:
-                at, row = int(first) + start - item.start, start - placed.start
-                found.append(Seen(placed.crop, placed.key, at, row, stop - start, placed.stop - 1))
+        found += (
+            Seen(placed.crop, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
+            for placed in crops
+            for start, count, row in placed.runs(item.start, item.stop)
+        )
     return tuple(found)
 
 

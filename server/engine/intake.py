@@ -155,10 +155,13 @@ def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCro
     found: list[PlacedCrop] = []
     for crop, first, end in zip(submit.crops, ends, ends[1:], strict=False):
         start, stop = int(places[first]), int(places[end - 1]) + 1
-        if stop - start != crop.num_tokens:
-            raise RequestError(ErrorCode.INVALID_VALUE, f"the image tokens from {start} to {stop} have others between them")
+        stride = crop.columns + seeing.has_breaks
+        wanted = start + np.add.outer(np.arange(crop.rows) * stride, np.arange(crop.columns)).ravel()
+        if not np.array_equal(places[first:end], wanted):
+            text = f"the image tokens from {start} to {stop} have others between them than the {crop.rows} rows of an image"
+            raise RequestError(ErrorCode.INVALID_VALUE, text)
         origin = start + (found[-1].offset if found else 0)
-        found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop, origin))
+        found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop, origin, stride))
     return tuple(found)
 
 

@@ -100,6 +100,7 @@ class SeeingLimits:
     most_squares: int = 1
     three_axes: bool = False  # tokens of images have three coordinates, by which the model rotates queries and keys
     both_ways: bool = False  # the tokens of a crop attend to each other in both directions, so all of them are in one step
+    has_breaks: bool = False  # another token stands between two rows of tokens of a crop
 
     @property
     def example(self) -> Crop:

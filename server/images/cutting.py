@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_EDGE = 4096  # of an image before its edges become multiples of a crop's edge
 MOST_RATIO = 64  # of the longer edge to the shorter one in an image that is scaled as a whole before its middle is cut out
 MOST_FREE_RATIO = 200  # of the longer edge to the shorter one in an image that keeps its proportions
-LOW_SQUARES = 256  # squares of an image that keeps its proportions, with detail `low`
+LOW_EDGE = 16  # squares of an edge of an image that keeps its proportions, with detail `low`, or of a square with as many pixels
 
 Size = tuple[int, int]  # width and height
 
@@ -34,7 +34,7 @@ class CuttingFault(ValueError):
 class Plan:
     """How images are cut."""
 
-    crop_size: int  # pixels of an edge of a crop; with FREE, the edges of a crop are multiples of it
+    crop_size: int  # pixels of an edge of a crop; with FREE or CAPPED, the edges of a crop are multiples of it
     edge_tokens: int  # rows and columns of tokens of a square with this edge
     fit: Fit
     filter: int  # number of the filter in Pillow
@@ -118,6 +118,13 @@ def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int) -> Siz
     return near[0], near[1]
 
 
+def capped_size(size: Size, edge: int, longest_edge: int) -> Size:
+    """Return the size of an image whose longer edge becomes `longest_edge` if it is longer, rounded up to multiples of `edge`."""
+    ratio = max(size) / longest_edge
+    width, height = (max(1, floor(length / ratio)) if ratio > 1 else length for length in size)
+    return ((width - 1) // edge + 1) * edge, ((height - 1) // edge + 1) * edge
+
+
 def middle_of(image: Image, edge: int, filter: int) -> Image:
     """Return the middle of an image after its shorter edge has become `edge`. Of a very long image, only the middle is scaled, which gives
     nearly the same bytes, because the whole could take too much memory."""
@@ -144,6 +151,8 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
         return Grid(0, 0), [plan.crop(resized(image, free_size(image.size, edge, plan.least_pixels, plan.most_pixels)))]
     if plan.fit is Fit.TILES:
         image = resized(image, scaled_size(image.size, plan.longest_edge))
+    if plan.fit is Fit.CAPPED:
+        return Grid(0, 0), [plan.crop(resized(image, capped_size(image.size, edge, plan.longest_edge)))]
     if not plan.splits:
         return Grid(0, 0), [plan.crop(resized(image, (edge, edge)))]
     if plan.fit is Fit.TILES:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import INVALID_VALUE, ApiError
-from server.images.cutting import LOW_SQUARES, Plan
+from server.images.cutting import LOW_EDGE, Plan
 from server.images.decoder import ImageDecoder, Picture
 from server.interfaces import Tokenizer
 from server.messages import Fit, Vision
@@ -46,9 +46,13 @@ class Sight:
         """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
         vision, is_low = self.vision, detail == "low"
         splits = vision.splits and not is_low
-        most = min(vision.most_pixels, LOW_SQUARES * vision.crop_size**2) if is_low else vision.most_pixels
+        low_edge, longest, most = LOW_EDGE * vision.crop_size, vision.longest_edge, vision.most_pixels
+        if is_low and vision.fit is Fit.CAPPED:
+            longest = min(longest, low_edge)
+        if is_low and vision.fit is Fit.FREE:
+            most = min(most, low_edge**2)
         edge, pixels = (vision.crop_size, vision.edge_tokens), (min(vision.least_pixels, most), most)
-        return Plan(*edge, vision.fit, vision.filter, vision.longest_edge, splits, vision.most_crops, *pixels)
+        return Plan(*edge, vision.fit, vision.filter, longest, splits, vision.most_crops, *pixels)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt with the tokens of each image in place of its marker. A prompt begins with the token that the tokenizer puts
@@ -69,7 +73,8 @@ class Sight:
     def _written(self, picture: Picture) -> str:
         if self.vision.fit is not Fit.TILES:
             begin, end = self.vision.around
-            return f"{begin}{self.image_text * picture.num_tokens}{end}"
+            rows = (row for crop in picture.crops for row in [self.image_text * crop.columns] * crop.rows)
+            return f"{begin}{self.vision.between.join(rows)}{end}"
         tokens = self.image_text * picture.crops[-1].num_tokens
         rows = [
             "".join(f"{AROUND}<row_{row + 1}_col_{column + 1}>{tokens}" for column in range(picture.columns)) + "\n"

@@ -20,6 +20,7 @@ import numpy as np
 
 from tests.golden.vision import CONTINUATION, CONVERSATIONS, SIZES, SUBJECTS, Subject
 
+FEATURES = ("pixel_values", "image_grid_thw", "image_sizes")  # what image processors give to the encoder
 MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
 
 
@@ -84,6 +85,9 @@ def make(subject: Subject) -> None:
     module, _, name = subject.classes[1].rpartition(".")
     cutter = getattr(import_module(f"transformers.models.{module}"), name)
     options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
+    is_qwen = "merge_size" in subject.processor
+    if subject.any_size and not is_qwen:
+        options["patch_size"] = {"height": subject.square, "width": subject.square}  # as PixtralProcessor asks for
     images = cutter(**options)
     if subject.any_size:
         processor = AnySizeProcessor(subject, images, words)
@@ -109,12 +113,12 @@ def make(subject: Subject) -> None:
         arrays[f"image_{number}"] = np.frombuffer(file, np.uint8)
         plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})
         given = plain([[shown(file)]], return_tensors="np")
-        crops = whole(subject, given) if subject.any_size else np.asarray(given["pixel_values"])
+        crops = whole(subject, given) if is_qwen else np.asarray(given["pixel_values"])
         crops = crops.reshape(-1, *crops.shape[-3:])
         arrays[f"crops_{number}"] = crops.transpose(0, 2, 3, 1).astype(np.uint8)
         pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
-            features = model.model.get_image_features(*(pixels[name] for name in ("pixel_values", "image_grid_thw") if name in pixels))
+            features = model.model.get_image_features(*(pixels[name] for name in FEATURES if name in pixels))
         depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
         rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
         arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
@@ -147,7 +151,7 @@ class InternProcessor:
 
 
 class AnySizeProcessor:
-    """Does what `Qwen2VLProcessor` does with images. That one needs torchvision, for videos."""
+    """Does what `Qwen2VLProcessor` and `PixtralProcessor` do with images. Those need torchvision."""
 
     def __init__(self, subject: Subject, images: Any, words: Any) -> None:
         self.subject, self.images, self.words = subject, images, words
@@ -159,8 +163,14 @@ class AnySizeProcessor:
         first, *pieces = text.split(self.subject.image_text)
         given = self.images(images, return_tensors="pt") if images else {}
         counts = [int(grid.prod()) // self.subject.processor["merge_size"] ** 2 for grid in given.get("image_grid_thw", ())]
-        whole = first + "".join(self.subject.image_text * count + piece for count, piece in zip(counts, pieces, strict=True))
+        shown = [self.subject.image_text * count for count in counts] or [self.rows(*size) for size in given.get("image_sizes", ())]
+        whole = first + "".join(one + piece for one, piece in zip(shown, pieces, strict=True))
         return {"input_ids": self.words(whole, return_tensors="pt", add_special_tokens=False)["input_ids"], **given}
+
+    def rows(self, height: int, width: int) -> str:
+        """Return the tokens of an image of Pixtral."""
+        row = self.subject.image_text * (width // self.subject.square)
+        return "[IMG_BREAK]".join([row] * (height // self.subject.square)) + "[IMG_END]"
 
 
 def whole(subject: Subject, given: Any) -> Any:
@@ -181,7 +191,7 @@ def fill(subject: Subject, name: str, parameter: Any) -> None:
     scale = 0.6 if "embedd" in name and "patch" not in name else scale
     if subject.name == "gemma3" and "embed_tokens" in name:
         scale /= parameter.shape[1] ** 0.5  # Gemma scales embeddings; large ones would outweigh the layers, and the text repeat itself
-    is_norm = ("norm" in name or "ln_q" in name) and name.endswith("weight")
+    is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
     adds_one = subject.name == "gemma3" and parameter.ndim == 1 and "vision_tower" not in name  # norms of Gemma add 1 to their weights
     parameter.normal_(0, scale).add_(1.0 if is_norm and not adds_one else 0.0)
 
@@ -194,10 +204,11 @@ def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: 
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     given = processor(text=prompt, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
     ids = given["input_ids"][0].tolist()
-    pixels = {name: given[name] for name in ("pixel_values", "pixel_attention_mask", "image_grid_thw") if name in given}
+    pixels = {name: given[name] for name in (*FEATURES, "pixel_attention_mask") if name in given}
     prompt_ids, rows = list(ids), []
     for _ in range(CONTINUATION):
-        which = "token_type_ids" if subject.config["model_type"] == "gemma3" else "mm_token_type_ids" if subject.any_size else ""
+        is_gemma, is_qwen = subject.config["model_type"] == "gemma3", "merge_size" in subject.processor
+        which = "token_type_ids" if is_gemma else "mm_token_type_ids" if is_qwen else ""
         types = {which: (torch.tensor([ids]) == subject.image).long()} if which else {}
         row = model(input_ids=torch.tensor([ids]), use_cache=False, **pixels, **types).logits[0, -1].numpy()
         second, first = np.sort(row)[-2:]

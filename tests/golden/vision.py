@@ -52,6 +52,7 @@ class Subject:
     classes: tuple[str, str]  # of transformers: the processor, and that of images on Pillow
     options: Mapping[str, Any]  # of the processor
     special_names: Mapping[str, str]  # attributes of the tokenizer, and the special tokens that they name
+    square: int = 0  # pixels of an edge of a square of a crop that may have any size; 0: crops have one size
 
     @property
     def folder(self) -> Path:
@@ -59,13 +60,13 @@ class Subject:
 
     @property
     def any_size(self) -> bool:
-        return "merge_size" in self.processor
+        return self.square > 0
 
     @property
     def crop(self) -> int:
         """The pixels of an edge of a crop; of a square of a crop that may have any size."""
         if self.any_size:
-            return self.processor["patch_size"] * self.processor["merge_size"]
+            return self.square
         size = self.config["vision_config"]["image_size"]
         return size[0] if isinstance(size, list) else size
 
@@ -384,6 +385,7 @@ def _qwen2_vl() -> Subject:
         image_text="<|image_pad|>",
         template=QWEN,
         rows=1,
+        square=2 * PATCH,
         classes=("Qwen2VLProcessor", "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"),
         options={},
         special_names={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
@@ -442,6 +444,54 @@ def _qwen3_vl() -> Subject:
     return replace(like, name="qwen3_vl", config={**like.config, **changes}, processor={**processor, "size": size})
 
 
+def _mistral3() -> Subject:
+    special = ("<s>", "</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    text = {**_text("mistral", 1e-5, special), "head_dim": 16, "sliding_window": None}
+    return Subject(
+        "mistral3",
+        config={
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "image_token_index": _token(special, "[IMG]"),
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": False,
+            "vision_feature_layer": -1,
+            "text_config": text,
+            "vision_config": {
+                **ENCODER,
+                "model_type": "pixtral",
+                "head_dim": 12,
+                "hidden_act": "silu",
+                "image_size": 96,
+                "patch_size": PATCH,
+            },
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": PATCH, "width": PATCH},
+            "resample": 3,
+            "size": {"longest_edge": 96},  # the other edges of some images are rounded up
+        },
+        special=special,
+        image_text="[IMG]",
+        template=(
+            "<s>{% for message in messages %}{% if message['role'] == 'user' %}[INST]"
+            "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for block in message['content'] %}"
+            "{% if block['type'] == 'text' %}{{ block['text'] }}{% elif block['type'] in ['image', 'image_url'] %}[IMG]{% endif %}"
+            "{% endfor %}{% endif %}[/INST]{% else %}{{ message['content'] }}</s>{% endif %}{% endfor %}"
+        ),
+        rows=1,
+        square=2 * PATCH,
+        classes=("PixtralProcessor", "pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil"),
+        options={"patch_size": PATCH, "spatial_merge_size": 2},
+        special_names={"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+    )
+
+
 FIXED_SIZE = _idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl()
-ANY_SIZE = _qwen2_vl(), _qwen2_5_vl(), _qwen3_vl()
+ANY_SIZE = _qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3()
 SUBJECTS = {subject.name: subject for subject in (*FIXED_SIZE, *ANY_SIZE)}

@@ -35,6 +35,7 @@ class Names:
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # one name: a stacked projection
     out: str = "out_proj"
+    feed: str = "mlp"
     perceptron: tuple[str, str] = ("fc1", "fc2")
     last_norm: str = "post_layernorm"
     scales: tuple[str, str] | None = None  # vectors that multiply the results of the branches of a layer
@@ -57,6 +58,14 @@ NAMES = {
     ),
     Tower.QWEN2: QWEN,
     Tower.QWEN2_5: QWEN,
+    Tower.PIXTRAL: Names(
+        patch="patch_conv",
+        layers="transformer.layers",
+        norms=("attention_norm", "ffn_norm"),
+        attention="attention",
+        out="o_proj",
+        feed="feed_forward",
+    ),
     Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
 }
 
@@ -71,6 +80,8 @@ def normalised(net: Net, vision: Vision, patches: Var) -> Var:
 
 class TowerLayers:
     """The layers of an encoder under construction, for `places` vectors. A place attends to all places of its crop."""
+
+    bias = True  # of all matrices but those of queries, keys and values
 
     def __init__(self, net: Net, vision: Vision, places: Dim, crop_ids: Var, starts: Var) -> None:
         self.net, self.vision, self.names = net, vision, NAMES[vision.tower]
@@ -95,7 +106,7 @@ class TowerLayers:
         mixed = net.call(RAGGED_ATTENTION, q, k, v, *self.groups(number), scale=(size // heads) ** -0.5)
         mixed = net.reshape(mixed, self.places, size)
         x = self.added(x, self.linear(mixed, f"{prefix}{names.attention}.{names.out}", size, size), prefix, 0)
-        return self.added(x, self.fed(self.norm(x, f"{prefix}{names.norms[1]}"), f"{prefix}mlp."), prefix, 1)
+        return self.added(x, self.fed(self.norm(x, f"{prefix}{names.norms[1]}"), f"{prefix}{names.feed}."), prefix, 1)
 
     def groups(self, number: int) -> tuple[Var, Var]:
         """Return to which places a place attends in a layer: the number of each place's group, and where groups start."""
@@ -111,7 +122,7 @@ class TowerLayers:
         return self.linear(up, f"{prefix}{self.names.perceptron[1]}", wide, vision.hidden_size)
 
     def linear(self, x: Var, name: str, in_size: int, size: int) -> Var:
-        return self.net.linear(x, name, in_size, size, bias=True, format=self.format)
+        return self.net.linear(x, name, in_size, size, bias=self.bias, format=self.format)
 
     def added(self, x: Var, branch: Var, prefix: str, number: int) -> Var:
         """Add the result of a branch of a layer."""

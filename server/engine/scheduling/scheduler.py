@@ -352,7 +352,7 @@ class Scheduler:
             return 0
         begins = start == seq.num_reused
         num_tokens = sum(
-            placed.stop - placed.start
+            placed.crop.num_tokens
             for placed in crops
             if placed.start < stop and (placed.start >= start or (begins and placed.stop > start))
         )

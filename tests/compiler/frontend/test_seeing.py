@@ -28,7 +28,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
-from deploy.model_loading.patches import encoded
+from deploy.model_loading.patches import encoded, together
 from deploy.model_loading.seeing import seeing_limits
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
@@ -60,7 +60,7 @@ class Looker:
         return self.files.config.vision
 
     def seen(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
-        """Return the rows of crops, [rows, size], three crops a call."""
+        """Return the rows of crops, [rows, size]."""
         if not crops:
             return np.empty((0, self.files.config.hidden_size * self.vision.num_depths), np.float32)
         return seen(self.call, self.vision, crops)
@@ -99,7 +99,7 @@ class Looker:
 
 
 def seen(call: Call, vision: Vision, crops: Sequence[Crop]) -> NDArray[np.float32]:
-    return np.concatenate([rows for first in range(0, len(crops), 3) for rows in encoded(vision, crops[first : first + 3], call)])
+    return np.concatenate([rows for some in together(vision, crops) for rows in encoded(vision, some, call)])
 
 
 def built(files: ModelFiles) -> Any:
@@ -241,6 +241,7 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "qwen2_vl": Fit.FREE,
         "qwen2_5_vl": Fit.FREE,
         "qwen3_vl": Fit.FREE,
+        "mistral3": Fit.CAPPED,
     }
 
 

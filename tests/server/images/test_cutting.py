@@ -26,6 +26,7 @@ PLANS = {
 }
 
 
+PLANS["mistral3"] = Plan(16, 1, Fit.CAPPED, BICUBIC, longest_edge=96)
 PLANS["qwen2_5_vl"] = PLANS["qwen3_vl"] = PLANS["qwen2_vl"]
 
 

@@ -21,6 +21,7 @@ PLANS = {
     Fit.GRID: Plan(16, 1, Fit.GRID, filter=3, splits=True, most_crops=6),
     Fit.STRETCHED: Plan(16, 1, Fit.STRETCHED, filter=2),
     Fit.CENTRE: Plan(16, 1, Fit.CENTRE, filter=3),
+    Fit.CAPPED: Plan(16, 1, Fit.CAPPED, filter=3, longest_edge=48),
     Fit.FREE: Plan(16, 1, Fit.FREE, filter=3, least_pixels=MOST_SQUARES * 128, most_pixels=MOST_SQUARES * 256),
 }
 
@@ -39,7 +40,8 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
             return error.message
         assert len(picture.crops) == picture.rows * picture.columns + 1
         assert all(len(crop.pixels) == 768 * crop.num_tokens for crop in picture.crops)
-        assert all(1 <= crop.num_tokens <= (MOST_SQUARES if fit is Fit.FREE else 1) for crop in picture.crops)
+        most = {Fit.FREE: MOST_SQUARES, Fit.CAPPED: 9}.get(fit, 1)
+        assert all(1 <= crop.num_tokens <= most for crop in picture.crops)
         return ""
 
     async def check() -> list[str]:
@@ -67,6 +69,6 @@ def test_long_lines_of_pixels(fit: Fit, size: tuple[int, int]) -> None:
 
     async def check() -> None:
         picture = await ImageDecoder(1_000_000, 1 << 30, NOWHERE).decode(data_url(line), replace(PLANS[fit], crop_size=448), "url")
-        assert all(len(crop.pixels) == 448 * 448 * 3 for crop in picture.crops)
+        assert all(len(crop.pixels) == 448 * 448 * 3 * crop.num_tokens for crop in picture.crops)
 
     asyncio.run(check())
