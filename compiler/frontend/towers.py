@@ -13,6 +13,14 @@ from compiler.frontend.vision import MOST_PATCHES, Connector, Tower, Vision
 COMMON: Mapping[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 SIGLIP: Mapping[str, Any] = {**COMMON, "image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 CLIP: Mapping[str, Any] = {**COMMON, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+PIXTRAL: Mapping[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
 COLOURS = 3
 PIXTRAL_NORM_EPS = 1e-5
 # fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show

@@ -17,8 +17,9 @@ from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
 from tests.e2e.test_group_bits import check_after_kills
-from tests.golden.crops import crop_of
-from tests.golden.vision import SUBJECTS, Subject
+from tests.golden.crops import crop_of, tokens_of
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import Subject
 
 pytestmark = pytest.mark.xdist_group("bits of images")
 
@@ -56,9 +57,9 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
     return fresh
 
 
-def crop(subject: Subject, seed: int) -> Crop:
-    """Return a crop of random pixels. Crops of any size have sizes of their own."""
-    rows, columns = ((2, 3), (7, 1), (3, 2))[seed] if subject.any_size else (1, 1)
+def crop(subject: Subject, seed: int, shape: int | None = None) -> Crop:
+    """Return a crop of random pixels. Crops of any size have different shapes."""
+    rows, columns = ((2, 3), (5, 1), (3, 2))[seed if shape is None else shape] if subject.any_size else (1, 1)
     return crop_of(subject, np.random.default_rng(seed).integers(0, 256, (rows * subject.crop, columns * subject.crop, 3)))
 
 
@@ -72,7 +73,7 @@ def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
         prompt, crops = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
         for _ in range(rng.choice((0, 1, 2, 5))):
             crops.append(crop(subject, rng.randrange(3)))
-            prompt += [*rng.sample(words, rng.choice((0, 2))), *[subject.image] * crops[-1].num_tokens]
+            prompt += [*rng.sample(words, rng.choice((0, 2))), *tokens_of(subject, crops[-1])]
         prompt += rng.sample(words, 3)
         params = SamplingParams(
             max_tokens=rng.randrange(12, 30),
@@ -119,7 +120,7 @@ def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
     encode = seer._encoded
     monkeypatch.setattr(seer, "_encoded", lambda crops: encoded.append(len(crops)) or encode(crops))
     worker, params = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    first = Submit("a", (1, *[subject.image] * crop(subject, 0).num_tokens, 2), params, crops=(crop(subject, 0),))
+    first = Submit("a", (1, *tokens_of(subject, crop(subject, 0)), 2), params, crops=(crop(subject, 0),))
     worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
     assert encoded == [1]
     worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
@@ -128,8 +129,8 @@ def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
 
 def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
-    crops = crop(subject, 0), crop(subject, 2)
-    prompt = (*range(20), *[subject.image] * crops[0].num_tokens, *range(20))
+    crops = crop(subject, 0), crop(subject, 2, 0 if subject.between else 2)  # of other proportions, unless tokens show them
+    prompt = (*range(20), *tokens_of(subject, crops[0]), *range(20))
     first, second = (Submit(name, prompt, params, crops=(one,)) for name, one in zip("ab", crops, strict=True))
     worker = rig()
     outcomes = worker.run([first]) | worker.run([second])
@@ -168,7 +169,8 @@ def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, al
 )
 def test_prompts_that_do_not_fit_their_images_are_refused(rig, subject, num_missing: int, gap: int, crops: int, text: str) -> None:
     count = crop(subject, 0).num_tokens
-    tokens = [subject.image] * (count - num_missing)
+    tokens = tokens_of(subject, crop(subject, 0))
+    tokens = tokens[: max(0, len(tokens) - num_missing)]
     prompt = (*tokens[:gap], 1, *tokens[gap:])
     failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), crops=(crop(subject, 0),) * crops))
     assert failure.code is ErrorCode.INVALID_VALUE
@@ -184,7 +186,7 @@ def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig, subject
 
 def test_scores_of_a_prompt_whose_images_are_in_one_step_are_refused(rig, subject, model) -> None:
     params = SamplingParams(max_tokens=3, prompt_logprobs=0)
-    scored = Submit("r", (subject.image,) * crop(subject, 0).num_tokens, params, crops=(crop(subject, 0),))
+    scored = Submit("r", tuple(tokens_of(subject, crop(subject, 0))), params, crops=(crop(subject, 0),))
     if model.step_model.limits.seeing.both_ways:
         assert "prompt_logprobs is given with images" in _failure(rig(), scored).message
     else:

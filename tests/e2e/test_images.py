@@ -21,7 +21,8 @@ import openai
 import pytest
 
 from tests.conftest import DemoServer, serving_demo
-from tests.golden.vision import CONVERSATIONS, SUBJECTS, Subject
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import CONVERSATIONS, Subject
 from tests.server.images.files import data_url, encoded, image
 
 MODEL = SUBJECTS["idefics3"]

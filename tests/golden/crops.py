@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.messages import Crop
-from tests.golden.vision import Subject
+from tests.golden.vision_subject import Subject
 
 
 def crops_of(subject: Subject, numbers: Iterable[int]) -> list[Crop]:
@@ -23,3 +23,10 @@ def crop_of(subject: Subject, pixels: NDArray[Any]) -> Crop:
     height, width, _ = pixels.shape
     edge = isqrt(subject.rows)
     return Crop.of(pixels.astype(np.uint8).tobytes(), height // subject.crop * edge, width // subject.crop * edge)
+
+
+def tokens_of(subject: Subject, crop: Crop) -> list[int]:
+    """Return the tokens of a crop in a prompt."""
+    row = [subject.image] * crop.columns
+    between = [subject.tokens.index(subject.between)] if subject.between else []
+    return [*row, *((between + row) * (crop.rows - 1))]

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.golden.vision import CONTINUATION, CONVERSATIONS, SIZES, SUBJECTS, Subject
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, SIZES, Subject
 
 FEATURES = ("pixel_values", "image_grid_thw", "image_sizes")  # what image processors give to the encoder
 MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
@@ -118,7 +119,7 @@ def make(subject: Subject) -> None:
         arrays[f"crops_{number}"] = crops.transpose(0, 2, 3, 1).astype(np.uint8)
         pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
-            features = model.model.get_image_features(*(pixels[name] for name in FEATURES if name in pixels))
+            features = model.model.get_image_features(**{name: pixels[name] for name in FEATURES if name in pixels})
         depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
         rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
         arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)

@@ -12,18 +12,11 @@ from compiler.frontend.cutting import CAPPED
 from compiler.frontend.families import llama, ministral3, mistral
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import check_tokens, read_pixtral
+from compiler.frontend.towers import PIXTRAL, check_tokens, read_pixtral
 from compiler.frontend.vision import Vision
 
 DECODERS = {"mistral": mistral.read, "ministral3": ministral3.read}
-ENCODER: Mapping[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "hidden_act": "gelu",
-}
+ENCODER: Mapping[str, Any] = {**PIXTRAL, "patch_size": 14}
 IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
 
 

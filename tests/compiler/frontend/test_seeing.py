@@ -36,7 +36,8 @@ from server.engine.axes import axes_of
 from server.engine.intake import placed_crops
 from server.messages import Crop, SamplingParams, Submit
 from tests.golden.crops import crops_of
-from tests.golden.vision import CONVERSATIONS, SIZES, SUBJECTS, Subject
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import CONVERSATIONS, SIZES, Subject
 
 BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
 F32 = WeightFormat(32)
@@ -242,6 +243,7 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "qwen2_5_vl": Fit.FREE,
         "qwen3_vl": Fit.FREE,
         "mistral3": Fit.CAPPED,
+        "pixtral": Fit.CAPPED,
     }
 
 

@@ -12,7 +12,8 @@ from server.images.cutting import CuttingFault, Grid, Plan, best_grid, crops_of,
 from server.messages import Fit
 from tests.golden.crops import crop_of
 from tests.golden.make_vision import shown
-from tests.golden.vision import SIZES, SUBJECTS
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import SIZES
 from tests.server.images.files import image
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
@@ -27,6 +28,7 @@ PLANS = {
 
 
 PLANS["mistral3"] = Plan(16, 1, Fit.CAPPED, BICUBIC, longest_edge=96)
+PLANS["pixtral"] = Plan(8, 1, Fit.CAPPED, BICUBIC, longest_edge=50)
 PLANS["qwen2_5_vl"] = PLANS["qwen3_vl"] = PLANS["qwen2_vl"]
 
 
