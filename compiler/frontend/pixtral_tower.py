@@ -1,4 +1,4 @@
-"""The encoder of Pixtral, with the connector of Mistral 3 or of LLaVA."""
+"""Emit the encoder of Pixtral, with the connector of Mistral 3 or of LLaVA."""
 
 from __future__ import annotations
 

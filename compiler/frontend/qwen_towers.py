@@ -1,4 +1,4 @@
-"""The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""Emit the encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
 
 from __future__ import annotations
 

@@ -24,8 +24,6 @@ Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 NO_AXES: NDArray[np.int32] = np.empty((0, 3), np.int32)
-
-
 EXAMPLE_EDGE = 16  # squares of an edge of the crop whose encoding is measured, if crops consist of so many
 
 
@@ -105,13 +103,16 @@ class SeeingLimits:
     @property
     def example(self) -> Crop:
         """A black crop whose encoding is measured."""
-        edge = min(EXAMPLE_EDGE, isqrt(self.most_squares))
+        edge = self._example_edge
         return Crop.of(bytes(self.square_bytes * edge**2), edge * self.edge_tokens, edge * self.edge_tokens)
 
     def share(self, num_tokens: int) -> float:
         """Return how much of the cost of the example a crop with this number of tokens has."""
-        edge = min(EXAMPLE_EDGE, isqrt(self.most_squares)) * self.edge_tokens
-        return num_tokens / edge**2
+        return num_tokens / (self._example_edge * self.edge_tokens) ** 2
+
+    @property
+    def _example_edge(self) -> int:
+        return min(EXAMPLE_EDGE, isqrt(self.most_squares))
 
     def fault(self, crop: Crop) -> str:
         """Return why the model cannot see a crop, or ""."""

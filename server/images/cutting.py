@@ -2,9 +2,9 @@
 
 For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
 edge, and cut into crops. For InternVL, it is scaled to the grid of crops that fits its proportions best. In both, a last crop shows the
-whole image. For Qwen2-VL, both edges of the image become multiples of that of a token, and the image is one crop. Other models see one
-crop of a fixed size: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so
-the pixels are the same on every machine.
+whole image. For Qwen2-VL and Pixtral, both edges of the image become multiples of the edge of a token, and the image is one crop. Other
+models see one crop of a fixed size: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so the
+pixels are the same on every machine.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
         return Grid(0, 0), [plan.crop(middle_of(image, edge, plan.filter))]
     if plan.fit is Fit.FREE:
         return Grid(0, 0), [plan.crop(resized(image, free_size(image.size, edge, plan.least_pixels, plan.most_pixels)))]
-    if plan.fit is Fit.TILES:
-        image = resized(image, scaled_size(image.size, plan.longest_edge))
     if plan.fit is Fit.CAPPED:
         return Grid(0, 0), [plan.crop(resized(image, capped_size(image.size, edge, plan.longest_edge)))]
+    if plan.fit is Fit.TILES:
+        image = resized(image, scaled_size(image.size, plan.longest_edge))
     if not plan.splits:
         return Grid(0, 0), [plan.crop(resized(image, (edge, edge)))]
     if plan.fit is Fit.TILES:

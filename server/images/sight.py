@@ -6,7 +6,7 @@ becomes the tokens of the image's crops. Idefics3 and SmolVLM were trained with
 
     a fake token, the place of the crop, its image tokens; a line break after each row of crops; at last the same for the whole image
 
-Others were trained with the image tokens of all crops, and with texts before and after them that the family names.
+Others were trained with the image tokens of all crops, and with texts before, after and between their rows that the family names.
 """
 
 from __future__ import annotations
