@@ -38,9 +38,10 @@ class Sight:
         has_marker = not vision.marker or vision.marker.encode() in tokenizer.special_texts.values()
         if not image or not has_marker:
             return None
-        begin = tokenizer.encode("", add_special_tokens=True)[:1]
-        text = tokenizer.special_texts.get(begin[0], b"").decode(errors="replace") if begin else ""
-        return Sight(vision, vision.marker or image, image, decoder, text)
+        marker = vision.marker or image
+        first = tokenizer.encode("", add_special_tokens=True)[:1]
+        begin = tokenizer.special_texts.get(first[0], b"").decode(errors="replace") if first else ""
+        return Sight(vision, marker, image, decoder, "" if begin in (marker, image) else begin)
 
     def plan(self, detail: str | None) -> Plan:
         """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
@@ -57,7 +58,6 @@ class Sight:
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt with the tokens of each image in place of its marker. A prompt begins with the token that the tokenizer puts
         before texts, even if the template does not write it: that of LLaVA relies on its processor."""
-        prompt = prompt if prompt.startswith(self.begin) else self.begin + prompt
         pieces = prompt.split(self.marker)
         if len(pieces) != len(pictures) + 1:
             message = (
@@ -68,7 +68,8 @@ class Sight:
         found = [pieces[0]]
         for picture, piece in zip(pictures, pieces[1:], strict=True):
             found += [self._written(picture), piece]
-        return "".join(found)
+        text = "".join(found)
+        return text if text.startswith(self.begin) else self.begin + text
 
     def _written(self, picture: Picture) -> str:
         if self.vision.fit is not Fit.TILES:
