@@ -17,8 +17,9 @@ from compiler.frontend.seeing import ENTRY, most_crops
 from compiler.frontend.vision import Vision
 from server.messages import Crop
 
-Rows = NDArray[np.float32]
+Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Rows = Floats
 
 
 def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
@@ -93,20 +94,20 @@ def _windows(vision: Vision, crops: Sequence[Crop]) -> tuple[Ints, Ints]:
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.cumsum(counts, dtype=np.int32)
 
 
-def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tuple[Ints, NDArray[np.float32]]:
+def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tuple[Ints, Floats]:
     """Return, for each patch, the four entries of the table of positions between which it lies, and the share of each. `points` has the
     rows and columns of the patches of each crop. The table is stretched over a crop, so that their corners meet."""
     taps: list[Ints] = []
-    shares: list[NDArray[np.float32]] = []
+    shares: list[Floats] = []
     last = vision.table_edge - 1
     for crop, at in zip(crops, points, strict=True):
-        extents = np.array([crop.rows, crop.columns], np.float32) * np.float32(vision.merge)
-        places = at.reshape(-1, 2).astype(np.float32) * np.float32(last) / np.maximum(extents - 1, np.float32(1))  # [patches, 2]
+        spans = np.array([max(vision.merge * count - 1, 1) for count in (crop.rows, crop.columns)], np.float32)
+        places = at.reshape(-1, 2).astype(np.float32) * np.float32(last) / spans  # [patches, 2]
         low = np.floor(places)
         near, part = low.astype(np.int32), places - low
         far = np.minimum(near + 1, last)
         rows, columns = (np.stack([near[:, axis], far[:, axis]], axis=1) for axis in range(2))
-        down, across = (np.stack([np.float32(1) - part[:, axis], part[:, axis]], axis=1) for axis in range(2))
+        down, across = (np.stack([1 - part[:, axis], part[:, axis]], axis=1) for axis in range(2))
         taps.append((rows[:, :, None] * vision.table_edge + columns[:, None, :]).reshape(-1, 4))
-        shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4))
+        shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4).astype(np.float32))
     return np.concatenate(taps), np.concatenate(shares)
