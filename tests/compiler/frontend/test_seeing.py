@@ -37,6 +37,7 @@ from tests.golden.vision_subject import CONVERSATIONS, SIZES, Subject
 
 BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
 F32 = WeightFormat(32)
+MOST_SQUARES = 160
 NUM_PAGES = 1 + BOUNDS.max_context // 16
 IDEFICS3 = SUBJECTS["idefics3"]
 CONFIG = IDEFICS3.config
@@ -204,11 +205,29 @@ def test_few_large_crops_are_encoded_at_once() -> None:
     assert (most_crops(large), most_crops(small)) == (1, 4)
 
 
-def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
-    """27 x 27 patches and heads of 72 elements, as in SmolVLM-2.2B, fill no tile of attention or of products."""
-    vision = {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 304, "image_size": 378, "patch_size": 14}
-    config = parse_config({**CONFIG, "scale_factor": 3, "vision_config": {**CONFIG["vision_config"], **vision, "num_hidden_layers": 1}})
-    module = build_step(config, dtypes_of(files.weights), BOUNDS, DType.F32, F32, entry=BOTH)
+REAL = {
+    # 27 x 27 patches and heads of 72 elements, as in SmolVLM-2.2B, fill no tile of attention or of products
+    "idefics3": {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 304, "image_size": 378, "patch_size": 14},
+    "qwen2_vl": {"embed_dim": 160, "num_heads": 2, "patch_size": 14},
+    "qwen2_5_vl": {"hidden_size": 160, "num_heads": 2, "intermediate_size": 342, "patch_size": 14, "window_size": 112},
+    "qwen3_vl": {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "patch_size": 16, "num_position_embeddings": 2304},
+    "mistral3": {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "intermediate_size": 512, "patch_size": 14},
+}
+SHAPES = {"idefics3": [(9, 9), (9, 9)]}  # rows and columns of the tokens of crops
+ODD_SHAPES = [(9, 13), (1, 7), (5, 2)]  # of models whose crops have any size
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_crops_of_the_size_of_real_models(name: str) -> None:
+    """Patches, heads and matrices have sizes of real models, and windows are not full."""
+    given, weights_of = SUBJECTS[name].config, dtypes_of(open_files(SUBJECTS[name].folder).weights)
+    scale = {"scale_factor": 3} if name == "idefics3" else {}
+    config = parse_config({**given, **scale, "vision_config": {**given["vision_config"], **REAL[name]}})
+    vision = config.vision
+    assert vision is not None
+    cutting = replace(vision.cutting, least_pixels=1, most_pixels=MOST_SQUARES * vision.crop_size**2)
+    config = replace(config, vision=(vision := replace(vision, cutting=cutting)))
+    module = build_step(config, weights_of, BOUNDS, DType.F32, F32, entry=BOTH)
     random = np.random.default_rng(0)
     weights = {
         weight.name: random.normal(1.0 if "norm" in weight.name else 0.0, 0.05, [dim.const for dim in weight.type.shape]).astype(np.float32)
@@ -219,11 +238,14 @@ def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
     session = Session(executable, device_threads=2)
     bind_values(session, executable, SEE, weights)
     interpreter = Interpreter(module)
-    assert config.vision is not None
-    crops = [Crop.of(random.integers(0, 256, 378 * 378 * 3, dtype=np.uint8).tobytes(), 9, 9) for _ in range(2)]
-    rows = seen(session.call, config.vision, crops)
-    assert np.abs(rows - seen(lambda entry, *args: interpreter.call(entry, *args, *weights.values()), config.vision, crops)).max() < 2e-4
-    np.testing.assert_array_equal(seen(session.call, config.vision, crops[1:]), rows[len(rows) // 2 :])
+    edge = vision.crop_size // (vision.patches_per_edge // vision.merge)  # pixels of an edge of a token
+    crops = [
+        Crop.of(random.integers(0, 256, rows * edge * columns * edge * 3, dtype=np.uint8).tobytes(), rows, columns)
+        for rows, columns in SHAPES.get(name, ODD_SHAPES)
+    ]
+    found = seen(session.call, vision, crops)
+    assert np.abs(found - seen(lambda entry, *args: interpreter.call(entry, *args, *weights.values()), vision, crops)).max() < 2e-4
+    np.testing.assert_array_equal(seen(session.call, vision, crops[1:]), found[crops[0].num_tokens :])
 
 
 def test_a_model_without_vision_has_no_inputs_for_images(files: ModelFiles) -> None:
