@@ -62,6 +62,13 @@ def test_without_texts_around_an_image_there_are_only_its_tokens() -> None:
     assert sight is not None and sight.expanded("a<soft>b", [Picture(0, 0, [CROP])]) == "a<soft><soft>b"
 
 
+def test_a_token_stands_between_rows_of_an_image() -> None:
+    sight = sight_of(fit=Fit.CAPPED, between="<break>", around=("", "<end>"))
+    assert sight is not None and sight.expanded("a<soft>b", [Picture(0, 0, [Crop.of(b"", 3, 2)])]) == (
+        "a<soft><soft><break><soft><soft><break><soft><soft><end>b"
+    )
+
+
 def test_the_crops_of_a_grid_follow_each_other() -> None:
     sight = sight_of(fit=Fit.GRID, **AROUND)
     assert sight is not None and sight.expanded("<begin>", [Picture(1, 2, [CROP] * 3)]) == f"-<begin>{'<soft>' * 6}<end>-"
@@ -93,3 +100,11 @@ def test_only_contents_with_images_become_parts() -> None:
 
 def test_detail_low_does_not_split() -> None:
     assert [SIGHT.plan(detail).splits for detail in (None, "auto", "high", "low")] == [True, True, True, False]
+
+
+def test_detail_low_shows_fewer_pixels_of_an_image_of_any_size() -> None:
+    free = sight_of(fit=Fit.FREE, edge_tokens=1, least_pixels=5 * 64, most_pixels=1000 * 64)
+    capped = sight_of(fit=Fit.CAPPED, edge_tokens=1, longest_edge=800)
+    assert free is not None and capped is not None
+    assert [(plan.least_pixels, plan.most_pixels) for plan in map(free.plan, ("high", "low"))] == [(320, 64_000), (320, 256 * 64)]
+    assert [capped.plan(detail).longest_edge for detail in ("high", "low")] == [800, 16 * 8]
