@@ -19,7 +19,6 @@ from deploy.model_loading.known import carried
 from deploy.model_loading.serving import Served, costs_file
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from server.engine.axes import NUM_AXES
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
 
@@ -135,7 +134,6 @@ def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -
     return StepBatch(
         tokens=np.arange(num_seqs * num_each, dtype=np.int32) % limits.vocab_size,
         positions=positions,
-        axes=np.repeat(positions[:, None], NUM_AXES, axis=1),
         query_starts=starts,
         seq_ids=seq_ids,
         context_lens=np.full(num_seqs, context, np.int32),

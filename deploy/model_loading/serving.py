@@ -28,7 +28,7 @@ from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
-from server.engine.axes import NUM_AXES
+from server.engine.axes import along_positions
 from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -105,8 +105,7 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
     seeing = model.limits.seeing
     seen = () if seeing is None or not looks else (Seen(seeing.example, b"", 0, 0, 1),)
-    axes = np.zeros((1, NUM_AXES), np.int32)
-    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen, axes=axes))
+    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
 
@@ -209,7 +208,7 @@ class SeeingModel(CompiledModel):
         self._has_axes = limits.seeing is not None and limits.seeing.three_axes
 
     def run(self, batch: StepBatch) -> Logits:
-        axes = (batch.axes,) if self._has_axes else ()
+        axes = (along_positions(batch.positions) if batch.axes is None else batch.axes,) if self._has_axes else ()
         logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen), *axes)
         return Logits(logits)
 

@@ -17,9 +17,14 @@ from server.engine.request import PlacedCrop
 NUM_AXES = 3
 
 
+def along_positions(positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the coordinates of tokens of text before any image: [tokens, 3]."""
+    return np.repeat(positions[:, None], NUM_AXES, axis=1)
+
+
 def axes_of(crops: Sequence[PlacedCrop], start: int, stop: int) -> NDArray[np.int32]:
     """Return the coordinates of the tokens start .. stop of a sequence with these crops: [tokens, 3]."""
-    found = np.repeat(np.arange(start, stop, dtype=np.int32)[:, None], NUM_AXES, axis=1)
+    found = along_positions(np.arange(start, stop, dtype=np.int32))
     for placed in crops:
         if placed.start >= stop:
             break

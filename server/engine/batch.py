@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.axes import NUM_AXES, axes_of
+from server.engine.axes import along_positions, axes_of
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
-from server.engine.step_model import NO_AXES, NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]
 
@@ -97,7 +97,7 @@ class BatchBuilder:
             hidden_rows=hidden_rows,
             heard=_heard(items, places) if self._hears else (),
             seen=_seen(items, query_starts) if self._sees else (),
-            axes=_axes(items, positions) if self._has_axes else NO_AXES,
+            axes=_axes(items, positions) if self._has_axes else None,
         )
         assert query_starts[-1] == num_tokens, plan
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
@@ -164,9 +164,11 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
     return tuple(found)
 
 
-def _axes(items: list[Item], positions: Ints) -> Ints:
-    """Return the coordinates of the tokens of a step, [tokens, 3]. Those of a sequence without images are its positions."""
-    found = np.repeat(positions[:, None], NUM_AXES, axis=1)
+def _axes(items: list[Item], positions: Ints) -> Ints | None:
+    """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence has images."""
+    if not any(item.seq.request.crops for item in items):
+        return None
+    found = along_positions(positions)
     at = 0
     for item in items:
         if crops := item.seq.request.crops:

@@ -23,7 +23,6 @@ from server.messages import Crop
 Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
-NO_AXES: NDArray[np.int32] = np.empty((0, 3), np.int32)
 EXAMPLE_EDGE = 16  # squares of an edge of the crop whose encoding is measured, if crops consist of so many
 
 
@@ -69,7 +68,8 @@ class StepBatch:
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
     seen: tuple[Seen, ...] = ()  # the crops that have tokens in this step, ascending
-    axes: NDArray[np.int32] = field(default_factory=lambda: NO_AXES)  # [t, 3] coordinates of each token, if the model reads three
+    # [t, 3] coordinates of each token, if the model reads three; None: those of a token are its position
+    axes: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from deploy.model_loading.costs import step_of
 from deploy.model_loading.load import load_model
+from server.engine.axes import along_positions
 from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
@@ -138,6 +140,15 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     assert outcomes["a", 0].logprobs != outcomes["b", 0].logprobs
     worker.run([msgspec.structs.replace(first, request_id="c")])
     assert worker.engine.scheduler.pool.num_found_tokens == 16 + len(prompt) // 16 * 16
+
+
+def test_a_step_of_text_needs_no_coordinates(model) -> None:
+    """Measurements of costs and of quality know nothing of images."""
+    batch = step_of(model.step_model.limits, num_seqs=2, num_each=3, context=5)
+    logits = [
+        model.step_model.download(model.step_model.run(replace(batch, axes=axes))) for axes in (None, along_positions(batch.positions))
+    ]
+    np.testing.assert_array_equal(*logits)
 
 
 def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
