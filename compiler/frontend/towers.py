@@ -23,6 +23,7 @@ PIXTRAL: Mapping[str, Any] = {
 }
 COLOURS = 3
 PIXTRAL_NORM_EPS = 1e-5
+KINDS = ("axial", "default")  # names of the rotation by row and column
 # fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show
 UNREAD = (
     "model_type",
@@ -85,8 +86,16 @@ def read_square(vision: Fields, size: int) -> dict[str, Any]:
         "hidden_size": size,
         "num_heads": heads,
         "num_frames": vision.integer("temporal_patch_size"),
-        "theta": vision.fields("rope_parameters").number("rope_theta", 10_000.0),
+        "theta": _theta(vision),
     }
+
+
+def _theta(vision: Fields) -> float:
+    """Return the base of the rotation by row and column."""
+    rope = vision.fields("rope_parameters")
+    if rope.text("rope_type", KINDS[0]) not in KINDS:
+        raise rope.error("rope_type", " or ".join(KINDS))
+    return rope.number("rope_theta", vision.number("rope_theta", 10_000.0))
 
 
 def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> Vision:
@@ -113,7 +122,7 @@ def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> 
         num_heads=heads,
         activation=read_activation(vision, "hidden_act", defaults["hidden_act"]),
         norm_eps=PIXTRAL_NORM_EPS,
-        theta=vision.fields("rope_parameters").number("rope_theta", vision.number("rope_theta", 10_000.0)),
+        theta=_theta(vision),
         connector=Connector.PERCEPTRON,
         qkv_bias=False,
         around=("", "[IMG_END]"),

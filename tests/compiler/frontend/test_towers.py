@@ -208,6 +208,20 @@ def test_configurations_of_other_encoders_are_refused(part: str, name: str, valu
         parse_config({**CONFIG, part: {**CONFIG[part], name: value}})
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "pixtral"])
+def test_the_base_of_the_rotation_by_row_and_column_is_read(name: str) -> None:
+    given = SUBJECTS[name].config
+
+    def theta(rope: object) -> float | None:
+        vision = parse_config({**given, "vision_config": {**given["vision_config"], "rope_parameters": rope}}).vision
+        return None if vision is None else vision.theta
+
+    assert theta({"rope_type": "axial", "rope_theta": 500.0}) == 500.0
+    assert theta({"rope_type": "default"}) == 10_000.0
+    with pytest.raises(ConfigError, match=r"rope_type of rope_parameters of vision_config .* expected axial or default"):
+        theta({"rope_type": "linear", "factor": 2.0})
+
+
 @pytest.mark.parametrize(
     ("name", "part", "field", "value"),
     [
