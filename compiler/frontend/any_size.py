@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.frontend.config import ModelConfig
 from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS, TowerLayers, normalised
@@ -28,7 +27,7 @@ from compiler.ops.reduce import SUM
 
 
 class AnySize(TowerLayers):
-    """What the encoders have in common. Each has a subclass."""
+    """What the encoders have in common. Each has a subclass with the function `rows`, which returns the rows of squares."""
 
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
@@ -36,9 +35,6 @@ class AnySize(TowerLayers):
         super().__init__(net, vision, squares * vision.num_patches, crops[0], _starts(net, crops[1]))
         self.squares, self.taps = squares, taps
         self.windows = (windows[0], _starts(net, windows[1])) if windows else None
-
-    def rows(self, patches: Var, points: Var, config: ModelConfig) -> Var:
-        raise NotImplementedError
 
     def embedded(self, patches: Var, *, bias: bool = False) -> Var:
         """Return the vectors of patches, [places, size]. An encoder that was trained on pairs of frames sees an image twice."""
