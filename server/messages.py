@@ -11,6 +11,7 @@ text; a worker receives and sends token ids.
 from __future__ import annotations
 
 from enum import StrEnum
+from hashlib import blake2b
 
 import msgspec
 
@@ -105,10 +106,22 @@ class Audio(msgspec.Struct, frozen=True):
 
 
 class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
-    """A square of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
+    """A part of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
 
     pixels: bytes  # three bytes per pixel, line by line
-    digest: bytes  # of the pixels: crops with equal digests are equal
+    rows: int  # rows and columns of its tokens in the prompt
+    columns: int
+    digest: bytes  # of all of the above: crops with equal digests are equal
+
+    @staticmethod
+    def of(pixels: bytes, rows: int, columns: int) -> Crop:
+        digest = blake2b(b"%d %d " % (rows, columns), digest_size=16)
+        digest.update(pixels)
+        return Crop(pixels, rows, columns, digest.digest())
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -291,21 +304,26 @@ class Fit(StrEnum):
     GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
     STRETCHED = "stretched"  # both edges become those of one crop
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
+    FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
+    CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
 
 
 class Vision(msgspec.Struct, frozen=True):
     """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
 
-    crop_size: int  # pixels of an edge of a crop
-    crop_tokens: int
+    crop_size: int  # pixels of an edge of a crop; with FREE or CAPPED, the edges of a crop are multiples of it
+    edge_tokens: int  # rows and columns of tokens of a crop; with FREE or CAPPED, those of a square with this edge
     image_token: int
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
-    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels
+    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels; with CAPPED: at most so many
     splits: bool  # whether an image becomes several crops and a small one of the whole
     most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
+    most_pixels: int = 0  # with FREE: an image with more pixels is reduced
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
 
 
 class Ready(Message, frozen=True, tag=True):

@@ -4,10 +4,11 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
-                                                       for vision models, `seen_at[v], seen_rows[v, size]` follow `hidden_rows`: rows that
-                                                       are read in place of the embeddings of the tokens `seen_at`; then
-                                                       `seen_lasts[v]` if the tokens of an image attend to all of them: the
-                                                       last positions of the images of these tokens
+                                                       for vision models, `seen_at[v], seen_rows[v, depths * size]` follow `hidden_rows`:
+                                                       rows that are read in place of the embeddings of the tokens `seen_at`, and rows that
+                                                       are added to these tokens after the first layers; then `seen_lasts[v]` if the tokens
+                                                       of an image attend to all of them: the last positions of the images of these tokens;
+                                                       then `axes[t, 3]` if tokens of an image have three coordinates
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
@@ -33,6 +34,7 @@ from compiler.frontend.layers.decoder import (
     StateCache,
     Step,
     classified,
+    deepened,
     embed,
     logits,
     stream_norm,
@@ -115,7 +117,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
         states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
         heard=next((_heard_cache(group, s) for _, group in groups if isinstance(group, HeardGroup)), None),
-        seen=_seen_rows(config, bounds) if entry == BOTH and config.vision is not None else None,
+        seen=_seen_rows(config, t, bounds) if entry == BOTH and config.vision is not None else None,
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
@@ -159,10 +161,12 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
     return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), (held,))
 
 
-def _seen_rows(config: ModelConfig, bounds: StepBounds) -> SeenRows:
+def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
     v, i32 = DimVar("v", 0, bounds.max_tokens), DType.I32
-    lasts = Var("seen_lasts", tensor((v,), i32)) if config.vision is not None and config.vision.both_ways else None
-    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)), lasts)
+    vision, size = config.vision, config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
+    lasts = Var("seen_lasts", tensor((v,), i32)) if vision is not None and vision.both_ways else None
+    axes = Var("axes", tensor((t, 3), i32)) if vision is not None and vision.three_axes else None
+    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, size), DType.F32)), lasts, axes)
 
 
 def _prefix(dtypes: Mapping[str, DType]) -> str:
@@ -176,7 +180,7 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
     step.layer_inputs = None if family.layer_inputs is None else family.layer_inputs(step, x)
     x = x if family.widen is None else family.widen(step, x)
     for number in range(step.config.num_layers):
-        x = family.layer(Layer(step, number), x)
+        x = deepened(step, family.layer(Layer(step, number), x), number)
     if entry == HIDDEN:
         hidden = _hidden(step, family, x, batch.logit_rows)
         return hidden if step.config.classes is None else classified(step, hidden, step.config.classes)

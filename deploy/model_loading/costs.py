@@ -109,14 +109,14 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
 
 
 def _crop_s(model: StepModel, one_s: float) -> float:
-    """Return the seconds that encoding a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no images. Each crop
-    has another key, because rows of crops are kept."""
+    """Return the seconds that encoding the example of a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
+    images. Each crop has another key, because rows of crops are kept."""
     seeing = model.limits.seeing
     if seeing is None:
         return 0.0
     batch = step_of(model.limits, num_seqs=1, num_each=1, context=1)
-    pixels = bytes(seeing.crop_bytes)
-    crops = (replace(batch, seen=(Seen(pixels, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
+    crop = seeing.example
+    crops = (replace(batch, seen=(Seen(crop, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
     return max(_fastest(model, crops) - one_s, SHORTEST_S)
 
 

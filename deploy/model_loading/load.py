@@ -109,15 +109,18 @@ def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
     cutting = vision.cutting
     return Vision(
         crop_size=vision.crop_size,
-        crop_tokens=vision.num_rows,
+        edge_tokens=vision.patches_per_edge // vision.merge,
         image_token=vision.image_token,
         fit=Fit(cutting.fit),
         filter=cutting.filter,
         longest_edge=cutting.longest_edge,
         splits=cutting.splits,
         most_crops=cutting.most_crops,
+        least_pixels=cutting.least_pixels,
+        most_pixels=cutting.most_pixels,
         marker=vision.marker,
         around=vision.around,
+        between=vision.between,
     )
 
 

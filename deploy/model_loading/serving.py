@@ -28,6 +28,7 @@ from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
+from server.engine.axes import along_positions
 from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -80,7 +81,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
             if (vision := mode.files.config.vision) is None:
                 return CompiledModel(session, pool, limits)
-            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size))
+            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size * vision.num_depths))
         case Transcriber():
             return HearingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():
@@ -103,7 +104,7 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
     silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
     seeing = model.limits.seeing
-    seen = () if seeing is None or not looks else (Seen(bytes(seeing.crop_bytes), b"", 0, 0, 1),)
+    seen = () if seeing is None or not looks else (Seen(seeing.example, b"", 0, 0, 1),)
     logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
@@ -204,9 +205,11 @@ class SeeingModel(CompiledModel):
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits, seer: Seer) -> None:
         super().__init__(session, pool, limits)
         self._seer = seer
+        self._has_axes = limits.seeing is not None and limits.seeing.three_axes
 
     def run(self, batch: StepBatch) -> Logits:
-        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen))
+        axes = (along_positions(batch.positions) if batch.axes is None else batch.axes,) if self._has_axes else ()
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen), *axes)
         return Logits(logits)
 
 
