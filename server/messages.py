@@ -1,7 +1,8 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
-    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Card  CacheChanged
+    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Working  Card
+                       CacheChanged
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
 `time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
@@ -181,9 +182,17 @@ class Load(Message, frozen=True, tag=True):
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
     label: bool = False  # measure the quality label first, unless an earlier load did
     logs_cache: bool = False  # report changes of the prefix cache
+    # The processes that compute the model's layers one after the other, in this order: LOCAL, or addresses of `relaxserve stage`. The last
+    # one is this worker, which samples. Empty: this worker computes all layers.
+    stages: tuple[str, ...] = ()
+    stage_secret: str = ""  # both ends of a connection to a stage prove that they know it
+    cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided by the memory of the stages
+    layers: tuple[int, int] | None = None  # the first layer that a stage computes, and the one after its last; None: all
     log_level: str = "info"
     log_format: str = "text"
 
+
+LOCAL = "local"  # the stage of a model that is a process of this machine
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
@@ -326,6 +335,18 @@ class Vision(msgspec.Struct, frozen=True):
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
 
 
+class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stage of a model: a process with some of the layers."""
+
+    place: str  # LOCAL, or the address of its host
+    first_layer: int
+    end_layer: int  # the layer after its last one
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    page_bytes: tuple[int, ...] = ()  # of a page of each cache group
+
+
 class Ready(Message, frozen=True, tag=True):
     """The worker is ready. Describes the model and the memory that it takes."""
 
@@ -361,6 +382,11 @@ class Ready(Message, frozen=True, tag=True):
     label: QualityLabel | None = None  # None: it was not measured
     compile_s: float = 0.0
     load_s: float = 0.0
+    stages: tuple[StageReport, ...] = ()  # empty: one process computes all layers
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return tuple(stage.first_layer for stage in self.stages[1:])
 
     @property
     def scoring(self) -> Scoring | None:
@@ -450,12 +476,19 @@ class Stats(Message, frozen=True, tag=True):
     steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
     num_prefill_tokens: int = 0  # prompt tokens of all steps, which num_step_tokens includes
     num_prompt_tokens_left: int = 0  # prompt tokens of unfinished sequences that are not computed yet
+    stages_s: float = 0.0  # time that the worker has waited for other stages of its model
 
 
 class Step(Message, frozen=True, tag=True):
     """A step begins that may take up to `limit_s`. Sent before long steps, and before the next step that is none, with 0."""
 
     limit_s: float
+
+
+class Working(Message, frozen=True, tag=True):
+    """The worker waits for other stages of its model, which have used this much CPU time since it started."""
+
+    cpu_s: float
 
 
 class Card(Message, frozen=True, tag=True):
@@ -493,4 +526,4 @@ class CacheChanged(Message, frozen=True, tag=True):
 
 
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card | CacheChanged
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Working | Card | CacheChanged

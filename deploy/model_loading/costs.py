@@ -21,6 +21,7 @@ from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, Pace, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
+from server.stages.relay import fastest
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
 # of a brief step predict them better than one run of a large step, because other work on a machine slows some runs down.
@@ -44,7 +45,10 @@ def measure_steps(known: Served) -> Timed:
 
 
 def _pace(known: Served, model: StepModel) -> Pace:
-    return Pace(model.limits.max_tokens, step_costs(model, costs_file(known)), known.load.max_gap_ms / 1000)
+    costs = step_costs(model, costs_file(known))
+    if known.relay is not None and not known.relay.shares_cores:
+        known.relay.num_parts = fastest(StepCosts(costs.steps), known.relay.num_stages)
+    return Pace(model.limits.max_tokens, costs, known.load.max_gap_ms / 1000)
 
 
 def costs_of(known: Served, model: StepModel) -> StepCosts:

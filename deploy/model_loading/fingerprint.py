@@ -27,7 +27,7 @@ SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of files tha
 
 def fingerprint_of(known: Compiled) -> str:
     quantised = settings_of(known.load.quantize, known.load.calibrate)
-    parts = known.program.identity, known.numeric_class, _digest_of(known), quantised
+    parts = known.identity, known.numeric_class, _digest_of(known), quantised
     return f"fp_{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
 
 

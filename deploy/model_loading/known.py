@@ -27,6 +27,7 @@ from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice, OutOfMemory, UnsafeCache
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
+from server.stages.relay import Relay
 
 Progress = Callable[[str, float], None]  # called with the current part of a load and the completed fraction of that part
 
@@ -41,6 +42,7 @@ class Asked:
     target: Target
     number: int  # number of the device among the devices of its kind
     progress: Progress = silent
+    relay: Relay | None = None  # the stages of the model before this one; None: this process computes all layers, or an early stage
     began_s: float = field(default_factory=time.perf_counter)
 
 

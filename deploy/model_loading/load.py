@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -16,17 +17,20 @@ from deploy.model_loading.known import Asked, Progress, begin
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
 from deploy.quality.label import kept_label
+from deploy.stages.assemble import assemble, require_supported
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
-from server.messages import CachePages, ClassScores, Fit, Load, PairPrompt, QualityLabel, Ready, Vision
+from server.messages import LOCAL, CachePages, ClassScores, Fit, Load, PairPrompt, QualityLabel, Ready, StageReport, Vision
 
 log = logging.getLogger(__name__)
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
     """Load a model from its source. Every expected failure is a LoadError whose message contains a remedy."""
+    if load.stages:
+        require_supported(load)
     begun, label = begin(load, progress), None
     if load.label and not load.restart:
         begun = advance(begun, Compiled)  # first, so that the measurement uses the program that is served
@@ -47,25 +51,28 @@ def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
 
 def loaded(begun: Asked, label: QualityLabel | None = None) -> LoadedModel:
     """Run the stages that a load has left. `label` is its quality label, if the load asked for it."""
+    begun, reports = assemble(begun) if begun.load.stages else (begun, ())
     known = advance(begun, Timed)
     session, packed = known.session, known.packed  # the model must not keep the other things that are known
     return LoadedModel(
-        _ready(known, label),
+        _ready(known, label, reports),
         known.step_model,
         known.embed_model,
         known.eos_ids,
         known.tokenizer_source.json() if known.mode.generates else None,
         pace=known.pace,
+        relay=known.relay,
         damage=partial(damage, packed),
         card_usage=lambda: session.device.card_usage,
     )
 
 
-def _ready(known: Timed, label: QualityLabel | None) -> Ready:
+def _ready(known: Timed, label: QualityLabel | None, stages: tuple[StageReport, ...]) -> Ready:
     config, plan, program, mode = known.files.config, known.plan, known.program, known.mode
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
     fingerprint = fingerprint_of(known)
+    here = [stage for stage in stages if stage.place == LOCAL] or [plan]  # what this machine's memory holds
     return Ready(
         signature=program.key,
         cache_hit=program.cache_hit,
@@ -73,11 +80,11 @@ def _ready(known: Timed, label: QualityLabel | None) -> Ready:
         context_note=_context_note(known),
         num_pages=plan.num_pages,
         page_size=PAGE_SIZE,
-        weights_bytes=plan.weights_bytes,
-        arena_bytes=plan.arena_bytes,
-        kv_cache_bytes=plan.kv_cache_bytes,
+        weights_bytes=sum(part.weights_bytes for part in here),
+        arena_bytes=sum(part.arena_bytes for part in here),
+        kv_cache_bytes=sum(part.kv_cache_bytes for part in here),
         graphs_bytes=plan.graphs_bytes,
-        cache_groups=_cache_groups(known),
+        cache_groups=_cache_groups(known, stages),
         device_note=known.device_note,
         numeric_class=known.numeric_class,
         fingerprint=fingerprint,
@@ -99,6 +106,7 @@ def _ready(known: Timed, label: QualityLabel | None) -> Ready:
         card=known.session.device.card_usage,
         facts=facts_of(known.files),
         compile_s=program.compile_s,
+        stages=stages,
         load_s=time.perf_counter() - known.began_s,
     )
 
@@ -124,12 +132,16 @@ def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
     )
 
 
-def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
+def _cache_groups(known: Timed, stages: Sequence[StageReport]) -> tuple[CachePages, ...]:
     if known.step_model is None:
         return ()
     limits = known.step_model.limits
     most = (group.most_pages(limits.max_tokens) for group in limits.groups)
-    return tuple(CachePages(of.num_pages, of.page_bytes, of.page_size, each) for of, each in zip(known.plan.groups, most, strict=True))
+    here = [stage.page_bytes for stage in stages if stage.place == LOCAL] or [[group.page_bytes for group in known.plan.groups]]
+    return tuple(
+        CachePages(of.num_pages, sum(page_bytes), of.page_size, each)
+        for of, each, *page_bytes in zip(known.plan.groups, most, *here, strict=True)
+    )
 
 
 def _context_note(known: Timed) -> str:

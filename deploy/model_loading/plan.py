@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -57,6 +57,11 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
+
+    def with_pages(self, num_pages: Sequence[int]) -> Plan:
+        """Return the plan with these numbers of pages, one per cache group."""
+        groups = tuple(replace(group, num_pages=count) for group, count in zip(self.groups, num_pages, strict=True))
+        return replace(self, groups=groups, kv_cache_bytes=sum(group.num_bytes for group in groups), num_pages=sum(num_pages))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -41,6 +41,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     target: str = "host"
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     embeddings: bool = False
+    stages: tuple[str, ...] = ()  # see `Load`
     calibrate: str = ""
     label: bool = False
     aliases: tuple[str, ...] = ()

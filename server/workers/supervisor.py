@@ -42,6 +42,7 @@ from server.messages import (
     Submit,
     TokenEvent,
     Tokens,
+    Working,
 )
 from server.models.processes import usage_of
 from server.workers.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
@@ -109,6 +110,7 @@ class Supervisor:
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
+        self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker has heard
         self._num_fruitless = 0  # workers in a row that died early, before they had produced anything
         self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
@@ -286,9 +288,10 @@ class Supervisor:
                     case Ready():
                         worker.is_up()
                         self._watchdog.expect(0.0)
+                        self._stages_cpu_s = 0.0
                         self._worker, self.card = worker, message.card
                         self.ready_s = time.monotonic()
-                        self._load = msgspec.structs.replace(self._load, restart=True, least_context=message.max_context)
+                        self._load = msgspec.structs.replace(self._load, restart=True, least_context=message.max_context, cuts=message.cuts)
                         return message
                     case LoadFailed():
                         raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)
@@ -307,7 +310,8 @@ class Supervisor:
     async def _supervise(self) -> None:
         while self._worker is not None:
             while (message := await self._worker.receive()) is not None:
-                self._watchdog.hear()
+                if not isinstance(message, Working):
+                    self._watchdog.hear()
                 self._heed(message)
             worker, self._worker, self.card = self._worker, None, None
             self._forget_cache()
@@ -409,7 +413,7 @@ class Supervisor:
             await asyncio.sleep(watchdog.interval_s)
             if self._worker is None or not any(job.in_worker for job in self._jobs.values()):
                 watchdog.hear()
-            elif fault := watchdog.look(usage_of(self._worker.pid).cpu_s):
+            elif fault := watchdog.look(usage_of(self._worker.pid).cpu_s + self._stages_cpu_s):
                 log.warning("%s: worker %d %s", self._load.name, self._worker.pid, fault)
                 watchdog.hear()
                 self._worker.kill()
@@ -449,6 +453,8 @@ class Supervisor:
                     self._worker.kill(is_blameless=True)
             case Step():
                 self._watchdog.expect(message.limit_s)
+            case Working():
+                self._stages_cpu_s = message.cpu_s
             case Stats():
                 self.stats = message
             case Card():

@@ -41,10 +41,10 @@ CLASS_HEAD = "score"  # name of the classification head, which does not have the
 class Batch:
     """The inputs of a step."""
 
-    tokens: Var
+    tokens: Var  # in a program of later layers: the residual stream of the tokens, after the layers before
     positions: Var
     seq_ids: Var
-    logit_rows: Var
+    logit_rows: Var | None  # None: the program has no head
     hidden_rows: Var | None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
@@ -56,7 +56,7 @@ class Batch:
     @property
     def params(self) -> tuple[Var, ...]:
         """The inputs in the order of `runtime.step_arguments`."""
-        rows = (self.logit_rows,) if self.hidden_rows is None else (self.logit_rows, self.hidden_rows)
+        rows = (row for row in (self.logit_rows, self.hidden_rows) if row is not None)
         slots, tables = (cache.slots for cache in self.caches), (cache.page_tables for cache in self.caches)
         states = (self.starts, self.saved, *(var for state in self.states for var in (state.sources, state.pages))) if self.states else ()
         heard = () if self.heard is None else (self.heard,)
