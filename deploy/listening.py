@@ -21,7 +21,7 @@ def listen(host: str, port: int) -> socket.socket:
         # a negative errno is an error of name resolution
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else ""
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}{holder}; choose another with --host or --port") from error
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}{holder}; choose another address or port") from error
 
 
 def holder_of(port: int) -> str:

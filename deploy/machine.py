@@ -54,6 +54,11 @@ class Machine:
         return tuple(f for f in NOTABLE.get(self.target.arch, ()) if f in self.target.features)
 
 
+def free_memory() -> int:
+    """Return the bytes of memory that this process may allocate."""
+    return system_memory().available_bytes
+
+
 def survey() -> Machine:
     gpus, gpu_problem = _gpus()
     return Machine(

@@ -24,6 +24,7 @@ from deploy.library import Downloads
 from deploy.listening import listen
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
+from deploy.stages.secret import read_secret
 from runtime.launch import command
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
@@ -56,7 +57,8 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
-    also = {"logs_cache": events is not None, "log_level": settings.log_level, "log_format": settings.log_format}
+    secret = "" if settings.stage_secret_file is None else read_secret(settings.stage_secret_file, "stage_secret_file")
+    also = {"stage_secret": secret, "logs_cache": events is not None, "log_level": settings.log_level, "log_format": settings.log_format}
     load = msgspec.structs.replace(load_of(spec, hub_token), **also)
     cache = None if events is None else events.source_of(spec.name)
     return Supervisor(WORKER, load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
@@ -68,6 +70,10 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
 
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     """Plan a load in a separate process, because compiling in this process would delay the streams of other models."""
+    if spec.stages:
+        raise LoadError(
+            ErrorCode.INVALID_VALUE, f"{spec.name} has stages, whose memory is planned when they load; leave dry_run or stages out"
+        )
     answer = await _answer_of("the planner", command("deploy.inspection"), load_of(spec, hub_token))
     parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit", "graphs_bytes")
     return Footprint(**{name: answer[name] for name in parts})
@@ -220,11 +226,10 @@ async def _serve(
 def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
     """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
     to start."""
-    from server.app import create_app, prepare_routes
+    from server.app import create_app
     from server.http.server import Server
 
     app = create_app(settings, registry, () if tracer is None else (tracer,))
-    prepare_routes(app)
     return Server(app, settings, registry)
 
 

@@ -25,6 +25,7 @@ from server.defaults import DefaultsError, read_values
 from server.models.sources import GGUF, is_hub_id, names_of, settled, without_host
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
+from server.stages.places import PlaceError, parse_places, require_places
 from server.text.dialects.registry import FORMATS
 
 PREFIX = "RELAXSERVE_"
@@ -57,6 +58,7 @@ SETTINGS = (
     Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
     Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
     Setting("open_metrics", KEYS, "Let /metrics and /load be read without a key."),
+    Setting("stage_secret_file", MODELS, "Secret of stages on other machines."),
     Setting("model_root", MODELS, "Folder below which /admin may load models."),
     Setting("allow_hub", MODELS, "Let /admin download models: by hub id, or by a name of `relaxserve ls --available`."),
     Setting("publish", MODELS, "Model that browsers may download and run at /web/MODEL/; may be repeated."),
@@ -79,8 +81,8 @@ SETTINGS = (
     Setting("max_file_bytes", LIMITS, "Largest uploaded file."),
     Setting("max_audio_bytes", LIMITS, "Largest audio file of a transcription."),
     Setting("max_audio_s", TIMES, "Longest audio of a transcription."),
-    Setting("max_images", LIMITS, "Maximum number of images in a request."),
-    Setting("max_image_pixels", LIMITS, "Maximum number of pixels of an image."),
+    Setting("max_images", LIMITS, "Most images in a request."),
+    Setting("max_image_pixels", LIMITS, "Most pixels of an image."),
     Setting("max_image_bytes", LIMITS, "Largest file of an image that is fetched."),
     Setting("max_held_image_bytes", LIMITS, "Memory for the images of running and waiting requests, per model."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
@@ -165,6 +167,11 @@ def check_models(specs: Iterable[ModelSpec]) -> None:
     for spec in specs:
         if spec.tool_parser is not None and spec.tool_parser not in FORMATS:
             raise SettingsError(f"tool_parser of model {spec.name!r} is {spec.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
+        if spec.stages:
+            try:
+                require_places(spec.stages)
+            except PlaceError as error:
+                raise SettingsError(f"model {spec.name!r}: {error}") from error
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             if not re.fullmatch(NAME, name):
                 raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}; give one as PATH_OR_ID=NAME")
@@ -365,6 +372,14 @@ def model_entry(entry: object, where: str) -> ModelSpec:
         key = re.split(r"\W", place)[0]
         expected = expectation[:1].lower() + expectation[1:]
         raise SettingsError(f"{key} of {where} is {_shown(values.get(key))}; {expected}") from error
+
+
+def stages_of(text: str) -> tuple[str, ...]:
+    """Parse the places of stages. Raise SettingsError if one is wrong."""
+    try:
+        return parse_places(text)
+    except PlaceError as error:
+        raise SettingsError(f"--stages: {error}") from error
 
 
 def model_spec(text: str) -> ModelSpec:

@@ -9,6 +9,8 @@ import sys
 
 from deploy.logs import configure
 from deploy.model_loading.load import load_model
+from runtime import flags
+from runtime.remembered import remember_in
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.messages import Load
 from server.pauses import collect_in_small_portions, switch_often
@@ -17,6 +19,8 @@ from server.pauses import collect_in_small_portions, switch_often
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the tokenizers of constraints use one core
     switch_often()
+    if not (switches := flags.current()).no_cache:
+        remember_in(switches.cache / "kernels")
     gc.freeze()  # exclude imported modules from the garbage collection while compiling
     serve_worker(int(sys.argv[1]), build)
 

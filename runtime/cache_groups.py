@@ -9,6 +9,9 @@ tensors are parameters of the step, the memory plan how many bytes a page has, a
     one state per sequence            a page holds the state after the last token that was computed in it. Every sequence that begins with
                                       the same tokens can continue from the state of a full page. Large states have pages of more tokens.
     keys and values of audio          one page per sequence holds those of all frames of its window of audio
+
+A process that computes only some layers of a model has all groups of the model. A group without any of its layers takes no memory there,
+and no argument of its step.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class KVPool:
         account.resize("kv pool", sum(group.bytes_per_page * count for group, count in zip(groups, num_pages, strict=True)))
         self._device = device
         self.tensors = tuple(
-            tuple(_tensor(device, shape, dtype) for shape, dtype in group.arrays(count))
+            tuple(_tensor(device, shape, dtype) for shape, dtype in group.arrays(count)) if group.layers else ()
             for group, count in zip(groups, num_pages, strict=True)
         )
 

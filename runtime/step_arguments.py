@@ -15,14 +15,18 @@ Ints = NDArray[np.int32]
 
 def step_arguments(
     groups: Sequence[CacheGroup],
-    tokens: Ints,
+    tokens: NDArray[Any],
     positions: Ints,
     query_starts: Ints,
     seq_ids: Ints,
     slots: Sequence[Ints],
     tables: Sequence[Ints],
 ) -> tuple[Any, ...]:
-    """Return the arguments of the step that precede `logit_rows`. `slots` and `tables` have one entry per cache group."""
+    """Return the arguments of the step that precede `logit_rows`. `slots` and `tables` have one entry per cache group. If the step begins
+    at a later layer, `tokens` is their residual stream [t, size]."""
+    if not all(group.layers for group in groups):
+        here = [i for i, group in enumerate(groups) if group.layers]
+        groups, slots, tables = [groups[i] for i in here], [slots[i] for i in here], [tables[i] for i in here]
     if isinstance(groups[-1], HeardGroup):
         others = step_arguments(groups[:-1], tokens, positions, query_starts, seq_ids, slots[:-1], tables[:-1])
         return *others, tables[-1][:, 0]

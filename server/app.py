@@ -69,12 +69,10 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         openapi_url=None,
         redoc_url=None,
         redirect_slashes=False,  # clients handle a redirected POST worse than an error
-        strict_content_type=False,  # Ollama's clients send no content type; the gateway has refused requests from pages of other sites
     )
     routers = endpoints.routers(context)
     for router in routers:
-        app.include_router(router)
-    app.state.routes = [route for router in routers for route in router.routes]
+        app.router.routes.extend(router.routes)  # FastAPI's include_router would build all routes a second time
     describe_answers(app)
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -104,12 +102,6 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
             expose_headers=exposed,
         )
     return app
-
-
-def prepare_routes(app: FastAPI) -> None:
-    """Build what FastAPI otherwise builds when it first compares a route with a request, which would then delay the streams by 40 ms."""
-    for route in app.routes:
-        route.matches({"type": "http", "method": "GET", "path": "", "headers": []})
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -188,7 +180,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 def _allowed(request: Request) -> str:
     """Return the methods of all routes at this path. The framework's error lists only the methods of the first route."""
-    routes: list[BaseRoute] = request.app.state.routes
+    routes: list[BaseRoute] = request.app.routes
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in found for method in route.methods or ()}
     return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
@@ -196,6 +188,6 @@ def _allowed(request: Request) -> str:
 
 def _near(request: Request) -> str | None:
     """Return the existing path most like the requested one: clients often leave out /v1, repeat it, or add a slash."""
-    routes: list[BaseRoute] = request.app.state.routes
+    routes: list[BaseRoute] = request.app.routes
     paths = [route.path for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
     return next(iter(get_close_matches(request.url.path[:200], paths, n=1, cutoff=0.75)), None)

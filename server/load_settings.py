@@ -26,4 +26,7 @@ class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     reserved_bytes: int = 0  # set by the registry: free bytes that the KV cache must leave for models that are not loaded yet
     kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
+    # The processes that compute the model's layers one after the other, in this order: LOCAL, or addresses of `relaxserve stage`. The last
+    # one is this worker, which samples. Empty: this worker computes all layers.
+    stages: tuple[str, ...] = ()
     label: bool = False  # measure the quality label first, unless an earlier load did

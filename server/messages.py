@@ -1,7 +1,8 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
-    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Card  CacheChanged
+    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Working  Card
+                       CacheChanged
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
 `time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
@@ -11,6 +12,7 @@ text; a worker receives and sends token ids.
 from __future__ import annotations
 
 from enum import StrEnum
+from hashlib import blake2b
 
 import msgspec
 
@@ -104,10 +106,22 @@ class Audio(msgspec.Struct, frozen=True):
 
 
 class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
-    """A square of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
+    """A part of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
 
     pixels: bytes  # three bytes per pixel, line by line
-    digest: bytes  # of the pixels: crops with equal digests are equal
+    rows: int  # rows and columns of its tokens in the prompt
+    columns: int
+    digest: bytes  # of all of the above: crops with equal digests are equal
+
+    @staticmethod
+    def of(pixels: bytes, rows: int, columns: int) -> Crop:
+        digest = blake2b(b"%d %d " % (rows, columns), digest_size=16)
+        digest.update(pixels)
+        return Crop(pixels, rows, columns, digest.digest())
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -150,9 +164,14 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
     least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     logs_cache: bool = False  # report changes of the prefix cache
+    stage_secret: str = ""  # both ends of a connection to a stage prove that they know it
+    cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided by the memory of the stages
+    layers: tuple[int, int] | None = None  # the first layer that a stage computes, and the one after its last; None: all
     log_level: str = "info"
     log_format: str = "text"
 
+
+LOCAL = "local"  # the stage of a model that is a process of this machine
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
@@ -273,21 +292,38 @@ class Fit(StrEnum):
     GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
     STRETCHED = "stretched"  # both edges become those of one crop
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
+    FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
+    CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
 
 
 class Vision(msgspec.Struct, frozen=True):
     """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
 
-    crop_size: int  # pixels of an edge of a crop
-    crop_tokens: int
+    crop_size: int  # pixels of an edge of a crop; with FREE or CAPPED, the edges of a crop are multiples of it
+    edge_tokens: int  # rows and columns of tokens of a crop; with FREE or CAPPED, those of a square with this edge
     image_token: int
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
-    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels
+    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels; with CAPPED: at most so many
     splits: bool  # whether an image becomes several crops and a small one of the whole
     most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
+    most_pixels: int = 0  # with FREE: an image with more pixels is reduced
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
+
+
+class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stage of a model: a process with some of the layers."""
+
+    place: str  # LOCAL, or the address of its host
+    first_layer: int
+    end_layer: int  # the layer after its last one
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    page_bytes: tuple[int, ...] = ()  # of a page of each cache group
 
 
 class Ready(Message, frozen=True, tag=True):
@@ -325,6 +361,11 @@ class Ready(Message, frozen=True, tag=True):
     label: QualityLabel | None = None  # None: it was not measured
     compile_s: float = 0.0
     load_s: float = 0.0
+    stages: tuple[StageReport, ...] = ()  # empty: one process computes all layers
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return tuple(stage.first_layer for stage in self.stages[1:])
 
     @property
     def scoring(self) -> Scoring | None:
@@ -414,12 +455,19 @@ class Stats(Message, frozen=True, tag=True):
     steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
     num_prefill_tokens: int = 0  # prompt tokens of all steps, which num_step_tokens includes
     num_prompt_tokens_left: int = 0  # prompt tokens of unfinished sequences that are not computed yet
+    stages_s: float = 0.0  # time that the worker has waited for other stages of its model
 
 
 class Step(Message, frozen=True, tag=True):
     """A step begins that may take up to `limit_s`. Sent before long steps, and before the next step that is none, with 0."""
 
     limit_s: float
+
+
+class Working(Message, frozen=True, tag=True):
+    """The worker waits for other stages of its model, which have used this much CPU time since it started."""
+
+    cpu_s: float
 
 
 class Card(Message, frozen=True, tag=True):
@@ -457,4 +505,4 @@ class CacheChanged(Message, frozen=True, tag=True):
 
 
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Card | CacheChanged
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Working | Card | CacheChanged

@@ -199,6 +199,7 @@ class _Gauges(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.stats.prefix_hits),
             ("relaxserve:prefill_tokens", "Prompt tokens computed, counted after each step.", lambda m: m.stats.num_prefill_tokens),
+            ("relaxserve:stage_wait_seconds", "Time that the worker has waited for other stages.", lambda m: m.stats.stages_s),
             ("relaxserve:worker_restarts", "Restarts of the worker after a crash.", lambda m: m.restarts),
             ("relaxserve:requests_resubmitted", "Requests resubmitted after a crash.", lambda m: m.resubmitted),
             ("relaxserve:worker_cpu_seconds", "CPU time of the worker and its processes.", lambda m: m.usage.cpu_s),

@@ -40,6 +40,7 @@ class ServerSettings:
     kv_events_name: str | None = None  # name of this replica in the topics; None: its address
     ingress_key: str | None = None  # with it, an ingress gives requests their open values; None: nobody may
 
+    stage_secret_file: Path | None = None  # the secret that this server shares with `relaxserve stage` on other machines
     model_root: Path = Path("models")
     allow_hub: bool = False
     publish: tuple[str, ...] = ()  # models that browsers may download and run

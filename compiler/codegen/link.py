@@ -13,9 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final
-
-import llvmlite.binding as llvm
+from typing import TYPE_CHECKING, Final
 
 from compiler.bytecode.kernel import KernelCode
 from compiler.codegen import vector_math
@@ -24,6 +22,9 @@ from compiler.codegen.relocatable import KERNEL, merged
 from compiler.ir.loops.functions import Fn
 from compiler.machine.target import GPU, Target
 from runtime.executable import HostCode
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
 
 ATTRIBUTES: Final = 'attributes #0 = { nounwind "no-builtins" }'
 
@@ -79,6 +80,8 @@ def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", 
 
 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:
+    import llvmlite.binding as llvm  # imported late: a start that compiles nothing does without LLVM (runtime/remembered.py)
+
     llvm_machine(target)  # parsing requires an initialised LLVM
     module = llvm.parse_assembly(text)
     module.verify()  # check first: LLVM's passes would crash the process on invalid IR
@@ -114,6 +117,8 @@ def _plain_if_single(call: re.Match[str]) -> str:
 def _passes() -> llvm.ModulePassManager:
     """Return the passes that scheduled kernels need. LLVM's own pipeline at its lowest level produces the same code in six times the
     time."""
+    import llvmlite.binding as llvm
+
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()
@@ -128,6 +133,8 @@ def _passes() -> llvm.ModulePassManager:
 
 @lru_cache(maxsize=8)
 def llvm_machine(target: Target) -> llvm.TargetMachine:
+    import llvmlite.binding as llvm
+
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     made = llvm.Target.from_triple(target.triple)

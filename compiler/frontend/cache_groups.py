@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.frontend.config import Heads, ModelConfig
 from compiler.ir.dtypes import DType
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup, KVGroup, StateGroup
@@ -9,11 +11,13 @@ from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup, KVGroup, Sta
 MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix cache hit loses fewer tokens than this
 
 
-def groups_of(config: ModelConfig, dtype: DType, max_context: int) -> tuple[CacheGroup, ...]:
+def groups_of(config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None) -> tuple[CacheGroup, ...]:
     """Return the cache groups. Layers that keep all tokens come first, what a speech model heard comes last. A layer with a window of at
-    least `max_context` tokens counts as one that keeps all tokens."""
+    least `max_context` tokens counts as one that keeps all tokens. If only `layers` of the model are computed, each group has those of its
+    layers, and maybe none: all stages of a model have the same groups, so that one page table serves all of them."""
     attention = _of_attention(config, dtype, max_context)
-    return *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype)
+    groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype)
+    return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)
 
 
 def _of_audio(config: ModelConfig, dtype: DType) -> tuple[HeardGroup, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
-from compiler.frontend.vision import Cutting, Fit, Vision
+from compiler.frontend.vision import MOST_PATCHES, Cutting, Fit, Vision
 
 FILE, LATER_FILE = "preprocessor_config.json", "processor_config.json"  # newer versions of transformers write one file for all processors
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
@@ -16,10 +17,11 @@ HALF = (0.5,) * 3
 TILES = Cutting(Fit.TILES, LANCZOS, 1 / 255, HALF, HALF, longest_edge=4 * 364, splits=True)
 STRETCHED = Cutting(Fit.STRETCHED, BILINEAR, 1 / 255, HALF, HALF)
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, IMAGENET_MEAN, IMAGENET_DEVIATION, splits=True, most_crops=12)
+GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, splits=True, most_crops=12)
 MOST_GRID_CROPS = 64
 CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+FREE = Cutting(Fit.FREE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
+CAPPED = Cutting(Fit.CAPPED, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, longest_edge=1024)
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
 
@@ -46,6 +48,10 @@ def read_cutting(folder: Path, vision: Vision) -> Cutting:
             return _grid(fields, vision, found)
         case Fit.STRETCHED | Fit.CENTRE:
             return _whole(fields, vision, found)
+        case Fit.FREE:
+            return _free(fields, vision, found)
+        case Fit.CAPPED:
+            return _capped(fields, vision, found)
 
 
 def _tiles(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
@@ -69,6 +75,35 @@ def _grid(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     return replace(
         found, filter=_filter(fields, found), most_crops=fields.integer("max_patches", found.most_crops, maximum=MOST_GRID_CROPS)
     )
+
+
+def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read between which numbers of pixels an image is scaled. Larger images are scaled to what one call of the encoder takes."""
+    size = fields.fields("size", {"shortest_edge": found.least_pixels, "longest_edge": found.most_pixels})
+    least = fields.integer("min_pixels", size.integer("shortest_edge"))
+    most = fields.integer("max_pixels", size.integer("longest_edge"))
+    fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
+    fields.require_equal("merge_size", vision.merge, "spatial_merge_size in config.json")
+    fields.require_equal("temporal_patch_size", vision.num_frames, "temporal_patch_size in config.json")
+    able = MOST_PATCHES * vision.patch_size**2
+    cutting = replace(found, filter=_filter(fields, found), least_pixels=least, most_pixels=min(most, able))
+    if least > cutting.most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
+        name, where = ("min_pixels", fields) if "min_pixels" in fields else ("shortest_edge", size)
+        raise where.error(name, f"a smaller number of pixels; one call of the encoder takes {able}, and images may be long")
+    return cutting
+
+
+def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read how long an edge may be. Longer edges than one call of the encoder takes are reduced to that."""
+    size = fields.fields("size", {"longest_edge": found.longest_edge})
+    for name in size.values.keys() - {"longest_edge"}:
+        if name in size:
+            raise fields.error("size", "a longest_edge")
+    patch = fields.raw("patch_size", vision.patch_size)
+    if patch not in (vision.patch_size, {"height": vision.patch_size, "width": vision.patch_size}):
+        raise fields.error("patch_size", f"{vision.patch_size}, as in config.json")
+    able = isqrt(MOST_PATCHES) // vision.merge * vision.crop_size
+    return replace(found, filter=_filter(fields, found), longest_edge=min(size.integer("longest_edge"), able))
 
 
 def _filter(fields: Fields, found: Cutting) -> int:

@@ -4,15 +4,18 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
-                                                       for vision models, `seen_at[v], seen_rows[v, size]` follow `hidden_rows`: rows that
-                                                       are read in place of the embeddings of the tokens `seen_at`; then
-                                                       `seen_lasts[v]` if the tokens of an image attend to all of them: the
-                                                       last positions of the images of these tokens
+                                                       for vision models, `seen_at[v], seen_rows[v, depths * size]` follow `hidden_rows`:
+                                                       rows that are read in place of the embeddings of the tokens `seen_at`, and rows that
+                                                       are added to these tokens after the first layers; then `seen_lasts[v]` if the tokens
+                                                       of an image attend to all of them: the last positions of the images of these tokens;
+                                                       then `axes[t, 3]` if tokens of an image have three coordinates
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
+    part(..., (cache, scales?)*) -> x[t, size]         for the first layers of a model in stages: the residual stream after them
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
 A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group. Models with states
-have further arguments, listed in `runtime/step_arguments.py`.
+have further arguments, listed in `runtime/step_arguments.py`. A program of later layers has the residual stream x[t, size] of the layers
+before them in place of `tokens`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from compiler.frontend.layers.decoder import (
     StateCache,
     Step,
     classified,
+    deepened,
     embed,
     logits,
     stream_norm,
@@ -53,7 +57,7 @@ from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import CONCAT
 from runtime.cache_groups import HeardGroup, KVGroup, StateGroup
 
-ENTRY, HIDDEN, BOTH, OBSERVED = "step", "hidden", "both", "observed"
+ENTRY, HIDDEN, BOTH, OBSERVED, PART = "step", "hidden", "both", "observed", "part"
 PREFIX = "model."
 UNUSED = (
     # Tables that the program recomputes, and heads of models with tied embeddings.
@@ -88,8 +92,11 @@ def build_step(
     entry: str = ENTRY,
     forms: Mapping[str, Form] = NO_FORMS,
     numerics: Numerics = Numerics.AUTO,
+    layers: range | None = None,
 ) -> IRModule:
-    return _module(Net(dtypes, format, forms=forms, numerics=numerics), config, bounds, cache_dtype, entry)
+    """Build the program of a step. With `layers` it computes only these layers: with the first layer it also embeds the tokens, and only
+    the program of the last layer has a head."""
+    return _module(Net(dtypes, format, forms=forms, numerics=numerics), config, bounds, cache_dtype, entry, layers)
 
 
 def build_observed(
@@ -101,28 +108,30 @@ def build_observed(
     return module, tuple(squares)
 
 
-def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DType, entry: str) -> IRModule:
+def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DType, entry: str, layers: range | None = None) -> IRModule:
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     r, h = DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     m, i32 = DimVar("m", 0, min(bounds.max_tokens, bounds.max_tokens // PAGE + bounds.max_seqs)), DType.I32
-    groups = [("" if i == 0 else str(i), group) for i, group in enumerate(groups_of(config, cache_dtype, bounds.max_context))]
+    found = (group for group in groups_of(config, cache_dtype, bounds.max_context, layers) if group.layers)
+    groups = [("" if i == 0 else str(i), group) for i, group in enumerate(found)]
+    begins = layers is None or layers.start == 0
     batch = Batch(
-        tokens=Var("tokens", tensor((t,), i32)),
+        tokens=Var("tokens", tensor((t,), i32)) if begins else Var("x", tensor((t, config.hidden_size), DType.F32)),
         positions=Var("positions", tensor((t,), i32)),
         seq_ids=Var("seq_ids", tensor((t,), i32)),
-        logit_rows=Var("logit_rows", tensor((r,), i32)),
+        logit_rows=None if entry == PART else Var("logit_rows", tensor((r,), i32)),
         hidden_rows=Var("hidden_rows", tensor((h,), i32)) if entry == BOTH else None,
         caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
         states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
         heard=next((_heard_cache(group, s) for _, group in groups if isinstance(group, HeardGroup)), None),
-        seen=_seen_rows(config, bounds) if entry == BOTH and config.vision is not None else None,
+        seen=_seen_rows(config, t, bounds) if entry == BOTH and config.vision is not None else None,
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
-    family, prefix = decoder_family(config.family), _prefix(net.dtypes)
+    family, prefix = decoder_family(config.family), prefix_of_decoder(net.dtypes)
     step = Step(net, config, batch, prefix, f"{prefix}{family.embedding}", t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
-        net.builder.returns(_result(step, family, entry))
+        net.builder.returns(_result(step, family, entry, layers or range(config.num_layers)))
     if batch.heard is not None:
         add_hearing(net, config, batch.heard.group)
     if batch.seen is not None:
@@ -159,24 +168,26 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
     return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), (held,))
 
 
-def _seen_rows(config: ModelConfig, bounds: StepBounds) -> SeenRows:
+def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
     v, i32 = DimVar("v", 0, bounds.max_tokens), DType.I32
-    lasts = Var("seen_lasts", tensor((v,), i32)) if config.vision is not None and config.vision.both_ways else None
-    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, config.hidden_size), DType.F32)), lasts)
+    vision, size = config.vision, config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
+    lasts = Var("seen_lasts", tensor((v,), i32)) if vision is not None and vision.both_ways else None
+    axes = Var("axes", tensor((t, 3), i32)) if vision is not None and vision.three_axes else None
+    return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, size), DType.F32)), lasts, axes)
 
 
-def _prefix(dtypes: Mapping[str, DType]) -> str:
+def prefix_of_decoder(dtypes: Mapping[str, DType]) -> str:
     """Return the prefix of the names of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
     known = (f"{PREFIX}decoder.", f"language_model.{PREFIX}", f"{PREFIX}language_model.", f"{PREFIX}text_model.", PREFIX, "backbone.")
     return next(filter(None, (prefix_of(dtypes, prefix) for prefix in known)), "")
 
 
-def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
-    x, batch = embed(step), step.batch
-    step.layer_inputs = None if family.layer_inputs is None else family.layer_inputs(step, x)
-    x = x if family.widen is None else family.widen(step, x)
-    for number in range(step.config.num_layers):
-        x = family.layer(Layer(step, number), x)
+def _result(step: Step, family: DecoderFamily, entry: str, layers: range) -> Var:
+    x, batch = _stream(step, family) if layers.start == 0 else step.batch.tokens, step.batch
+    for number in layers:
+        x = deepened(step, family.layer(Layer(step, number), x), number)
+    if batch.logit_rows is None:
+        return x
     if entry == HIDDEN:
         hidden = _hidden(step, family, x, batch.logit_rows)
         return hidden if step.config.classes is None else classified(step, hidden, step.config.classes)
@@ -187,6 +198,13 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
         return found
     second = step.net.call(CONCAT, *step.attended, axis=1) if step.attended else _hidden(step, family, x, batch.hidden_rows)
     return step.net.builder.emit(MakeTuple((found, second)))
+
+
+def _stream(step: Step, family: DecoderFamily) -> Var:
+    """Return the residual stream before the first layer."""
+    x = embed(step)
+    step.layer_inputs = None if family.layer_inputs is None else family.layer_inputs(step, x)
+    return x if family.widen is None else family.widen(step, x)
 
 
 def _hidden(step: Step, family: DecoderFamily, x: Var, rows: Var) -> Var:

@@ -80,6 +80,7 @@ class Rope:
     size: int  # number of rotated dimensions, the first ones of a head; dimensions i and i + size / 2 are a pair
     scaling: RopeScaling | None = None
     interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair instead
+    axes: tuple[int, ...] = ()  # per pair: the axis whose coordinate rotates it, if tokens have three; empty: all have one position
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
         """Return the radians per position of each pair, [size / 2], and the factor that multiplies cos and sin, for a context of at most
@@ -168,8 +169,8 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
     declared = config.integer("max_position_embeddings", 2048)
     original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
     kind = fields.text("rope_type", fields.text("type", "default"))
-    # Image tokens have three coordinates, and each coordinate rotates a section of the pairs. A text token has three equal coordinates, so
-    # sections do not matter.
+    # These say which coordinate of an image token rotates which pair: see `read_axes`. They do not matter to models that read only text,
+    # since a text token has three equal coordinates.
     fields.skip("mrope_section", "mrope_interleaved")
     match kind:
         case "default" | "mrope":
@@ -203,6 +204,22 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
             return LongScaling(short, long, original, (scale, scale))
         case _:
             raise fields.error("rope_type", "one of default, dynamic, linear, llama3, longrope, yarn")
+
+
+def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int], *, interleaved: bool) -> tuple[int, ...]:
+    """Return the axis whose coordinate rotates each pair. `mrope_section` has the number of pairs for each of the three axes, which follow
+    each other; if they are interleaved, the axes take turns, and the first one also has all pairs that are left."""
+    fields = rope_fields(config)
+    sections = fields.raw("mrope_section", list(default))
+    if not isinstance(sections, list) or len(sections) != 3 or any(type(count) is not int or count < 0 for count in sections):
+        raise fields.error("mrope_section", "a list of 3 numbers of pairs")
+    if sum(sections) != num_pairs:
+        raise fields.error("mrope_section", f"numbers whose sum is {num_pairs}, the pairs of a head")
+    if fields.flag("mrope_interleaved", interleaved) is not interleaved:
+        raise fields.error("mrope_interleaved", str(interleaved).lower())
+    if not interleaved:
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))
 
 
 def _at_least_one(fields: Fields, name: str) -> float:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler.frontend.config import Activation
+
+MOST_PATCHES = 4096  # patches that one call of the program `see` has, but at least one crop; more would only need a larger arena
+MOST_RATIO = 200  # of the longer edge to the shorter one of an image of any size
 
 
 class Fit(StrEnum):
@@ -17,6 +21,8 @@ class Fit(StrEnum):
     GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
     STRETCHED = "stretched"  # both edges become those of one crop
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
+    FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
+    CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
 
 
 class Tower(StrEnum):
@@ -25,6 +31,10 @@ class Tower(StrEnum):
     SIGLIP = "siglip"
     CLIP = "clip"  # has a class token before the patches, and a norm before the layers
     INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
+    QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
+    QWEN2_5 = "qwen2_5"  # the same with windows, and with the norms and the gated perceptrons of decoders
+    PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
+    QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
 
 
 class Connector(StrEnum):
@@ -45,9 +55,11 @@ class Cutting:
     rescale: float  # factor of the bytes of a pixel
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
-    longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels
+    longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels; capped: at most so many
     most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
     splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
+    least_pixels: int = 0  # with any size: an image with fewer pixels is enlarged
+    most_pixels: int = 0  # with any size: an image with more pixels is reduced
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class Vision:
     """The encoder of images, and the connector that turns what it returns into rows of the size of token embeddings."""
 
     tower: Tower
-    crop_size: int  # pixels of an edge of a crop
+    crop_size: int  # pixels of an edge of a crop; with any size, a crop consists of squares with this edge
     patch_size: int  # pixels of an edge of a patch
     hidden_size: int
     intermediate_size: int
@@ -74,8 +86,22 @@ class Vision:
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
+    num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
+    theta: float = 10_000.0  # with any size: base of the rotation by row and column
+    window: int = 0  # with any size: squares of an edge of the windows in which patches attend to each other; 0: there are none
+    whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
+    table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated; 0: there is none
+    # Layers whose results become further rows of a token. The decoder adds them to its residual stream after its first layers (DeepStack).
+    deep_layers: tuple[int, ...] = ()
+    three_axes: bool = False  # whether the decoder rotates by the row and the column of an image token
     both_ways: bool = False  # whether the tokens of an image attend to all tokens of this image, also to later ones
     is_optional: bool = False  # whether a folder without the file of the image processor is served as a model that only reads text
+
+    @property
+    def num_depths(self) -> int:
+        """The vectors of the decoder's size in a row."""
+        return 1 + len(self.deep_layers)
 
     @property
     def patches_per_edge(self) -> int:
@@ -83,7 +109,7 @@ class Vision:
 
     @property
     def num_patches(self) -> int:
-        """The patches of a crop."""
+        """The patches of a crop; with any size, those of a square."""
         return self.patches_per_edge**2
 
     @property
@@ -93,9 +119,25 @@ class Vision:
 
     @property
     def has_class(self) -> bool:
-        return self.tower is not Tower.SIGLIP
+        return self.tower in (Tower.CLIP, Tower.INTERN)
+
+    @property
+    def any_size(self) -> bool:
+        return self.cutting.fit in (Fit.FREE, Fit.CAPPED)
+
+    @property
+    def most_squares(self) -> int:
+        """The largest number of squares of which a crop consists, 1 unless crops may have any size."""
+        if not self.any_size:
+            return 1
+        if self.cutting.fit is Fit.CAPPED:
+            return ceil(self.cutting.longest_edge / self.crop_size) ** 2
+        least, most = (pixels / self.crop_size**2 for pixels in (self.cutting.least_pixels, self.cutting.most_pixels))
+        # Edges are rounded up in an image that is enlarged, and to at least one square in one that is reduced.
+        enlarged = least + sqrt(least * MOST_RATIO) + sqrt(least / MOST_RATIO) + 1
+        return int(max(most, sqrt(most * MOST_RATIO), enlarged))
 
     @property
     def num_rows(self) -> int:
-        """The rows, and so the tokens, of a crop."""
+        """The rows, and so the tokens, of a crop; with any size, those of a square."""
         return self.num_patches // self.merge**2

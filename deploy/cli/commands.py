@@ -13,7 +13,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, launch, models, replay, running, serve
+from deploy.cli import (
+    admin,
+    bench,
+    chat,
+    compile,
+    compiler,
+    doctor,
+    export,
+    generate,
+    inspect,
+    launch,
+    models,
+    replay,
+    running,
+    serve,
+    stage,
+)
 from deploy.cli.output import answers, errors
 
 ALIASES = {"list": "ls", "images": "ls", "remove": "rm", "rmi": "rm"}  # words of Ollama and docker
@@ -40,6 +56,7 @@ app.command("cp", rich_help_panel=SERVING)(running.cp)
 app.command("create", rich_help_panel=SERVING)(running.create)
 app.command("chat", rich_help_panel=SERVING)(chat.chat)
 app.command("launch", rich_help_panel=SERVING)(launch.launch)
+app.command("stage", rich_help_panel=SERVING)(stage.stage)
 app.command("replay", rich_help_panel=SERVING)(replay.replay)
 app.command("run", rich_help_panel=SERVING)(models.run)
 app.command("pull", rich_help_panel=MODELS)(models.pull)

@@ -33,6 +33,7 @@ from deploy.cli.sources import (
     PIN,
     QUANTIZE,
     REASONING,
+    STAGES,
     TARGET,
     TOOL_PARSER,
 )
@@ -49,6 +50,7 @@ from deploy.settings import (
     num_bytes,
     num_bytes_or_share,
     service_links,
+    stages_of,
 )
 from server.defaults import DefaultsError, read_texts
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES
@@ -126,6 +128,8 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
     except DefaultsError as error:
         raise SettingsError(str(error)) from error
     form |= {"defaults": defaults} if defaults.given else {}  # those of the file stay otherwise
+    if (stages := form.get("stages")) is not None:
+        form["stages"] = stages_of(stages)
     specs = [msgspec.structs.replace(spec, **form, aliases=(*aliases, *spec.aliases)) for spec in specs]
     check_models(specs)
     return specs
@@ -252,6 +256,7 @@ FORM: dict[str, Any] = {
     "device": _of_models(str, DEVICE),
     "embeddings": _of_models(bool, EMBEDDINGS, ""),
     "label": _of_models(bool, LABEL, ""),
+    "stages": _of_models(str, STAGES),
     "aliases": _of_models(list[str], ALIAS, "TEXT", OPTIONS["aliases"], "--served-model-name"),
     "pin": _of_models(bool, PIN, ""),
     "tool_parser": _of_models(str, TOOL_PARSER, "TEXT", "--tool-parser", "--tool-call-parser"),

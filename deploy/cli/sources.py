@@ -26,6 +26,7 @@ KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
 NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
+STAGES = "Divide the layers: 2, or HOST:PORT,local."
 EMBEDDINGS = "Serve embeddings of a decoder, too."
 LABEL = "Measure the quality label before serving."
 

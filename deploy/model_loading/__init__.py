@@ -19,6 +19,7 @@ fingerprint  name what the model computes: program, files and numeric class
 graphs      list the step sizes that a device captures before the first request
 plan        open the device and plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
+patches     arrange crops of images as inputs of their encoder
 seeing      encode crops of images, and keep the rows of those encoded last
 serving     wrap the bound program as a model that takes steps
 costs       measure how long steps of the model take, or read an earlier measurement

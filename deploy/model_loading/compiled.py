@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.numeric_class import numeric_class
+from compiler.signature import key_of
 from deploy.model_loading.known import carried
 from deploy.model_loading.program import Program, compile_model
 from deploy.model_loading.row_bits import trusted
@@ -16,11 +17,13 @@ class Compiled(Servable):
     program: Program
     device_note: str  # why the program is not for the target that the load names
     numeric_class: str
+    identity: str  # of all that the model computes: equal on all machines, and equal if the model is computed in stages
 
 
 def compile_program(known: Servable) -> Compiled:
     cache = known.cache
     chosen = trusted(known.target, known.number, cache, known.load.source)
-    program = compile_model(known.module, None if cache is None else cache.executables, chosen.target, known.progress)
+    program = compile_model(known.part or known.module, None if cache is None else cache.executables, chosen.target, known.progress)
     before, found = carried(known, Servable, target=chosen.target), numeric_class(known.module, chosen.target)
-    return Compiled(**before, program=program, device_note=chosen.note, numeric_class=found)
+    identity = program.identity if known.part is None else key_of(known.module, chosen.target.key).program
+    return Compiled(**before, program=program, device_note=chosen.note, numeric_class=found, identity=identity)

@@ -21,6 +21,7 @@ from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
+from server.stages.relay import fastest
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
 # of a brief step predict them better than one run of a large step, because other work on a machine slows some runs down.
@@ -39,6 +40,8 @@ class Timed(Served):
 
 def measure_steps(known: Served) -> Timed:
     costs = None if known.step_model is None else step_costs(known.step_model, known.costs_file)
+    if costs is not None and known.relay is not None and not known.relay.shares_cores:
+        known.relay.num_parts = fastest(StepCosts(costs.steps), known.relay.num_stages)
     known.progress("warm-up", 1.0)
     return Timed(**carried(known, Served), costs=costs)
 
@@ -100,14 +103,14 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
 
 
 def _crop_s(model: StepModel, one_s: float) -> float:
-    """Return the seconds that encoding a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no images. Each crop
-    has another key, because rows of crops are kept."""
+    """Return the seconds that encoding the example of a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
+    images. Each crop has another key, because rows of crops are kept."""
     seeing = model.limits.seeing
     if seeing is None:
         return 0.0
     batch = step_of(model.limits, num_seqs=1, num_each=1, context=1)
-    pixels = bytes(seeing.crop_bytes)
-    crops = (replace(batch, seen=(Seen(pixels, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
+    crop = seeing.example
+    crops = (replace(batch, seen=(Seen(crop, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
     return max(_fastest(model, crops) - one_s, SHORTEST_S)
 
 

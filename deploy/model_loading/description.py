@@ -13,7 +13,7 @@ from deploy.model_loading.known import carried
 from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
-from server.messages import CachePages, ClassScores, Fit, PairPrompt, Ready, Vision
+from server.messages import LOCAL, CachePages, ClassScores, Fit, PairPrompt, Ready, Vision
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,6 +30,7 @@ def _ready(known: Timed) -> Ready:
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
     fingerprint = fingerprint_of(known)
+    here = [stage for stage in known.reports if stage.place == LOCAL] or [plan]  # what this machine's memory holds
     return Ready(
         signature=program.key,
         cache_hit=program.cache_hit,
@@ -37,9 +38,9 @@ def _ready(known: Timed) -> Ready:
         context_note=_context_note(known),
         num_pages=plan.num_pages,
         page_size=PAGE_SIZE,
-        weights_bytes=plan.weights_bytes,
-        arena_bytes=plan.arena_bytes,
-        kv_cache_bytes=plan.kv_cache_bytes,
+        weights_bytes=sum(part.weights_bytes for part in here),
+        arena_bytes=sum(part.arena_bytes for part in here),
+        kv_cache_bytes=sum(part.kv_cache_bytes for part in here),
         graphs_bytes=plan.graphs_bytes,
         cache_groups=_cache_groups(known),
         device_note=known.device_note,
@@ -63,6 +64,7 @@ def _ready(known: Timed) -> Ready:
         card=known.session.device.card_usage,
         facts=facts_of(known.files),
         compile_s=program.compile_s,
+        stages=known.reports,
         load_s=time.perf_counter() - known.began_s,
     )
 
@@ -73,15 +75,18 @@ def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
     cutting = vision.cutting
     return Vision(
         crop_size=vision.crop_size,
-        crop_tokens=vision.num_rows,
+        edge_tokens=vision.patches_per_edge // vision.merge,
         image_token=vision.image_token,
         fit=Fit(cutting.fit),
         filter=cutting.filter,
         longest_edge=cutting.longest_edge,
         splits=cutting.splits,
         most_crops=cutting.most_crops,
+        least_pixels=cutting.least_pixels,
+        most_pixels=cutting.most_pixels,
         marker=vision.marker,
         around=vision.around,
+        between=vision.between,
     )
 
 
@@ -90,7 +95,11 @@ def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
         return ()
     limits = known.step_model.limits
     most = (group.most_pages(limits.max_tokens) for group in limits.groups)
-    return tuple(CachePages(of.num_pages, of.page_bytes, of.page_size, each) for of, each in zip(known.plan.groups, most, strict=True))
+    here = [stage.page_bytes for stage in known.reports if stage.place == LOCAL] or [[group.page_bytes for group in known.plan.groups]]
+    return tuple(
+        CachePages(of.num_pages, sum(page_bytes), of.page_size, each)
+        for of, each, *page_bytes in zip(known.plan.groups, most, *here, strict=True)
+    )
 
 
 def _context_note(known: Timed) -> str:

@@ -25,7 +25,7 @@ SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of files tha
 
 
 def fingerprint_of(known: Compiled) -> str:
-    parts = known.program.identity, known.numeric_class, _digest_of(known), known.quantised_by
+    parts = known.identity, known.numeric_class, _digest_of(known), known.quantised_by
     return f"fp_{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
 
 

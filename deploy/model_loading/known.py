@@ -30,7 +30,8 @@ from runtime.device.cuda.card import capability_of
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice, OutOfMemory, UnsafeCache
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Load, QualityLabel
+from server.messages import ErrorCode, Load, QualityLabel, StageReport
+from server.stages.relay import Relay
 
 Progress = Callable[[str, float], None]  # called with the current part of a load and the completed fraction of that part
 Measure = Callable[[Load, Progress], QualityLabel | None]
@@ -48,6 +49,8 @@ class Asked:
     cache: Kept | None  # the folder of files that are stored between starts
     measure: Measure | None = None  # measures the quality label, if this load asks for it
     progress: Progress = silent
+    relay: Relay | None = None  # the stages of the model before this one; None: this process computes all layers, or an early stage
+    reports: tuple[StageReport, ...] = ()  # of all stages of the model, if it is computed in stages
     began_s: float = field(default_factory=time.perf_counter)
 
 

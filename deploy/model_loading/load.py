@@ -10,6 +10,7 @@ from deploy.model_loading.description import Described
 from deploy.model_loading.known import Asked, Progress, begin
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
+from deploy.stages.assemble import assemble, require_supported
 from server.engine.scheduling.pace import Pace
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
     """Load a model from its source. Every expected failure is a LoadError whose message contains a remedy."""
+    if load.stages:
+        require_supported(load)
     asks = load.label and not load.restart
     return loaded(replace(begin(load, progress), measure=_measured_label if asks else None))
 
@@ -37,7 +40,7 @@ def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
 
 def loaded(begun: Asked) -> LoadedModel:
     """Run the stages that a load has left."""
-    known = advance(begun, Described)
+    known = advance(assemble(begun) if begun.load.stages else begun, Described)
     session, packed = known.session, known.packed  # the model must not keep the other things that are known
     model, costs = known.step_model, known.costs
     return LoadedModel(
@@ -47,6 +50,7 @@ def loaded(begun: Asked) -> LoadedModel:
         known.eos_ids,
         known.tokenizer_source.json() if known.mode.generates else None,
         pace=None if model is None or costs is None else Pace(model.limits.max_tokens, costs, known.load.max_gap_ms / 1000),
+        relay=known.relay,
         damage=partial(damage, packed),
         card_usage=lambda: session.device.card_usage,
     )

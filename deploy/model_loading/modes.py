@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
+from compiler.frontend.decoder import BOTH, HIDDEN, PART, StepBounds, build_step
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
@@ -17,6 +17,7 @@ from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import forms_of
 from compiler.frontend.sampler import build_sampler
 from compiler.frontend.sentence import Pooling
+from compiler.frontend.splitting import require_splittable
 from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
@@ -55,6 +56,10 @@ class _Mode:
     def weights(self) -> WeightSource:
         return self.files.source(self.format)
 
+    def part(self) -> IRModule | None:
+        """Return the program of the layers that this process computes, or None if it computes the whole model."""
+        return None
+
 
 # --- decoders ----------------------------------------------------------------------------------------------------------
 
@@ -65,6 +70,7 @@ class _Decoder(_Mode):
     kv_dtype: DType
     groups: tuple[CacheGroup, ...]
     least_context: int  # tokens of a sequence for which there must be memory: all, if the load names a context
+    layers: range | None = None  # those that this process computes; None: all
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
@@ -75,7 +81,9 @@ class _Decoder(_Mode):
         bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch + whole), load.max_batch, max_context)
         kv_dtype = _kv_dtype(load.kv_dtype, format)
         least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)
-        return cls(files, format, _numerics(load), bounds, kv_dtype, groups_of(files.config, kv_dtype, max_context), least_context)
+        layers = None if load.layers is None else range(*load.layers)
+        groups = groups_of(files.config, kv_dtype, max_context, layers)
+        return cls(files, format, _numerics(load), bounds, kv_dtype, groups, least_context, layers)
 
     @property
     def max_context(self) -> int:
@@ -94,10 +102,11 @@ class _Decoder(_Mode):
         floor = least if group.window is not None else 1 + -(-self.least_context // group.page_size)
         return Pages(group, floor, least, least + num_further)
 
-    def _module(self, entry: str) -> IRModule:
+    def _module(self, entry: str, layers: range | None = None) -> IRModule:
         weights = self.weights
         found = dtypes_of(weights), self.bounds, self.kv_dtype, self.format
-        return build_step(self.files.config, *found, entry=entry, forms=forms_of(weights.tensors), numerics=self.numerics)
+        forms = forms_of(weights.tensors)
+        return build_step(self.files.config, *found, entry=entry, forms=forms, numerics=self.numerics, layers=layers)
 
 
 def _numerics(load: Load) -> Numerics:
@@ -133,6 +142,11 @@ class _Writer(_Decoder):
     def module(self) -> IRModule:
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
+    def part(self) -> IRModule | None:
+        if self.layers is None:
+            return None
+        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH, self.layers))
+
     def pages(self) -> tuple[Pages, ...]:
         """Return the useful numbers of pages of each group; at most enough for a full batch of sequences of full length, of which one
         computes many tokens, and each other a single token."""
@@ -141,9 +155,21 @@ class _Writer(_Decoder):
 
 @dataclass(frozen=True, slots=True)
 class Generator(_Writer):
-    """A decoder that continues texts. The same program also returns hidden states for embeddings, so that both uses share the weights."""
+    """A decoder that continues texts. The same program also returns hidden states for embeddings, so that both uses share the weights. If
+    the model is computed in stages, this is the last one."""
 
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStage(Generator):
+    """The first layers, or middle layers, of a decoder that generates text in stages."""
+
+    entry: ClassVar[str] = PART
+
+    def part(self) -> IRModule:
+        assert self.layers is not None, "a stage has some layers"
+        return self._module(PART, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +240,9 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
     if load.max_context is not None and load.max_context > limit:
         text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: lower max_context, or leave it out"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
+    if load.layers is not None:
+        require_splittable(files.config, 1)
+        return Generator.of(files, load) if load.layers[1] == files.config.num_layers else EarlyStage.of(files, load)
     if not files.config.is_causal:
         return Encoder.of(files, load)
     if files.config.hearing is not None:

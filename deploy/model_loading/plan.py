@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,11 @@ class Plan:
     def total_bytes(self) -> int:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
+    def with_pages(self, num_pages: Sequence[int]) -> Plan:
+        """Return the plan with these numbers of pages, one per cache group."""
+        groups = tuple(replace(group, num_pages=count) for group, count in zip(self.groups, num_pages, strict=True))
+        return replace(self, groups=groups, kv_cache_bytes=sum(group.num_bytes for group in groups), num_pages=sum(num_pages))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planned(Labelled):
@@ -69,7 +74,9 @@ class Planned(Labelled):
     @property
     def costs_file(self) -> Path | None:
         """The file with the measured times of the program's steps, or None if nothing is stored."""
-        return None if self.cache is None else self.cache.costs_of(self.program.key, self.session.num_threads)
+        if self.cache is None or self.relay is not None:  # the times depend on the machines of the other stages
+            return None
+        return self.cache.costs_of(self.program.key, self.session.num_threads)
 
 
 def plan_memory(known: Labelled) -> Planned:

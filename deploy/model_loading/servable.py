@@ -18,7 +18,8 @@ from server.messages import ErrorCode
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Servable(Formed):
     mode: Mode
-    module: IRModule  # the program of the mode
+    module: IRModule  # the program of the mode: all that the model computes
+    part: IRModule | None  # the program of this process, if other processes compute the other layers of the model
     embeds: bool  # whether the model serves embeddings
 
     @property
@@ -58,7 +59,7 @@ def choose_program(known: Formed) -> Servable:
     # A decoder that generates text also has hidden states, but they are no embeddings unless the model was trained for that. It serves
     # embeddings only if the load asks for them.
     embeds = files.config.classes is None and files.config.hearing is None and (known.load.embeddings or not mode.generates)
-    return Servable(**carried(known, Formed), mode=mode, module=module, embeds=embeds)
+    return Servable(**carried(known, Formed), mode=mode, module=module, part=mode.part(), embeds=embeds)
 
 
 def _task(files: ModelFiles) -> str:

@@ -26,9 +26,11 @@ from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
+from server.engine.axes import along_positions
 from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.stages.relay import Relay
 
 Texts = Sequence[Sequence[int]]
 Vectors = NDArray[np.float32]
@@ -56,7 +58,7 @@ class Served(Bound):
 def serve(known: Bound) -> Served:
     """Make the model, and run a step of one token, which reads all weights. So damaged weights fail the load, not the first request. Only
     the first start encodes an image too, which can take many seconds; it measures how many, and a later start finds that in the cache."""
-    model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory)
+    model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory, known.relay)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)
     costs = known.costs_file
@@ -67,13 +69,16 @@ def serve(known: Bound) -> Served:
     return Served(**carried(known, Bound), model=model)
 
 
-def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Model:
+def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount, relay: Relay | None = None) -> Model:
+    """Make the model of a program. `relay` is given if the program is the last stage of the model."""
     match mode:
         case Generator():
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
+            if relay is not None:
+                return StagedModel(session, pool, limits, relay)
             if (vision := mode.files.config.vision) is None:
                 return CompiledModel(session, pool, limits)
-            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size))
+            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size * vision.num_depths))
         case Transcriber():
             return HearingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():
@@ -96,7 +101,7 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
     silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
     seeing = model.limits.seeing
-    seen = () if seeing is None or not looks else (Seen(bytes(seeing.crop_bytes), b"", 0, 0, 1),)
+    seen = () if seeing is None or not looks else (Seen(seeing.example, b"", 0, 0, 1),)
     logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
@@ -120,10 +125,12 @@ def _vector_size(config: ModelConfig) -> int:
     return config.embedding.size_of(config.hidden_size) if config.classes is None else len(config.classes.names)
 
 
-def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup]) -> tuple[Any, ...]:
-    """Return the arguments of a compiled step that precede its rows."""
+def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup], stream: Vectors | None = None) -> tuple[Any, ...]:
+    """Return the arguments of a compiled step that precede its rows. A step that begins at a later layer takes the residual stream of the
+    tokens."""
     slots, tables = [places.slots for places in batch.places], [places.page_tables for places in batch.places]
-    return step_arguments(groups, batch.tokens, batch.positions, batch.query_starts, batch.seq_ids, slots, tables)
+    tokens = batch.tokens if stream is None else stream
+    return step_arguments(groups, tokens, batch.positions, batch.query_starts, batch.seq_ids, slots, tables)
 
 
 class _Stepping:
@@ -151,8 +158,8 @@ class _Stepping:
     def copy_page(self, group: int, source: int, target: int) -> None:
         self._pool.copy_page(group, source, target)
 
-    def _call(self, entry: str, batch: StepBatch, *rows: NDArray[Any]) -> Any:
-        return self._session.call(entry, *arguments_of(batch, self._pool.groups), *rows, *self._pool.arguments, views=True)
+    def _call(self, entry: str, batch: StepBatch, *rows: NDArray[Any], stream: Vectors | None = None) -> Any:
+        return self._session.call(entry, *arguments_of(batch, self._pool.groups, stream), *rows, *self._pool.arguments, views=True)
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, keep_last=True))
@@ -197,10 +204,37 @@ class SeeingModel(CompiledModel):
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits, seer: Seer) -> None:
         super().__init__(session, pool, limits)
         self._seer = seer
+        self._has_axes = limits.seeing is not None and limits.seeing.three_axes
 
     def run(self, batch: StepBatch) -> Logits:
-        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen))
+        axes = (along_positions(batch.positions) if batch.axes is None else batch.axes,) if self._has_axes else ()
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen), *axes)
         return Logits(logits)
+
+
+class StagedModel(CompiledModel):
+    """The last stage of a decoder whose other layers other processes compute. A step that is cut into parts leaves its results on the
+    host, because the results of a part last only until the next part."""
+
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits, relay: Relay) -> None:
+        super().__init__(session, pool, limits)
+        self.relay = relay
+
+    def run(self, batch: StepBatch) -> Logits:
+        parts = self.relay.begin(batch)
+        if len(parts) == 1:
+            logits, self._hidden = self._last(batch)
+            return Logits(logits)
+        found = [tuple(map(np.array, self._session.download(self._last(part)))) for part in parts]
+        logits, self._hidden = (np.concatenate(rows) for rows in zip(*found, strict=True))
+        return Logits(logits)
+
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        self.relay.copy_page(group, source, target)
+        super().copy_page(group, source, target)
+
+    def _last(self, part: StepBatch) -> Any:
+        return self._call(BOTH, part, part.logit_rows, part.hidden_rows, stream=self.relay.receive())
 
 
 class EmbeddingModel(_Stepping):

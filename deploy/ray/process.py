@@ -24,7 +24,7 @@ from runtime.launch import command
 from server.settings import SettingsError
 
 FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the process id of its owner follows
-BOUND = Path(__file__).with_name("bound.py")
+BOUND = Path(__file__).parents[1] / "bound.py"
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
 # Settings that the replica decides. Its own grace period is shorter than drain_s: what has not ended then goes on elsewhere.

@@ -28,7 +28,14 @@ def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> 
         "5XX": {**error, "description": "The server failed, or has no capacity or no time left."},
     }
     guards = [Depends(_only_for_admins)] if tag == ADMINISTRATION else []
-    return APIRouter(prefix=prefix, tags=[tag], route_class=_StrictJsonRoute, dependencies=guards, responses=errors)
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        route_class=_StrictJsonRoute,
+        dependencies=guards,
+        responses=errors,
+        strict_content_type=False,  # Ollama's clients send no content type; the gateway has refused requests from pages of other sites
+    )
 
 
 def gives(*shapes: type | Schema, event: type | None = None, status: int = 200, done: bool = True) -> Responses:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from server.engine.axes import along_positions, axes_of
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
 from server.engine.step_model import NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
@@ -38,6 +39,7 @@ class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._hears = limits.num_hops > 0
         self._sees = limits.seeing is not None
+        self._has_axes = limits.seeing is not None and limits.seeing.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -95,6 +97,7 @@ class BatchBuilder:
             hidden_rows=hidden_rows,
             heard=_heard(items, places) if self._hears else (),
             seen=_seen(items, query_starts) if self._sees else (),
+            axes=_axes(items, positions) if self._has_axes else None,
         )
         assert query_starts[-1] == num_tokens, plan
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
@@ -153,9 +156,22 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
         crops = item.seq.request.crops
         if not crops or item.start >= crops[-1].stop:
             continue
-        for placed in crops:
-            start, stop = max(placed.start, item.start), min(placed.stop, item.stop)
-            if start < stop:
-                at, row = int(first) + start - item.start, start - placed.start
-                found.append(Seen(placed.crop.pixels, placed.key, at, row, stop - start, placed.stop - 1))
+        found += (
+            Seen(placed.crop, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
+            for placed in crops
+            for start, count, row in placed.runs(item.start, item.stop)
+        )
     return tuple(found)
+
+
+def _axes(items: list[Item], positions: Ints) -> Ints | None:
+    """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence has images."""
+    if not any(item.seq.request.crops for item in items):
+        return None
+    found = along_positions(positions)
+    at = 0
+    for item in items:
+        if crops := item.seq.request.crops:
+            found[at : at + item.count] = axes_of(crops, item.start, item.stop)
+        at += item.count
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -144,19 +144,24 @@ def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCro
         if submit.crops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has images, and this model sees none")
         return ()
+    for crop in submit.crops:
+        if fault := seeing.fault(crop):
+            raise RequestError(ErrorCode.INVALID_VALUE, fault)
     places = np.flatnonzero(np.asarray(submit.prompt_ids) == seeing.image_token)
-    if len(places) != len(submit.crops) * seeing.crop_tokens:
-        wanted = f"{len(submit.crops)} crops of images take {len(submit.crops) * seeing.crop_tokens}"
+    ends = list(accumulate((crop.num_tokens for crop in submit.crops), initial=0))
+    if len(places) != ends[-1]:
+        wanted = f"{len(submit.crops)} crops of images take {ends[-1]}"
         raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {len(places)} image tokens ({seeing.image_token}); {wanted}")
-    runs = places.reshape(len(submit.crops), seeing.crop_tokens)
     found: list[PlacedCrop] = []
-    for crop, run in zip(submit.crops, runs, strict=True):
-        start, stop = int(run[0]), int(run[-1]) + 1
-        if stop - start != seeing.crop_tokens:
-            raise RequestError(ErrorCode.INVALID_VALUE, f"the image tokens from {start} to {stop} have others between them")
-        if len(crop.pixels) != seeing.crop_bytes:
-            raise RequestError(ErrorCode.INVALID_VALUE, f"a crop has {len(crop.pixels)} bytes; expected {seeing.crop_bytes}")
-        found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop))
+    for crop, first, end in zip(submit.crops, ends, ends[1:], strict=False):
+        start, stop = int(places[first]), int(places[end - 1]) + 1
+        stride = crop.columns + seeing.has_breaks
+        wanted = start + np.add.outer(np.arange(crop.rows) * stride, np.arange(crop.columns)).ravel()
+        if not np.array_equal(places[first:end], wanted):
+            text = f"the image tokens from {start} to {stop} have others between them than the {crop.rows} rows of an image"
+            raise RequestError(ErrorCode.INVALID_VALUE, text)
+        origin = start + (found[-1].offset if found else 0)
+        found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop, origin, stride))
     return tuple(found)
 
 

@@ -25,6 +25,7 @@ from server.engine.scheduling.pace import Pace
 from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, CacheChanged, Embed, Stats, Step, Submit
+from server.stages.relay import Relay
 
 LONG_S = 10.0  # limits of steps from this one on are announced
 
@@ -51,11 +52,12 @@ class Engine:
         constraints: ConstraintCompiler | None = None,
         pace: Pace | None = None,
         logs_cache: bool = False,
+        relay: Relay | None = None,
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `logs_cache`, changes of the prefix cache are published too. `clock` measures the duration of steps, `deadline_clock` gives
-        the time that deadlines are compared with."""
+        """With `logs_cache`, changes of the prefix cache are published too. `relay` has the model's other stages. `clock` measures the
+        duration of steps, `deadline_clock` gives the time that deadlines are compared with."""
         self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
         self.scheduler = Scheduler(model.limits, pace, self._cache_log)
         self.timing = Timing()
@@ -66,6 +68,7 @@ class Engine:
             model.limits, self.scheduler, self._outbox, eos_ids=eos_ids, constraints=constraints, clock=deadline_clock
         )
         self._constraints = constraints
+        self._relay = relay
         self._batches = BatchBuilder(model.limits)
         self._sampler = Sampler(model)
         self._has_announced = False
@@ -239,6 +242,7 @@ class Engine:
             num_step_tokens=timing.num_tokens,
             steps_by_size=tuple(timing.by_size),
             num_prefill_tokens=timing.num_prefill,
+            stages_s=0.0 if self._relay is None else self._relay.waited_s,
             num_prompt_tokens_left=sum(max(0, seq.num_prompt - seq.num_computed) for seq in alive if seq not in seq.request.followers),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,6 +34,29 @@ class PlacedCrop:
     key: bytes  # under which its rows are shared: the salt of the request and the digest of the pixels
     start: int
     stop: int
+    origin: int  # coordinate of its first token: see `server/engine/axes.py`
+    stride: int  # positions from a row of its tokens to the next
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the runs of its tokens among the positions start .. stop: the first position, the number of tokens, and the first row of
+        the crop that they read."""
+        if self.stride == self.crop.columns:
+            first, last = max(self.start, start), min(self.stop, stop)
+            if first < last:
+                yield first, last - first, first - self.start
+            return
+        for row in range(max(start - self.start, 0) // self.stride, self.crop.rows):
+            begin = self.start + row * self.stride
+            first, last = max(begin, start), min(begin + self.crop.columns, stop)
+            if first < last:
+                yield first, last - first, row * self.crop.columns + first - begin
+            elif begin >= stop:
+                return
+
+    @property
+    def offset(self) -> int:
+        """What is added to the positions of the tokens after it, up to the next crop, to get their coordinates."""
+        return self.origin + max(self.crop.rows, self.crop.columns) - self.stop
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isqrt
 from typing import NewType, Protocol
 
 import numpy as np
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
+from server.messages import Crop
 
 # Rows of logits [r, vocab] on the device. Opaque: only the model that made them reads them. Valid until the model's next step.
 Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
+EXAMPLE_EDGE = 16  # squares of an edge of the crop whose encoding is measured, if crops consist of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Seen:
     """The tokens of a crop of an image that are in a step: `count` tokens from index `at` of the step on, which read the rows of the crop
     from `row` on."""
 
-    pixels: bytes
+    crop: Crop
     key: bytes  # crops with equal keys have equal pixels, and may share what was computed
     at: int
     row: int
@@ -65,6 +68,8 @@ class StepBatch:
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
     seen: tuple[Seen, ...] = ()  # the crops that have tokens in this step, ascending
+    # [t, 3] coordinates of each token, if the model reads three; None: those of a token are its position
+    axes: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +89,39 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class SeeingLimits:
-    """The crops of images that a model sees."""
+    """The crops of images that a model sees. A crop consists of squares of one size: of one, or of any number if images keep their size."""
 
-    crop_bytes: int
-    crop_tokens: int  # tokens of the prompt that read a crop's rows
+    square_bytes: int
+    edge_tokens: int  # rows and columns of tokens of the prompt that read a square's rows
     image_token: int
-    cost: int  # prompt tokens that take about as long as encoding a crop: an estimate for the time before that is measured
+    cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
+    most_squares: int = 1
+    three_axes: bool = False  # tokens of images have three coordinates, by which the model rotates queries and keys
     both_ways: bool = False  # the tokens of a crop attend to each other in both directions, so all of them are in one step
+    has_breaks: bool = False  # another token stands between two rows of tokens of a crop
+
+    @property
+    def example(self) -> Crop:
+        """A black crop whose encoding is measured."""
+        edge = self._example_edge
+        return Crop.of(bytes(self.square_bytes * edge**2), edge * self.edge_tokens, edge * self.edge_tokens)
+
+    def share(self, num_tokens: int) -> float:
+        """Return how much of the cost of the example a crop with this number of tokens has."""
+        return num_tokens / (self._example_edge * self.edge_tokens) ** 2
+
+    @property
+    def _example_edge(self) -> int:
+        return min(EXAMPLE_EDGE, isqrt(self.most_squares))
+
+    def fault(self, crop: Crop) -> str:
+        """Return why the model cannot see a crop, or ""."""
+        rows, columns = (count / self.edge_tokens for count in (crop.rows, crop.columns))
+        if not (rows.is_integer() and columns.is_integer() and min(rows, columns) >= 1 and rows * columns <= self.most_squares):
+            most = f"multiples of {self.edge_tokens}, at most {self.most_squares * self.edge_tokens**2} tokens"
+            return f"a crop has {crop.rows} rows and {crop.columns} columns of tokens; expected {most}"
+        wanted = int(rows * columns) * self.square_bytes
+        return "" if len(crop.pixels) == wanted else f"a crop has {len(crop.pixels)} bytes; expected {wanted}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -36,7 +37,10 @@ from server.messages import (
     Ready,
     Shutdown,
     Submit,
+    Working,
 )
+from server.stages.link import StageLost
+from server.stages.relay import Relay
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class LoadedModel:
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
     pace: Pace | None = None
     card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
+    relay: Relay | None = None  # the stages of the model before this process; None: it computes all layers
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
 
@@ -85,16 +90,32 @@ def serve_worker(socket_fd: int, build: Build) -> None:
         channel.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))
         channel.close()
         return
+    if model.relay is not None:
+        model.relay.on_working = lambda cpu_s: channel.send(Working(cpu_s))
+        model.relay.watch(lambda error: _end_without(load.name, error))
     channel.send(model.ready)
     if model.damage is not None:
         threading.Thread(target=_verify, args=(model.damage, channel), name="verify", daemon=True).start()
     try:
         Worker(model, channel, logs_cache=load.logs_cache).run()
+    except StageLost as error:
+        _end_without(load.name, error)
     except BaseException:
         log.critical("the worker of %s ends after an error", load.name, exc_info=True)
         logging.shutdown()
         os._exit(1)  # threads of the device or of a constraint may hang, so do not wait for them
+    if model.relay is not None:
+        model.relay.close()
     channel.close()
+
+
+def _end_without(name: str, lost: StageLost) -> None:
+    """End this process, because a stage is lost, as that stage has ended: the front then blames the requests, or none."""
+    log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
+    logging.shutdown()
+    if lost.from_outside:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
 
 
 def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
@@ -185,4 +206,12 @@ def engine_of(
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)
     engine_class = OverlappedEngine if model.overlap else Engine
-    return engine_class(model.step_model, publish, eos_ids=model.eos_ids, constraints=constraints, pace=model.pace, logs_cache=logs_cache)
+    return engine_class(
+        model.step_model,
+        publish,
+        eos_ids=model.eos_ids,
+        constraints=constraints,
+        pace=model.pace,
+        relay=model.relay,
+        logs_cache=logs_cache,
+    )

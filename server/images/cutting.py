@@ -2,37 +2,51 @@
 
 For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
 edge, and cut into crops. For InternVL, it is scaled to the grid of crops that fits its proportions best. In both, a last crop shows the
-whole image. Other models see one crop: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so
-the pixels are the same on every machine.
+whole image. For Qwen2-VL and Pixtral, both edges of the image become multiples of the edge of a token, and the image is one crop. Other
+models see one crop of a fixed size: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so the
+pixels are the same on every machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
-from server.messages import Fit
+from server.messages import Crop, Fit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_EDGE = 4096  # of an image before its edges become multiples of a crop's edge
 MOST_RATIO = 64  # of the longer edge to the shorter one in an image that is scaled as a whole before its middle is cut out
+MOST_FREE_RATIO = 200  # of the longer edge to the shorter one in an image that keeps its proportions
+LOW_EDGE = 16  # squares of an edge of an image that keeps its proportions, with detail `low`, or of a square with as many pixels
 
 Size = tuple[int, int]  # width and height
+
+
+class CuttingFault(ValueError):
+    """Raised for an image that cannot be brought to the size of crops. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How images are cut."""
 
-    crop_size: int  # pixels of an edge of a crop
+    crop_size: int  # pixels of an edge of a crop; with FREE or CAPPED, the edges of a crop are multiples of it
+    edge_tokens: int  # rows and columns of tokens of a square with this edge
     fit: Fit
     filter: int  # number of the filter in Pillow
     longest_edge: int = 0
     splits: bool = False  # False: there is only the crop of the whole image
     most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
+    most_pixels: int = 0  # with FREE: an image with more pixels is reduced
+
+    def crop(self, image: Image) -> Crop:
+        """Return an image of the size of a crop as a crop."""
+        return Crop.of(image.tobytes(), *(edge // self.crop_size * self.edge_tokens for edge in (image.height, image.width)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,31 @@ def best_grid(size: Size, edge: int, most_crops: int) -> Grid:
     return best
 
 
+def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int) -> Size:
+    """Return multiples of `edge` that are nearest to the size of an image. An image with more or fewer pixels than the limits is scaled to
+    the limit before: then its edges are rounded down, or up."""
+    width, height = size
+    if max(size) > MOST_FREE_RATIO * min(size):
+        raise CuttingFault(
+            f"it has {width} x {height} pixels; expected edges of which none is {MOST_FREE_RATIO} times as long as the other"
+        )
+    near = [round(length / edge) * edge for length in size]
+    if near[0] * near[1] > most_pixels:
+        factor = sqrt(width * height / most_pixels)
+        near = [max(edge, floor(length / factor / edge) * edge) for length in size]
+    elif near[0] * near[1] < least_pixels:
+        factor = sqrt(least_pixels / (width * height))
+        near = [ceil(length * factor / edge) * edge for length in size]
+    return near[0], near[1]
+
+
+def capped_size(size: Size, edge: int, longest_edge: int) -> Size:
+    """Return the size of an image whose longer edge becomes `longest_edge` if it is longer, rounded up to multiples of `edge`."""
+    ratio = max(size) / longest_edge
+    width, height = (max(1, floor(length / ratio)) if ratio > 1 else length for length in size)
+    return ((width - 1) // edge + 1) * edge, ((height - 1) // edge + 1) * edge
+
+
 def middle_of(image: Image, edge: int, filter: int) -> Image:
     """Return the middle of an image after its shorter edge has become `edge`. Of a very long image, only the middle is scaled, which gives
     nearly the same bytes, because the whole could take too much memory."""
@@ -99,7 +138,7 @@ def middle_of(image: Image, edge: int, filter: int) -> Image:
     return image.resize((width, height), filter).crop((x, y, x + edge, y + edge))
 
 
-def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[bytes]]:
+def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
     """Return the crops of an image in RGB: line by line, and at last the whole."""
 
     def resized(image: Image, size: Size) -> Image:
@@ -107,18 +146,22 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[bytes]]:
 
     edge = plan.crop_size
     if plan.fit is Fit.CENTRE:
-        return Grid(0, 0), [middle_of(image, edge, plan.filter).tobytes()]
+        return Grid(0, 0), [plan.crop(middle_of(image, edge, plan.filter))]
+    if plan.fit is Fit.FREE:
+        return Grid(0, 0), [plan.crop(resized(image, free_size(image.size, edge, plan.least_pixels, plan.most_pixels)))]
+    if plan.fit is Fit.CAPPED:
+        return Grid(0, 0), [plan.crop(resized(image, capped_size(image.size, edge, plan.longest_edge)))]
     if plan.fit is Fit.TILES:
         image = resized(image, scaled_size(image.size, plan.longest_edge))
     if not plan.splits:
-        return Grid(0, 0), [resized(image, (edge, edge)).tobytes()]
+        return Grid(0, 0), [plan.crop(resized(image, (edge, edge)))]
     if plan.fit is Fit.TILES:
         image = cut = resized(image, divisible_size(image.size, edge))
     else:
         grid = best_grid(image.size, edge, plan.most_crops)
         cut = resized(image, (grid.columns * edge, grid.rows * edge))
-    grid, whole = Grid(cut.height // edge, cut.width // edge), resized(image, (edge, edge)).tobytes()
+    grid, whole = Grid(cut.height // edge, cut.width // edge), plan.crop(resized(image, (edge, edge)))
     if grid == Grid(1, 1):
         return Grid(0, 0), [whole]
     places = ((column * edge, row * edge) for row in range(grid.rows) for column in range(grid.columns))
-    return grid, [*(cut.crop((x, y, x + edge, y + edge)).tobytes() for x, y in places), whole]
+    return grid, [*(plan.crop(cut.crop((x, y, x + edge, y + edge))) for x, y in places), whole]

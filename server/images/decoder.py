@@ -26,6 +26,10 @@ class Picture:
     columns: int
     crops: Sequence[Crop]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(crop.num_tokens for crop in self.crops)
+
 
 class ImageDecoder:
     """Decodes images, and counts the pixels that requests hold: those that run or wait keep theirs, because a worker may die."""

@@ -6,13 +6,12 @@ import base64
 import binascii
 import io
 from contextlib import suppress
-from hashlib import blake2b
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.images.cutting import Plan, crops_of
+from server.images.cutting import CuttingFault, Plan, crops_of
 from server.messages import Crop, Fit
 
 if TYPE_CHECKING:
@@ -66,16 +65,15 @@ class Decoding:
 
     def warm(self) -> None:
         with suppress(ImportError):
-            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, Fit.TILES, filter=1, longest_edge=16, splits=True))
+            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 1, Fit.TILES, filter=1, longest_edge=16, splits=True))
 
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)
         try:
-            grid, parts = crops_of(_opened(file.data or _bytes_of(file.text), self._most_pixels), file.plan)
-        except ImageFault as error:
+            grid, crops = crops_of(_opened(file.data or _bytes_of(file.text), self._most_pixels), file.plan)
+        except (ImageFault, CuttingFault) as error:
             return msgspec.msgpack.encode(Outcome(fault=str(error)))
-        crops = tuple(Crop(pixels, blake2b(pixels, digest_size=16).digest()) for pixels in parts)
-        return msgspec.msgpack.encode(Outcome(grid.rows, grid.columns, crops))
+        return msgspec.msgpack.encode(Outcome(grid.rows, grid.columns, tuple(crops)))
 
 
 def _bytes_of(text: str) -> bytes:

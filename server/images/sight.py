@@ -6,7 +6,7 @@ becomes the tokens of the image's crops. Idefics3 and SmolVLM were trained with
 
     a fake token, the place of the crop, its image tokens; a line break after each row of crops; at last the same for the whole image
 
-Others were trained with the image tokens of all crops, and with texts before and after them that the family names.
+Others were trained with the image tokens of all crops, and with texts before, after and between their rows that the family names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors import INVALID_VALUE, ApiError
-from server.images.cutting import Plan
+from server.images.cutting import LOW_EDGE, Plan
 from server.images.decoder import ImageDecoder, Picture
 from server.interfaces import Tokenizer
 from server.messages import Fit, Vision
@@ -29,22 +29,35 @@ class Sight:
     marker: str
     image_text: str  # text of the image token
     decoder: ImageDecoder
+    begin: str = ""  # text of the token that the tokenizer puts before every text; empty: there is none
 
     @staticmethod
     def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
         """Return what a model sees, or None if its vocabulary lacks the image token or the marker."""
         image = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
         has_marker = not vision.marker or vision.marker.encode() in tokenizer.special_texts.values()
-        return Sight(vision, vision.marker or image, image, decoder) if image and has_marker else None
+        if not image or not has_marker:
+            return None
+        marker = vision.marker or image
+        first = tokenizer.encode("", add_special_tokens=True)[:1]
+        begin = tokenizer.special_texts.get(first[0], b"").decode(errors="replace") if first else ""
+        return Sight(vision, marker, image, decoder, "" if begin in (marker, image) else begin)
 
     def plan(self, detail: str | None) -> Plan:
-        """Return how an image is cut. With detail `low`, the model sees only the whole."""
-        vision = self.vision
-        splits = vision.splits and detail != "low"
-        return Plan(vision.crop_size, vision.fit, vision.filter, vision.longest_edge, splits, vision.most_crops)
+        """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
+        vision, is_low = self.vision, detail == "low"
+        splits = vision.splits and not is_low
+        low_edge, longest, most = LOW_EDGE * vision.crop_size, vision.longest_edge, vision.most_pixels
+        if is_low and vision.fit is Fit.CAPPED:
+            longest = min(longest, low_edge)
+        if is_low and vision.fit is Fit.FREE:
+            most = min(most, low_edge**2)
+        edge, pixels = (vision.crop_size, vision.edge_tokens), (min(vision.least_pixels, most), most)
+        return Plan(*edge, vision.fit, vision.filter, longest, splits, vision.most_crops, *pixels)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
-        """Return a prompt with the tokens of each image in place of its marker."""
+        """Return a prompt with the tokens of each image in place of its marker. A prompt begins with the token that the tokenizer puts
+        before texts, even if the template does not write it: that of LLaVA relies on its processor."""
         pieces = prompt.split(self.marker)
         if len(pieces) != len(pictures) + 1:
             message = (
@@ -55,13 +68,15 @@ class Sight:
         found = [pieces[0]]
         for picture, piece in zip(pictures, pieces[1:], strict=True):
             found += [self._written(picture), piece]
-        return "".join(found)
+        text = "".join(found)
+        return text if text.startswith(self.begin) else self.begin + text
 
     def _written(self, picture: Picture) -> str:
-        tokens = self.image_text * self.vision.crop_tokens
         if self.vision.fit is not Fit.TILES:
             begin, end = self.vision.around
-            return f"{begin}{tokens * len(picture.crops)}{end}"
+            rows = (row for crop in picture.crops for row in [self.image_text * crop.columns] * crop.rows)
+            return f"{begin}{self.vision.between.join(rows)}{end}"
+        tokens = self.image_text * picture.crops[-1].num_tokens
         rows = [
             "".join(f"{AROUND}<row_{row + 1}_col_{column + 1}>{tokens}" for column in range(picture.columns)) + "\n"
             for row in range(picture.rows)

@@ -41,6 +41,7 @@ from server.messages import (
     Submit,
     TokenEvent,
     Tokens,
+    Working,
 )
 from server.models.processes import usage_of
 from server.workers.care import Care, EarlyDeaths
@@ -90,6 +91,7 @@ class Supervisor:
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
+        self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker has heard
         self._early_deaths = EarlyDeaths(self._care)
         self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
@@ -260,9 +262,10 @@ class Supervisor:
             ready = await load_in(worker, self._load, self._progress, silence_s=silence_s, stop_s=self._care.stop_s)
             worker.is_up()
             self._watchdog.expect(0.0)
+            self._stages_cpu_s = 0.0
             self._worker, self.card = worker, ready.card
             self.ready_s = time.monotonic()
-            self._load = msgspec.structs.replace(self._load, restart=True, least_context=ready.max_context)
+            self._load = msgspec.structs.replace(self._load, restart=True, least_context=ready.max_context, cuts=ready.cuts)
             return ready
         finally:
             self._loading = None
@@ -273,7 +276,8 @@ class Supervisor:
     async def _supervise(self) -> None:
         while self._worker is not None:
             while (message := await self._worker.receive()) is not None:
-                self._watchdog.hear()
+                if not isinstance(message, Working):
+                    self._watchdog.hear()
                 self._heed(message)
             worker, self._worker, self.card = self._worker, None, None
             self._forget_cache()
@@ -367,7 +371,7 @@ class Supervisor:
             await asyncio.sleep(watchdog.interval_s)
             if self._worker is None or not any(job.in_worker for job in self._jobs.values()):
                 watchdog.hear()
-            elif fault := watchdog.look(usage_of(self._worker.pid).cpu_s):
+            elif fault := watchdog.look(usage_of(self._worker.pid).cpu_s + self._stages_cpu_s):
                 log.warning("%s: worker %d %s", self._load.name, self._worker.pid, fault)
                 watchdog.hear()
                 self._worker.kill()
@@ -407,6 +411,8 @@ class Supervisor:
                     self._worker.kill(is_blameless=True)
             case Step():
                 self._watchdog.expect(message.limit_s)
+            case Working():
+                self._stages_cpu_s = message.cpu_s
             case Stats():
                 self.stats = message
             case Card():

@@ -117,7 +117,7 @@ class WorkerProcess:
         self._guard.cancel()
         self._sending.cancel()
         self._writer.close()
-        return _describe(self._process.returncode)
+        return describe_status(self._process.returncode)
 
     @property
     def ended_from_outside(self) -> bool:
@@ -155,7 +155,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _describe(returncode: int | None) -> str:
+def describe_status(returncode: int | None) -> str:
     if returncode is None:
         return "still running"
     if returncode < 0:

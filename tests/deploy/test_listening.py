@@ -22,7 +22,7 @@ def test_a_taken_port_names_its_holder() -> None:
         with pytest.raises(SettingsError) as refused:
             listen("127.0.0.1", port)
         assert f"in use by process {holder.pid} ({sys.executable}" in str(refused.value)
-        assert str(refused.value).endswith("; choose another with --host or --port")
+        assert str(refused.value).endswith("; choose another address or port")
         holder.stdin.close()
     assert holder_of(port) == ""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.settings import SETTINGS, downloadable, gather, model_spec, num_bytes, parse, service_links
+from deploy.settings import SETTINGS, downloadable, gather, model_spec, num_bytes, parse, service_links, stages_of
 from server.settings import ServerSettings, SettingsError
 
 SAMPLES = {
@@ -276,3 +276,29 @@ def test_a_hostile_configuration_is_refused_in_one_line(text: str, complaint: st
     with pytest.raises(SettingsError, match=complaint) as refused:
         gather({}, {}, config=write(tmp_path, text))
     assert len(str(refused.value)) < 600
+
+
+def test_a_model_of_the_file_may_have_stages(tmp_path: Path) -> None:
+    _, (spec,) = gather({}, {}, config=write(tmp_path, "models: [{source: demo, stages: ['10.0.0.2:7070', local]}]"))
+    assert spec.stages == ("10.0.0.2:7070", "local")
+    assert stages_of("2") == ("local", "local")
+
+
+@pytest.mark.parametrize(
+    ("stages", "complaint"),
+    [
+        ("[local]", "stages is 'local', one process; expected at least two stages"),
+        ("[local, host2]", "stages is 'local,host2'; the last stage samples"),
+        ("['host:99999', local]", "'host:99999' is no place of a stage"),
+        ("2", "expected `array`"),
+    ],
+)
+def test_wrong_stages_are_refused_before_a_model_loads(stages: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        gather({}, {}, config=write(tmp_path, f"models: [{{source: demo, stages: {stages}}}]"))
+    assert complaint in str(refused.value)
+
+
+def test_wrong_stages_of_the_command_line_name_the_option() -> None:
+    with pytest.raises(SettingsError, match="--stages: stages is 'local', one process"):
+        stages_of("local")

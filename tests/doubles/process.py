@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from server.engine.step_model import EmbedLimits, GroupLimits, StepLimits
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
 from server.messages import CachePages, ErrorCode, Load, Ready
+from server.stages.relay import Relay
 from tests.doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
 
 
@@ -44,7 +46,23 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused_from: str = ""  # path of a file that the first load creates; later loads are refused. "" refuses no load
     damaged_when: str = ""  # path of a file; once it exists, the process removes it and reports that the served files are damaged
     renamed_when: str = ""  # path of a file; once it exists, a load has another fingerprint
+    stages_work: bool | None = None  # while a step runs, other stages of the model report that they compute (True), or do not (False)
     required_bytes: int = 0  # if above 0, the load is refused with INSUFFICIENT_MEMORY, as a model that requires this much memory
+
+
+class NullRelay(Relay):
+    """Other stages that report their CPU time and get no steps."""
+
+    def __init__(self, *, uses_cpu: bool) -> None:
+        super().__init__([])
+        threading.Thread(target=self._report, args=(uses_cpu,), daemon=True).start()
+
+    def _report(self, uses_cpu: bool) -> None:
+        cpu_s = 5.0
+        while True:
+            time.sleep(0.05)
+            cpu_s += 0.05 * uses_cpu
+            self.on_working(cpu_s)
 
 
 def null_source(config: NullConfig) -> str:
@@ -86,6 +104,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         eos_ids=config.eos_ids,
         tokenizer_json=Path(config.tokenizer).read_text() if config.tokenizer else None,
         overlap=config.overlap,
+        relay=None if config.stages_work is None else NullRelay(uses_cpu=config.stages_work),
         damage=partial(_damage, Path(config.damaged_when)) if config.damaged_when else None,
     )
 

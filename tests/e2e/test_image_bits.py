@@ -6,25 +6,30 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import blake2b
+from math import isqrt
 
 import msgspec
 import numpy as np
 import pytest
 
+from deploy.model_loading.costs import step_of
 from deploy.model_loading.load import load_model
+from server.engine.axes import along_positions
 from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
 from tests.e2e.test_group_bits import check_after_kills
-from tests.golden.vision import SUBJECTS, Subject
+from tests.golden.crops import crop_of, tokens_of
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import Subject
 
 pytestmark = pytest.mark.xdist_group("bits of images")
 
 
 @pytest.fixture(
     scope="module",
-    params=[("idefics3", "f32"), ("idefics3", "bf16"), ("gemma3", "f32"), ("gemma3", "bf16"), ("llava", "bf16"), ("internvl", "bf16")],
+    params=[("idefics3", "f32"), ("idefics3", "bf16"), ("gemma3", "f32"), ("gemma3", "bf16"), ("llava", "bf16"), ("internvl", "bf16")]
+    + [("qwen2_vl", "f32"), ("qwen2_vl", "bf16"), ("qwen2_5_vl", "f32"), ("qwen3_vl", "bf16"), ("mistral3", "bf16")],
     ids="-".join,
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
@@ -54,9 +59,10 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
     return fresh
 
 
-def crop(subject: Subject, seed: int) -> Crop:
-    pixels = np.random.default_rng(seed).integers(0, 256, subject.crop * subject.crop * 3, dtype=np.uint8).tobytes()
-    return Crop(pixels, blake2b(pixels, digest_size=16).digest())
+def crop(subject: Subject, seed: int, shape: int | None = None) -> Crop:
+    """Return a crop of random pixels. Crops of any size have different shapes."""
+    rows, columns = ((2, 3), (5, 1), (3, 2))[seed if shape is None else shape] if subject.any_size else (1, 1)
+    return crop_of(subject, np.random.default_rng(seed).integers(0, 256, (rows * subject.crop, columns * subject.crop, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,7 @@ def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
         prompt, crops = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
         for _ in range(rng.choice((0, 1, 2, 5))):
             crops.append(crop(subject, rng.randrange(3)))
-            prompt += [*rng.sample(words, rng.choice((0, 2))), *[subject.image] * subject.rows]
+            prompt += [*rng.sample(words, rng.choice((0, 2))), *tokens_of(subject, crops[-1])]
         prompt += rng.sample(words, 3)
         params = SamplingParams(
             max_tokens=rng.randrange(12, 30),
@@ -116,7 +122,7 @@ def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
     encode = seer._encoded
     monkeypatch.setattr(seer, "_encoded", lambda crops: encoded.append(len(crops)) or encode(crops))
     worker, params = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    first = Submit("a", (1, *[subject.image] * subject.rows, 2), params, crops=(crop(subject, 0),))
+    first = Submit("a", (1, *tokens_of(subject, crop(subject, 0)), 2), params, crops=(crop(subject, 0),))
     worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
     assert encoded == [1]
     worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
@@ -125,8 +131,9 @@ def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
 
 def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
-    prompt = (*range(20), *[subject.image] * subject.rows, *range(20))
-    first, second = (Submit(name, prompt, params, crops=(crop(subject, seed),)) for name, seed in (("a", 0), ("b", 1)))
+    crops = crop(subject, 0), crop(subject, 2, 0 if subject.between else 2)  # of other proportions, unless tokens show them
+    prompt = (*range(20), *tokens_of(subject, crops[0]), *range(20))
+    first, second = (Submit(name, prompt, params, crops=(one,)) for name, one in zip("ab", crops, strict=True))
     worker = rig()
     outcomes = worker.run([first]) | worker.run([second])
     assert worker.engine.scheduler.pool.num_found_tokens == 16  # the page before the image
@@ -135,8 +142,19 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     assert worker.engine.scheduler.pool.num_found_tokens == 16 + len(prompt) // 16 * 16
 
 
+def test_a_step_of_text_needs_no_coordinates(model) -> None:
+    """Measurements of costs and of quality know nothing of images."""
+    batch = step_of(model.step_model.limits, num_seqs=2, num_each=3, context=5)
+    logits = [
+        model.step_model.download(model.step_model.run(replace(batch, axes=axes))) for axes in (None, along_positions(batch.positions))
+    ]
+    np.testing.assert_array_equal(*logits)
+
+
 def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
-    worker, counts = rig(seeing=replace(model.step_model.limits.seeing, cost=512)), []  # as much as a step's budget of prompt tokens
+    seeing, counts = model.step_model.limits.seeing, []
+    # Even a crop with a single token costs as much as a step's budget of prompt tokens.
+    worker = rig(seeing=replace(seeing, cost=512 * seeing.example.num_tokens))
     seer = model.step_model._seer
     look = seer.look
 
@@ -152,30 +170,34 @@ def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, al
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "gap", "crops", "text"),
+    ("num_missing", "gap", "crops", "text"),
     [
-        (9, 9, 0, "has 9 image tokens ({image}); 0 crops of images take 0"),
-        (8, 8, 1, "1 crops of images take 9"),
-        (0, 0, 1, "has 0 image tokens"),
-        (9, 1, 1, "have others between them"),
+        (0, 9, 0, "has {count} image tokens ({image}); 0 crops of images take 0"),
+        (1, 9, 1, "1 crops of images take {count}"),
+        (9, 9, 1, "has 0 image tokens"),
+        (0, 1, 1, "have others between them"),
     ],
 )
-def test_prompts_that_do_not_fit_their_images_are_refused(rig, subject, num_tokens: int, gap: int, crops: int, text: str) -> None:
-    prompt = (*[subject.image] * gap, 1, *[subject.image] * (num_tokens - gap))
+def test_prompts_that_do_not_fit_their_images_are_refused(rig, subject, num_missing: int, gap: int, crops: int, text: str) -> None:
+    count = crop(subject, 0).num_tokens
+    tokens = tokens_of(subject, crop(subject, 0))
+    tokens = tokens[: max(0, len(tokens) - num_missing)]
+    prompt = (*tokens[:gap], 1, *tokens[gap:])
     failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), crops=(crop(subject, 0),) * crops))
     assert failure.code is ErrorCode.INVALID_VALUE
-    assert text.format(image=subject.image) in failure.message
+    assert text.format(image=subject.image, count=count) in failure.message
 
 
 def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig, subject) -> None:
-    small = Submit("r", (subject.image,) * subject.rows, SamplingParams(max_tokens=3), crops=(Crop(b"abc", b"d"),))
+    edge = isqrt(subject.rows)
+    small = Submit("r", (subject.image,) * subject.rows, SamplingParams(max_tokens=3), crops=(Crop.of(b"abc", edge, edge),))
     assert f"a crop has 3 bytes; expected {3 * subject.crop**2}" in _failure(rig(), small).message
     assert "image tokens" in _failure(rig(), Embed("e", (1, subject.image))).message
 
 
 def test_scores_of_a_prompt_whose_images_are_in_one_step_are_refused(rig, subject, model) -> None:
     params = SamplingParams(max_tokens=3, prompt_logprobs=0)
-    scored = Submit("r", (subject.image,) * subject.rows, params, crops=(crop(subject, 0),))
+    scored = Submit("r", tuple(tokens_of(subject, crop(subject, 0))), params, crops=(crop(subject, 0),))
     if model.step_model.limits.seeing.both_ways:
         assert "prompt_logprobs is given with images" in _failure(rig(), scored).message
     else:

@@ -21,7 +21,8 @@ import openai
 import pytest
 
 from tests.conftest import DemoServer, serving_demo
-from tests.golden.vision import CONVERSATIONS, SUBJECTS, Subject
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import CONVERSATIONS, Subject
 from tests.server.images.files import data_url, encoded, image
 
 MODEL = SUBJECTS["idefics3"]
@@ -87,7 +88,7 @@ def test_answers_are_those_of_transformers(client: openai.OpenAI, number: int) -
     assert answer.usage.prompt_tokens == len(ARRAYS[f"prompt_{number}"])
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llava", "llava_siglip", "internvl"])
+@pytest.mark.parametrize("name", ["gemma3", "llava", "llava_siglip", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3"])
 def test_other_families_answer_what_transformers_answers(cache_folder: Path, name: str) -> None:
     """Each of them sees two images in a conversation, several conversations at a time, and the same after its worker was killed."""
     subject = SUBJECTS[name]

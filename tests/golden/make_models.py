@@ -604,6 +604,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "qwen2_5_vl": Causal(
         {
             "model_type": "qwen2_5_vl",
+            "image_token_id": 95,
             "tie_word_embeddings": True,
             "text_config": {
                 "model_type": "qwen2_5_vl_text",
@@ -876,6 +877,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "qwen3_vl_moe": Causal(
         {
             "model_type": "qwen3_vl_moe",
+            "image_token_id": 95,
             "tie_word_embeddings": False,
             "text_config": {
                 "model_type": "qwen3_vl_moe_text",
@@ -903,6 +905,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "qwen2_vl": Causal(
         {
             "model_type": "qwen2_vl",
+            "image_token_id": 95,
             "tie_word_embeddings": False,
             "text_config": {
                 "model_type": "qwen2_vl_text",
@@ -1234,6 +1237,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "qwen3_vl": Causal(
         {
             "model_type": "qwen3_vl",
+            "image_token_id": 95,
             "tie_word_embeddings": False,
             "text_config": {
                 "model_type": "qwen3_vl_text",

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.golden.vision import CONTINUATION, CONVERSATIONS, SIZES, SUBJECTS, Subject
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, SIZES, Subject
 
+FEATURES = ("pixel_values", "image_grid_thw", "image_sizes")  # what image processors give to the encoder
 MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
 
 
@@ -84,8 +86,13 @@ def make(subject: Subject) -> None:
     module, _, name = subject.classes[1].rpartition(".")
     cutter = getattr(import_module(f"transformers.models.{module}"), name)
     options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
+    is_qwen = "merge_size" in subject.processor
+    if subject.any_size and not is_qwen:
+        options["patch_size"] = {"height": subject.square, "width": subject.square}  # as PixtralProcessor asks for
     images = cutter(**options)
-    if subject.name == "internvl":
+    if subject.any_size:
+        processor = AnySizeProcessor(subject, images, words)
+    elif subject.name == "internvl":
         processor = InternProcessor(subject, images, words)
     else:
         processor = getattr(transformers, subject.classes[0])(images, words, chat_template=subject.template, **subject.options)
@@ -106,13 +113,16 @@ def make(subject: Subject) -> None:
     for number, file in enumerate(files):
         arrays[f"image_{number}"] = np.frombuffer(file, np.uint8)
         plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})
-        crops = np.asarray(plain([[shown(file)]], return_tensors="np")["pixel_values"])
+        given = plain([[shown(file)]], return_tensors="np")
+        crops = whole(subject, given) if is_qwen else np.asarray(given["pixel_values"])
         crops = crops.reshape(-1, *crops.shape[-3:])
         arrays[f"crops_{number}"] = crops.transpose(0, 2, 3, 1).astype(np.uint8)
-        pixels = images([[shown(file)]], return_tensors="pt")["pixel_values"]
+        pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
-            features = model.model.get_image_features(pixels)
-        arrays[f"rows_{number}"] = np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in features.pooler_output])
+            features = model.model.get_image_features(**{name: pixels[name] for name in FEATURES if name in pixels})
+        depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
+        rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
+        arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
     np.savez_compressed(subject.folder / "golden.npz", **arrays)
@@ -141,6 +151,37 @@ class InternProcessor:
         return {"input_ids": ids, **({"pixel_values": torch.cat(found)} if found else {})}
 
 
+class AnySizeProcessor:
+    """Does what `Qwen2VLProcessor` and `PixtralProcessor` do with images. Those need torchvision."""
+
+    def __init__(self, subject: Subject, images: Any, words: Any) -> None:
+        self.subject, self.images, self.words = subject, images, words
+
+    def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
+        return self.words.apply_chat_template(messages, tokenize=False, **options)
+
+    def __call__(self, text: str, images: list[Any] | None, **_: Any) -> dict[str, Any]:
+        first, *pieces = text.split(self.subject.image_text)
+        given = self.images(images, return_tensors="pt") if images else {}
+        counts = [int(grid.prod()) // self.subject.processor["merge_size"] ** 2 for grid in given.get("image_grid_thw", ())]
+        shown = [self.subject.image_text * count for count in counts] or [self.rows(*size) for size in given.get("image_sizes", ())]
+        whole = first + "".join(one + piece for one, piece in zip(shown, pieces, strict=True))
+        return {"input_ids": self.words(whole, return_tensors="pt", add_special_tokens=False)["input_ids"], **given}
+
+    def rows(self, height: int, width: int) -> str:
+        """Return the tokens of an image of Pixtral."""
+        row = self.subject.image_text * (width // self.subject.square)
+        return "[IMG_BREAK]".join([row] * (height // self.subject.square)) + "[IMG_END]"
+
+
+def whole(subject: Subject, given: Any) -> Any:
+    """Return the image whose patches an image processor gives, [1, colours, height, width]."""
+    ((_, rows, columns),) = given["image_grid_thw"]
+    patch, merge = subject.processor["patch_size"], subject.processor["merge_size"]
+    parts = np.asarray(given["pixel_values"]).reshape(rows // merge, columns // merge, merge, merge, 3, -1, patch, patch)[:, :, :, :, :, 0]
+    return parts.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * patch, columns * patch)
+
+
 def pieces_of(cutter: Any, pictures: list[Any]) -> list[Any]:
     return [cutter([[picture]], return_tensors="pt")["pixel_values"] for picture in pictures]
 
@@ -151,7 +192,7 @@ def fill(subject: Subject, name: str, parameter: Any) -> None:
     scale = 0.6 if "embedd" in name and "patch" not in name else scale
     if subject.name == "gemma3" and "embed_tokens" in name:
         scale /= parameter.shape[1] ** 0.5  # Gemma scales embeddings; large ones would outweigh the layers, and the text repeat itself
-    is_norm = "norm" in name and name.endswith("weight")
+    is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
     adds_one = subject.name == "gemma3" and parameter.ndim == 1 and "vision_tower" not in name  # norms of Gemma add 1 to their weights
     parameter.normal_(0, scale).add_(1.0 if is_norm and not adds_one else 0.0)
 
@@ -164,10 +205,12 @@ def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: 
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     given = processor(text=prompt, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
     ids = given["input_ids"][0].tolist()
-    pixels = {name: given[name] for name in ("pixel_values", "pixel_attention_mask") if name in given}
+    pixels = {name: given[name] for name in (*FEATURES, "pixel_attention_mask") if name in given}
     prompt_ids, rows = list(ids), []
     for _ in range(CONTINUATION):
-        types = {"token_type_ids": (torch.tensor([ids]) == subject.image).long()} if subject.config["model_type"] == "gemma3" else {}
+        is_gemma, is_qwen = subject.config["model_type"] == "gemma3", "merge_size" in subject.processor
+        which = "token_type_ids" if is_gemma else "mm_token_type_ids" if is_qwen else ""
+        types = {which: (torch.tensor([ids]) == subject.image).long()} if which else {}
         row = model(input_ids=torch.tensor([ids]), use_cache=False, **pixels, **types).logits[0, -1].numpy()
         second, first = np.sort(row)[-2:]
         if first - second < MIN_MARGIN * row.std() or row.argmax() == subject.image:

@@ -1,106 +1,21 @@
-"""Small random vision models, one per layout of images, and the conversations in which their goldens were made (`make_vision.py`)."""
+"""Small random vision models whose crops have one size, and a list of those and of others (`vision_any_size.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-FOLDER = Path(__file__).parent / "vision_models"
-LETTERS = "ĠĊabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?:;-_'\"()[]{}<>/|=+*#"  # byte-level BPE writes a space as Ġ
-SIZES = ((200, 61), (37, 41), (75, 130))  # width and height
-CONVERSATIONS = (("What is it?", [0]), ("Compare.", [1, 2]), ("Hello!", []))  # a text, and the images before it
-CONTINUATION = 64
-PATCH = 8
-TEXT: Mapping[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-}
-ENCODER: Mapping[str, Any] = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
-PIXELS: Mapping[str, Any] = {
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.5, 0.4, 0.6],
-    "image_std": [0.5, 0.6, 0.4],
-    "rescale_factor": 1 / 255,
-}
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A small model of a family."""
-
-    name: str
-    config: Mapping[str, Any]
-    processor: Mapping[str, Any]
-    special: tuple[str, ...]  # texts of the special tokens: the first begins a text, the second ends an answer
-    image_text: str
-    template: str
-    rows: int  # tokens of a crop
-    classes: tuple[str, str]  # of transformers: the processor, and that of images on Pillow
-    options: Mapping[str, Any]  # of the processor
-    special_names: Mapping[str, str]  # attributes of the tokenizer, and the special tokens that they name
-
-    @property
-    def folder(self) -> Path:
-        return FOLDER / self.name
-
-    @property
-    def crop(self) -> int:
-        """The pixels of an edge of a crop."""
-        size = self.config["vision_config"]["image_size"]
-        return size[0] if isinstance(size, list) else size
-
-    @property
-    def tokens(self) -> list[str]:
-        return [*LETTERS, *self.special]
-
-    @property
-    def image(self) -> int:
-        return self.tokens.index(self.image_text)
-
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(np.load(self.folder / "golden.npz"))
-
-    @property
-    def files(self) -> list[bytes]:
-        """The images as files."""
-        return [self.arrays[f"image_{number}"].tobytes() for number in range(len(SIZES))]
-
-
-def _token(special: tuple[str, ...], text: str) -> int:
-    return len(LETTERS) + special.index(text)
-
-
-def _text(model_type: str, epsilon: float, special: tuple[str, ...]) -> dict[str, Any]:
-    """Return the config of a decoder. The second special token ends an answer."""
-    sizes = {"vocab_size": len(LETTERS) + len(special), "eos_token_id": len(LETTERS) + 1}
-    return {**TEXT, "model_type": model_type, "rms_norm_eps": epsilon, **sizes}
+from tests.golden.vision_any_size import ANY_SIZE
+from tests.golden.vision_subject import ENCODER, LETTERS, PATCH, PIXELS, TEXT, Subject, text_of, token_of
 
 
 def _idefics3() -> Subject:
     places = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
     special = ("<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", *places)
-    text = _text("llama", 1e-5, special)
+    text = text_of("llama", 1e-5, special)
     return Subject(
         "idefics3",
         config={
             "architectures": ["Idefics3ForConditionalGeneration"],
             "model_type": "idefics3",
-            "image_token_id": _token(special, "<image>"),
+            "image_token_id": token_of(special, "<image>"),
             "scale_factor": 2,
             "tie_word_embeddings": False,
             "pad_token_id": 0,
@@ -140,10 +55,10 @@ def _gemma3() -> Subject:
         config={
             "architectures": ["Gemma3ForConditionalGeneration"],
             "model_type": "gemma3",
-            "image_token_index": _token(special, "<image_soft_token>"),
-            "boi_token_index": _token(special, "<start_of_image>"),
-            "eoi_token_index": _token(special, "<end_of_image>"),
-            "eos_token_id": _token(special, "<end_of_turn>"),
+            "image_token_index": token_of(special, "<image_soft_token>"),
+            "boi_token_index": token_of(special, "<start_of_image>"),
+            "eoi_token_index": token_of(special, "<end_of_image>"),
+            "eos_token_id": token_of(special, "<end_of_turn>"),
             "mm_tokens_per_image": 9,
             "pad_token_id": 0,
             "text_config": {
@@ -155,7 +70,7 @@ def _gemma3() -> Subject:
                 "query_pre_attn_scalar": 16,
                 "sliding_window": 14,
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-                "eos_token_id": _token(special, "<end_of_turn>"),
+                "eos_token_id": token_of(special, "<end_of_turn>"),
             },
             "vision_config": {
                 **ENCODER,
@@ -200,7 +115,7 @@ LLAVA = (
 
 def _llava() -> Subject:
     special = ("<s>", "</s>", "<image>")
-    text = _text("llama", 1e-5, special)
+    text = text_of("llama", 1e-5, special)
     vision = {
         **ENCODER,
         "num_hidden_layers": 3,
@@ -214,7 +129,7 @@ def _llava() -> Subject:
         config={
             "architectures": ["LlavaForConditionalGeneration"],
             "model_type": "llava",
-            "image_token_index": _token(special, "<image>"),
+            "image_token_index": token_of(special, "<image>"),
             "image_seq_length": 9,
             "projector_hidden_act": "gelu",
             "vision_feature_layer": -2,
@@ -245,13 +160,13 @@ def _llava() -> Subject:
 def _llava_siglip() -> Subject:
     """Return a model like LLaVA-Interleave. Its crops have pixels behind the last whole patch."""
     special = ("<|im_start|>", "<|im_end|>", "<image>")
-    text = _text("qwen2", 1e-6, special)
+    text = text_of("qwen2", 1e-6, special)
     return Subject(
         "llava_siglip",
         config={
             "architectures": ["LlavaForConditionalGeneration"],
             "model_type": "llava",
-            "image_token_index": _token(special, "<image>"),
+            "image_token_index": token_of(special, "<image>"),
             "image_seq_length": 9,
             "vision_feature_layer": -1,
             "vision_feature_select_strategy": "full",
@@ -278,14 +193,14 @@ def _llava_siglip() -> Subject:
 
 def _internvl() -> Subject:
     special = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
-    text = _text("qwen2", 1e-6, special)
+    text = text_of("qwen2", 1e-6, special)
     vision = {**ENCODER, "model_type": "internvl_vision", "image_size": [48, 48], "patch_size": [PATCH, PATCH], "attention_bias": True}
     return Subject(
         "internvl",
         config={
             "architectures": ["InternVLForConditionalGeneration"],
             "model_type": "internvl",
-            "image_token_id": _token(special, "<IMG_CONTEXT>"),
+            "image_token_id": token_of(special, "<IMG_CONTEXT>"),
             "image_seq_length": 9,
             "downsample_ratio": 0.5,
             "projector_hidden_act": "gelu",
@@ -327,4 +242,4 @@ def _internvl() -> Subject:
     )
 
 
-SUBJECTS = {subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl())}
+SUBJECTS = {subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl(), *ANY_SIZE)}

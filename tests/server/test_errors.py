@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.app import prepare_routes
 from server.errors import BY_CODE, TABLE, as_markdown
 from server.messages import ErrorCode
 
@@ -37,7 +36,6 @@ def test_a_wrong_method_is_told_all_right_ones(server):
 
 
 def test_no_request_waits_until_routes_are_built(server, monkeypatch):
-    prepare_routes(server.server.config.app)
     monkeypatch.setattr("fastapi.routing.get_dependant", None)
     assert server.http().post("/nothing", json={}).status_code == 404
     assert server.http().post("/tokenize", json={"prompt": "a"}).status_code == 200

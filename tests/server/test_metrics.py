@@ -173,8 +173,9 @@ def test_the_worker_s_memory_and_processor_time_are_told(serve):
 def test_gauges_are_the_worker_s(serve):
     server = serve()
     server.worker.restarts, server.worker.resubmitted = 2, 3
-    server.worker.stats = Stats(4, 5, 10, 40, 6, 7, 8, 9, 0.1, 0.1)
+    server.worker.stats = Stats(4, 5, 10, 40, 6, 7, 8, 9, 0.1, 0.1, stages_s=2.5)
     found = samples(server)
+    assert found["relaxserve:stage_wait_seconds_total"][0][1] == 2.5
     assert found["vllm:num_requests_running"][0][1] == 4 and found["vllm:num_requests_waiting"][0][1] == 5
     assert found["vllm:kv_cache_usage_perc"][0][1] == 0.25 and found["vllm:num_preemptions_total"][0][1] == 6
     assert found["relaxserve:worker_restarts_total"][0][1] == 2 and found["relaxserve:requests_resubmitted_total"][0][1] == 3

@@ -78,7 +78,7 @@ def client_of(server, key=ALICE):
 def paths_of_clients() -> set[str]:
     settings = ServerSettings()
     app = create_app(settings, Registry(settings, None, None))  # type: ignore[arg-type]  # nothing is loaded
-    routes = [route for route in app.state.routes if isinstance(route, APIRoute)]
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
     return {route.path for route in routes if access_of(re.sub(r"[{}]", "", route.path), open_metrics=False) is Access.KEY}
 
 

@@ -1,5 +1,5 @@
 """InternVL 3 in the layout of transformers: the encoder InternViT, a connector that joins neighbouring patches and projects them by two
-matrices, and the decoder of Qwen2 or Llama."""
+matrices, and the decoder of Qwen2, Qwen3 or Llama."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation, text_fields
 from compiler.frontend.cutting import GRID
-from compiler.frontend.families import llama, qwen2
+from compiler.frontend.families import llama, qwen2, qwen3
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer
 from compiler.frontend.towers import check_tokens, read_tower
 from compiler.frontend.vision import Connector, Tower, Vision
+from compiler.ir.graph.atoms import Var
 
-DECODERS = {"qwen2": qwen2.read, "llama": llama.read}
+DECODERS = {"qwen2": qwen2.read, "qwen3": qwen3.read, "llama": llama.read}
 ENCODER: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -36,7 +38,11 @@ def read(fields: Fields) -> ModelConfig:
         raise text.error("model_type", f"one of {', '.join(DECODERS)}")
     config = decoder(text)
     check_tokens(fields, vision, config.vocab_size, (IMAGE_TOKEN,))
-    return replace(config, family="internvl", vision=vision)
+    return replace(config, family="internvl", vision=vision, head_norms=text.text("model_type") == "qwen3")
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return (qwen3 if at.step.config.head_norms else llama).layer(at, x)
 
 
 def _read_vision(fields: Fields) -> Vision:
@@ -79,4 +85,4 @@ def _edge(fields: Fields, name: str) -> int:
     return edge
 
 
-FAMILY = DecoderFamily(("internvl",), read, llama.layer)
+FAMILY = DecoderFamily(("internvl",), read, layer)

@@ -1,16 +1,17 @@
-"""LLaVA 1.5 and its successors in the same layout: an encoder of images (CLIP or SigLIP), two matrices that project each patch, and the
-decoder of Llama, Mistral or Qwen2."""
+"""LLaVA 1.5, Pixtral, and others in the same layout: an encoder of images (CLIP, SigLIP or Pixtral), two matrices that project each patch,
+and the decoder of Llama, Mistral or Qwen2."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation, text_fields
-from compiler.frontend.cutting import CENTRE, STRETCHED
+from compiler.frontend.cutting import BICUBIC, CAPPED, CENTRE, STRETCHED
 from compiler.frontend.families import llama, mistral, qwen2
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import CLIP, SIGLIP, check_tokens, read_tower
+from compiler.frontend.towers import CLIP, PIXTRAL, SIGLIP, check_tokens, read_pixtral, read_tower
 from compiler.frontend.vision import Connector, Tower, Vision
 
 DECODERS = {"llama": llama.read, "mistral": mistral.read, "qwen2": qwen2.read}
@@ -28,7 +29,8 @@ OF_DECODERS = {
     "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
     "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768},
 }
-ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, STRETCHED)}
+SIGLIP_CUTTING = replace(STRETCHED, filter=BICUBIC)
+ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, SIGLIP_CUTTING)}
 # LLaVA 1.5 as its authors trained it, with which transformers completes a model without vision_config
 OF_AUTHORS = {
     "hidden_size": 1024,
@@ -55,8 +57,12 @@ def read(fields: Fields) -> ModelConfig:
 
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", {"model_type": "clip_vision_model"} if "vision_config" in fields else OF_AUTHORS)
-    if (found := ENCODERS.get(inner.text("model_type", "clip_vision_model"))) is None:
-        raise inner.error("model_type", f"one of {', '.join(ENCODERS)}")
+    if (kind := inner.text("model_type", "clip_vision_model")) == "pixtral":
+        if fields.text("vision_feature_select_strategy", "full") != "full":
+            raise fields.error("vision_feature_select_strategy", "'full' for pixtral")
+        return read_pixtral(fields, PIXTRAL, merge=1, cutting=CAPPED, **_connector(fields))
+    if (found := ENCODERS.get(kind)) is None:
+        raise inner.error("model_type", f"one of {', '.join((*ENCODERS, 'pixtral'))}")
     tower, defaults, cutting = found
     inner.fill(**defaults)
     selection = fields.text("vision_feature_select_strategy", "default")
@@ -72,12 +78,18 @@ def _read_vision(fields: Fields) -> Vision:
         num_left=num_layers - layer if layer > 0 else -1 - layer,
         connector=Connector.PERCEPTRON,
         merge=1,
-        image_token=fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 32_000, minimum=0), minimum=0),
         cutting=cutting,
         last_norm=False,
-        connector_activation=read_activation(fields, "projector_hidden_act", "gelu"),
-        connector_bias=fields.flag("multimodal_projector_bias", True),
+        **_connector(fields),
     )
+
+
+def _connector(fields: Fields) -> dict[str, Any]:
+    return {
+        "image_token": fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 32_000, minimum=0), minimum=0),
+        "connector_activation": read_activation(fields, "projector_hidden_act", "gelu"),
+        "connector_bias": fields.flag("multimodal_projector_bias", True),
+    }
 
 
 FAMILY = DecoderFamily(("llava",), read, llama.layer)

@@ -1,11 +1,11 @@
-"""Qwen3-VL with mixtures of experts: its decoder is that of Qwen3-MoE. Checkpoints stack the experts. Images are not read."""
+"""Qwen3-VL with mixtures of experts: its decoder is that of Qwen3-MoE. Checkpoints stack the experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.config import ModelConfig, text_fields
-from compiler.frontend.families import qwen3_moe
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.families import qwen3_moe, qwen3_vl
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
@@ -13,9 +13,11 @@ STACKED = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def read(fields: Fields) -> ModelConfig:
-    if "text_config" in fields:
-        fields = text_fields(fields, {"model_type": "qwen3_vl_moe_text"})
-    fields.fill(rope_theta=500_000.0, norm_topk_prob=True)
+    return qwen3_vl.read_seeing(fields, "qwen3_vl_moe_text", _read_text)
+
+
+def _read_text(fields: Fields) -> ModelConfig:
+    fields.fill(norm_topk_prob=True)
     return qwen3_moe.read(fields)
 
 

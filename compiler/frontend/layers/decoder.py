@@ -21,7 +21,7 @@ from compiler.ir.types import TensorType
 from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND, PAGE
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, SUBTRACT, TANH
-from compiler.ops.embedding import ROPE, ROPE_ANGLES
+from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 from compiler.ops.index import SCATTER, TAKE
 from compiler.ops.manipulate import BROADCAST_TO, EXPAND_DIMS
 from compiler.ops.normalize import SOFTMAX
@@ -41,10 +41,10 @@ CLASS_HEAD = "score"  # name of the classification head, which does not have the
 class Batch:
     """The inputs of a step."""
 
-    tokens: Var
+    tokens: Var  # in a program of later layers: the residual stream of the tokens, after the layers before
     positions: Var
     seq_ids: Var
-    logit_rows: Var
+    logit_rows: Var | None  # None: the program has no head
     hidden_rows: Var | None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
@@ -56,7 +56,7 @@ class Batch:
     @property
     def params(self) -> tuple[Var, ...]:
         """The inputs in the order of `runtime.step_arguments`."""
-        rows = (self.logit_rows,) if self.hidden_rows is None else (self.logit_rows, self.hidden_rows)
+        rows = (row for row in (self.logit_rows, self.hidden_rows) if row is not None)
         slots, tables = (cache.slots for cache in self.caches), (cache.page_tables for cache in self.caches)
         states = (self.starts, self.saved, *(var for state in self.states for var in (state.sources, state.pages))) if self.states else ()
         heard = () if self.heard is None else (self.heard,)
@@ -102,10 +102,11 @@ class SeenRows:
     at: Var  # indices of these tokens in the step
     rows: Var  # what is read in place of their embeddings: see `compiler/frontend/seeing.py`
     lasts: Var | None  # the last position of the image of each of these tokens, if the tokens of an image attend to all of them
+    axes: Var | None  # [tokens, 3]: the coordinates by which queries and keys of all tokens rotate, if image tokens have three
 
     @property
     def params(self) -> tuple[Var, ...]:
-        return (self.at, self.rows) if self.lasts is None else (self.at, self.rows, self.lasts)
+        return self.at, self.rows, *(var for var in (self.lasts, self.axes) if var is not None)
 
 
 Cache = KVCache | StateCache
@@ -135,9 +136,17 @@ class Step:
         """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
         if rope not in self.angles:
             frequencies, scale = rope.frequencies(self.max_context)
-            both = self.net.call(ROPE_ANGLES, self.batch.positions, Constant(frequencies), scale=scale)
-            self.angles[rope] = self.net.field(both, 0), self.net.field(both, 1)
+            axes = None if self.batch.seen is None else self.batch.seen.axes
+            both = self.net.call(ROPE_ANGLES, self.batch.positions if axes is None else axes, Constant(frequencies), scale=scale)
+            cosines, sines = (self.net.field(both, part) for part in range(2))
+            self.angles[rope] = (cosines, sines) if axes is None else (self._along(cosines, rope), self._along(sines, rope))
         return self.angles[rope]
+
+    def _along(self, tables: Var, rope: Rope) -> Var:
+        """Return the column of each pair for the axis that rotates it, [tokens, pairs], from those for all axes, [tokens, 3, pairs]."""
+        num_pairs = len(rope.axes)
+        columns = np.array(rope.axes, np.int32) * num_pairs + np.arange(num_pairs, dtype=np.int32)
+        return self.net.call(TAKE, self.net.reshape(tables, self.t, 3 * num_pairs), Constant(columns), axis=1)
 
     def places_of(self, cache: KVCache, window: int) -> Places:
         """Return where attention to a cache finds the tokens of this step. `window` is the window or the chunk of the layer, or 0."""
@@ -197,11 +206,29 @@ class Layer:
 def embed(step: Step) -> Var:
     c, net, seen = step.config, step.net, step.batch.seen
     x = scaled(step, net.embedding(step.embedding, step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
-    if seen is None:
+    return x if seen is None else _put(step, seen, x, _depth(step, seen, 0))
+
+
+def deepened(step: Step, x: Var, number: int) -> Var:
+    """Add the rows of another depth to the tokens of images after a layer, if the encoder has some for it."""
+    seen, vision = step.batch.seen, step.config.vision
+    if seen is None or vision is None or number >= len(vision.deep_layers):
         return x
-    everywhere = ShapeValue((_extent(seen.rows, 0), Dim.of(c.hidden_size)))
-    places = net.call(BROADCAST_TO, net.call(EXPAND_DIMS, seen.at, axes=1), everywhere)
-    return net.call(SCATTER, x, places, seen.rows, axis=0)
+    return _put(step, seen, x, step.net.add(step.net.call(EMBEDDING, x, seen.at), _depth(step, seen, 1 + number)))
+
+
+def _depth(step: Step, seen: SeenRows, number: int) -> Var:
+    """Return the rows of a depth, [image tokens, size]."""
+    size, vision = step.config.hidden_size, step.config.vision
+    is_only = vision is None or vision.num_depths == 1
+    return seen.rows if is_only else step.net.slice(seen.rows, 1, number * size, (number + 1) * size)
+
+
+def _put(step: Step, seen: SeenRows, x: Var, rows: Var) -> Var:
+    """Return the residual stream with these rows in the places of image tokens."""
+    everywhere = ShapeValue((_extent(seen.rows, 0), Dim.of(step.config.hidden_size)))
+    places = step.net.call(BROADCAST_TO, step.net.call(EXPAND_DIMS, seen.at, axes=1), everywhere)
+    return step.net.call(SCATTER, x, places, rows, axis=0)
 
 
 def logits(step: Step, x: Var) -> Var:

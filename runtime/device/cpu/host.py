@@ -7,6 +7,7 @@ import platform
 import sys
 
 from runtime.errors import IncompatibleExecutable
+from runtime.remembered import remembered
 
 # CPU features that Linux reports to a process on AArch64. Each row of _ARM_BITS has the index of a word, the number of a bit, and
 # LLVM's name of the feature. LLVM itself finds only the first two features.
@@ -25,10 +26,14 @@ ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.
 
 def features() -> frozenset[str]:
     """Return the CPU features that this process may use, in LLVM's spelling."""
-    import llvmlite.binding as llvm  # imported late: the front only needs names of targets, and LLVM would take 40 MB of its memory
-
-    found = {name for name, present in llvm.get_host_cpu_features().items() if present} | _told_by_linux()
+    found = {*remembered("features", b"", _told_by_llvm).decode().split()} | _told_by_linux()
     return frozenset(found if matrix_tiles_allowed() else {name for name in found if not name.startswith("amx-")})
+
+
+def _told_by_llvm() -> bytes:
+    import llvmlite.binding as llvm  # imported late: the front only needs names of targets, and see runtime/remembered.py
+
+    return " ".join(sorted(name for name, present in llvm.get_host_cpu_features().items() if present)).encode()
 
 
 def _told_by_linux() -> set[str]:

@@ -20,9 +20,8 @@ from functools import cache, partial
 from importlib.resources import files
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +31,11 @@ from runtime.device.cpu.host import ARCH
 from runtime.device.cpu.layouts import Plan
 from runtime.device.cpu.memory import host_buffer
 from runtime.errors import OutOfMemory
+from runtime.remembered import remembered
 from runtime.sections import align
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
 
 MOST_GROUPS = 8  # more groups would slow down each record: the thread that opens it writes a word for each group
 # An idle helper spins for SPIN_S before it sleeps: longer than the host works between two steps, and too short to load an idle machine.
@@ -56,30 +59,39 @@ _TEAM_BYTES = 384
 _BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 320, 328
 
 
-def native_module(arch: str, system: str) -> llvm.ModuleRef:
-    """Return team.ll linked with the code that differs by machine: how a thread pauses, and how it sleeps."""
+def native_texts(arch: str, system: str) -> list[str]:
+    """Return team.ll, and the code that differs by machine: how a thread pauses, and how it sleeps."""
     futex = _FUTEX.get(arch) if system == "linux" else None
     sleep = _text("sleep_poll.ll") if futex is None else _text("sleep_futex.ll").replace("@FUTEX@", str(futex))
-    module = llvm.parse_assembly(_text("team.ll"))
-    module.link_in(llvm.parse_assembly(sleep))
-    module.link_in(llvm.parse_assembly("define void @cpu_pause() {\n  " + _PAUSE.get(arch, "ret void\n}")))
+    return [_text("team.ll"), sleep, "define void @cpu_pause() {\n  " + _PAUSE.get(arch, "ret void\n}")]
+
+
+def linked_module(texts: Sequence[str]) -> llvm.ModuleRef:
+    import llvmlite.binding as llvm  # imported late: see runtime/remembered.py
+
+    module, *others = map(llvm.parse_assembly, texts)
+    for other in others:
+        module.link_in(other)
     return module
 
 
-def _with_layouts(module: llvm.ModuleRef) -> llvm.ModuleRef:
-    """Add the functions that take NumPy arrays. Exported libraries do without them."""
-    module.link_in(llvm.parse_assembly(_text("layouts.ll").replace("@HEAD@", str(object.__basicsize__))))
-    return module
+def _compiled(texts: Sequence[str]) -> bytes:
+    import llvmlite.binding as llvm  # imported late: see runtime/remembered.py
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=3, reloc="pic", codemodel="small")
+    return machine.emit_object(linked_module(texts))
 
 
 class _Native:
     """The functions of team.ll, compiled."""
 
     def __init__(self) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=3, reloc="pic", codemodel="small")
-        self._code = ObjectCode(machine.emit_object(_with_layouts(native_module(ARCH, sys.platform))), COPIES | SLEEPING)
+        # layouts.ll has the functions that take NumPy arrays; exported libraries do without them
+        texts = [*native_texts(ARCH, sys.platform), _text("layouts.ll").replace("@HEAD@", str(object.__basicsize__))]
+        code = remembered("team", "".join(texts).encode(), lambda: _compiled(texts))
+        self._code = ObjectCode(code, COPIES | SLEEPING)
         self.run_alone = self._function("run_alone", ctypes.c_void_p, ctypes.c_void_p)
         self.lead = self._function("lead", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         self.help = self._function("help", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

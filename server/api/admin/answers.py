@@ -24,6 +24,12 @@ class RestartReport(Restarting):
     error: str | None  # reason why the last attempt to restart failed
 
 
+class StageEntry(TypedDict):
+    place: str  # "local", or the address of the host
+    layers: Sequence[int]  # the first and the last one
+    bytes: Mapping[str, int]
+
+
 class ModelReport(ModelEntry):
     state: str
     source: str
@@ -42,6 +48,7 @@ class ModelReport(ModelEntry):
     numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
     system_fingerprint: NotRequired[str]  # that of its answers
     graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
+    stages: NotRequired[Sequence[StageEntry]]  # the processes that compute the layers one after the other, if there are several
     compile_s: NotRequired[float]
     load_s: NotRequired[float]
     restarts: NotRequired[int]

@@ -25,6 +25,7 @@ from server.api.admin.answers import (
     Offers,
     OperationReports,
     Plan,
+    StageEntry,
 )
 from server.api.answer.respond import json_answer, while_connected
 from server.api.answer.sse import EventStream
@@ -37,6 +38,7 @@ from server.defaults import Defaults, DefaultsError, read_values
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, LoadSettings
+from server.messages import StageReport
 from server.models.model import Model, Unloaded
 from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
@@ -349,6 +351,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["system_fingerprint"] = model.loaded.fingerprint
         if ready.card is not None:
             described["graphs"] = ready.card.num_graphs
+        if ready.stages:
+            described["stages"] = [_stage_entry(stage) for stage in ready.stages]
         described["compile_s"] = ready.compile_s
         described["load_s"] = ready.load_s
         described["restarts"] = worker.restarts
@@ -360,6 +364,11 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["running"] = stats.num_running if stats else 0
         described["waiting"] = stats.num_waiting if stats else 0
     return described
+
+
+def _stage_entry(stage: StageReport) -> StageEntry:
+    parts = {"weights": stage.weights_bytes, "arena": stage.arena_bytes, "kv_cache": stage.kv_cache_bytes}
+    return {"place": stage.place, "layers": (stage.first_layer, stage.end_layer - 1), "bytes": parts}
 
 
 def find_operation(operation_id: str, registry: Registry) -> Operation:

@@ -34,7 +34,7 @@ async def pictures_of(body: ChatBody, model: Model, loaded: Loaded, settings: Se
     for where, part in places:
         url, detail, param = _given(where, part)
         pictures.append(await sight.decoder.decode(url, sight.plan(detail), param))
-        num_tokens += len(pictures[-1].crops) * sight.vision.crop_tokens
+        num_tokens += pictures[-1].num_tokens
         if num_tokens > context:
             raise too_long(context, f"the images up to {where} alone have {num_tokens} tokens", "messages")
     return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]}), pictures

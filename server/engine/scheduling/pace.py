@@ -164,7 +164,8 @@ class Pace:
         return int(self._context_tokens * context)
 
     def crop_tokens(self, estimated: int) -> int:
-        """Return the number of prompt tokens that cost as much as encoding a crop of an image, or the estimate if that was not measured."""
+        """Return the number of prompt tokens that cost as much as encoding the example of a crop. Return the estimate if that was not
+        measured."""
         return self._crop_tokens or estimated
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import ceil
 
 from msgspec import Struct
 
@@ -351,9 +352,12 @@ class Scheduler:
         if seeing is None or not crops or start >= crops[-1].stop:
             return 0
         begins = start == seq.num_reused
-        return self.pace.crop_tokens(seeing.cost) * sum(
-            placed.start < stop and (placed.start >= start or (begins and placed.stop > start)) for placed in crops
+        num_tokens = sum(
+            placed.crop.num_tokens
+            for placed in crops
+            if placed.start < stop and (placed.start >= start or (begins and placed.stop > start))
         )
+        return ceil(self.pace.crop_tokens(seeing.cost) * seeing.share(num_tokens))
 
     # --- admission and preemption ----------------------------------------------------------------------------------------
 

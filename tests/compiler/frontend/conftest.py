@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from compiler.bind import bind_weights
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.decoder import ENTRY, PART, StepBounds, build_step
 from compiler.frontend.layers.nn import AS_STORED, WeightFormat
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import forms_of
@@ -56,6 +56,7 @@ class CausalModel:
     golden: dict[str, NDArray[Any]]
     kv_dtype: DType = DType.F32
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
+    layers: range | None = None  # those that the program computes; None: all
 
     def session(self, num_threads: int) -> Session:
         if num_threads not in self.sessions:
@@ -66,7 +67,7 @@ class CausalModel:
 
     def start(self, *, num_threads: int = 1, seed: int = 0) -> Sequences:
         """Return a batch with no sequences yet and an empty cache. The seed determines which pages sequences get."""
-        return Sequences(self.session(num_threads), self.entry, _empty_caches(self.config, self.kv_dtype, seed))
+        return Sequences(self.session(num_threads), self.entry, _empty_caches(self.config, self.kv_dtype, seed, self.layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,9 @@ class InterpretedModel:
         return Interpreter(self.module).call(entry, *args, *weights)
 
 
-def _empty_caches(config: ModelConfig, kv_dtype: DType, seed: int) -> list[GroupCache]:
+def _empty_caches(config: ModelConfig, kv_dtype: DType, seed: int, layers: range | None = None) -> list[GroupCache]:
     pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
-    return [GroupCache(group, pages) for group in groups_of(config, kv_dtype, BOUNDS.max_context)]
+    return [GroupCache(group, pages) for group in groups_of(config, kv_dtype, BOUNDS.max_context, layers)]
 
 
 class GroupCache:
@@ -127,9 +128,9 @@ class Sequences:
     caches: list[GroupCache]
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
-    def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Rows]:
-        """Append tokens to each named sequence in one step of the model. Return for each sequence the rows (logits or hidden states) of
-        these tokens."""
+    def feed(self, pieces: dict[str, Sequence[int]], stream: Rows | None = None) -> dict[str, Rows]:
+        """Append tokens to each named sequence in one step of the model. Return for each sequence the rows (logits, hidden states or the
+        residual stream) of these tokens. Later layers of a model need the residual stream of the layers before."""
         ends = np.cumsum([len(piece) for piece in pieces.values()])
         starts = [self.lengths.setdefault(name, 0) for name in pieces]
         stops = [start + len(piece) for start, piece in zip(starts, pieces.values(), strict=True)]
@@ -143,11 +144,12 @@ class Sequences:
             tables.append(np.array([np.pad(table, (0, max(map(len, own)) - len(table))) for table in own], np.int32))
             size = cache.group.page_size
             slots.append(tables[-1][seq_ids, positions // size] * size + positions % size)
-        arrays = (array for cache in self.caches for array in cache.arrays)
-        rows_wanted = np.arange(len(tokens), dtype=np.int32)
+        arrays = (array for cache in self.caches if cache.group.layers for array in cache.arrays)
+        rows_wanted = () if self.entry == PART else (np.arange(len(tokens), dtype=np.int32),)
         query_starts = np.append(0, ends).astype(np.int32)
-        step = step_arguments([cache.group for cache in self.caches], tokens, positions, query_starts, seq_ids, slots, tables)
-        rows = self.session.call(self.entry, *step, rows_wanted, *arrays)
+        first = tokens if stream is None else stream
+        step = step_arguments([cache.group for cache in self.caches], first, positions, query_starts, seq_ids, slots, tables)
+        rows = self.session.call(self.entry, *step, *rows_wanted, *arrays)
         return dict(zip(pieces, np.split(rows, ends[:-1]), strict=True))
 
 
@@ -166,7 +168,7 @@ def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
 def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalModel]:
     """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32, numerics=AUTO)` returns the model of a case. The model
     is compiled on first use. With the format fp8, its matrices are those of an fp8 checkpoint."""
-    known: dict[tuple[str, str, str, str, DType, Numerics], CausalModel] = {}
+    known: dict[tuple[str, str, str, str, DType, Numerics, range | None], CausalModel] = {}
 
     def compiled(
         case: str,
@@ -175,15 +177,17 @@ def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalMode
         target: Target | None = None,
         kv_dtype: DType = DType.F32,
         numerics: Numerics = Numerics.AUTO,
+        layers: range | None = None,
     ) -> CausalModel:
         target = target or host()
-        key = case, format, entry, target.name, kv_dtype, numerics
+        key = case, format, entry, target.name, kv_dtype, numerics, layers
         if key not in known:
             config, source, golden = _wide() if case == "wide" else _golden(GOLDEN / case)
             source = fp8_weights(source, FP8_BLOCK) if format == FP8 else source
             held, forms = AS_STORED if format == FP8 else WeightFormat.parse(format), forms_of(source.tensors)
-            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry, forms=forms, numerics=numerics)
-            known[key] = CausalModel(config, source, entry, compiled_once(module, target), golden, kv_dtype)
+            of_program = {"entry": entry, "forms": forms, "numerics": numerics, "layers": layers}
+            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, **of_program)
+            known[key] = CausalModel(config, source, entry, compiled_once(module, target), golden, kv_dtype, layers=layers)
         return known[key]
 
     return compiled

@@ -83,7 +83,10 @@ def test_dual_chunk_attention_limits_the_context_to_one_chunk() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rows", "places", "num_layers"),
-    [("gemma-3-4b-it", 256, 4096, 27), ("gemma-3-12b-unsloth", 256, 4096, 27), ("llava-1.5-7b", 576, 577, 23)],
+    [
+        *(("gemma-3-4b-it", 256, 4096, 27), ("gemma-3-12b-unsloth", 256, 4096, 27), ("llava-1.5-7b", 576, 577, 23)),
+        *(("Qwen2-VL-2B", 1, 4, 32), ("Qwen2.5-VL-3B", 1, 4, 32), ("Qwen3-VL-2B", 1, 4, 24), ("Qwen3-VL-30B-A3B", 1, 4, 27)),
+    ],
 )
 def test_published_models_see_as_their_papers_say(name: str, rows: int, places: int, num_layers: int) -> None:
     vision = parse_config(PUBLISHED[name]).vision

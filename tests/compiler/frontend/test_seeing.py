@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,24 +14,30 @@ from numpy.typing import NDArray
 from compiler.bind import bind_values, bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.cutting import read_cutting
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
-from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.registry import load_config, parse_config
+from compiler.frontend.registry import parse_config
 from compiler.frontend.seeing import ENTRY as SEE
 from compiler.frontend.seeing import most_crops
-from compiler.frontend.vision import Fit, Vision
+from compiler.frontend.vision import Vision
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
+from deploy.model_loading.patches import encoded, together
+from deploy.model_loading.seeing import seeing_limits
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
-from tests.golden.vision import CONVERSATIONS, SIZES, SUBJECTS, Subject
+from server.engine.axes import axes_of
+from server.engine.intake import placed_crops
+from server.messages import Crop, SamplingParams, Submit
+from tests.golden.crops import crops_of
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import CONVERSATIONS, SIZES, Subject
 
 BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
 F32 = WeightFormat(32)
+MOST_SQUARES = 160
 NUM_PAGES = 1 + BOUNDS.max_context // 16
 IDEFICS3 = SUBJECTS["idefics3"]
 CONFIG = IDEFICS3.config
@@ -53,21 +57,24 @@ class Looker:
         assert self.files.config.vision is not None
         return self.files.config.vision
 
-    def seen(self, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the rows of crops, [rows, size], three crops a call."""
-        if not len(crops):
-            return np.empty((0, self.files.config.hidden_size), np.float32)
+    def seen(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
+        """Return the rows of crops, [rows, size]."""
+        if not crops:
+            return np.empty((0, self.files.config.hidden_size * self.vision.num_depths), np.float32)
         return seen(self.call, self.vision, crops)
 
-    def stepped(self, ids: Sequence[int], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
-        """Return the logits of all tokens of a sequence that is computed in chunks. `rows` are read in the places of image tokens."""
+    def stepped(self, ids: Sequence[int], crops: Sequence[Crop], rows: NDArray[np.float32], *, chunk: int) -> NDArray[np.float32]:
+        """Return the logits of all tokens of a sequence that is computed in chunks. `rows` are those of the crops, which are read in the
+        places of image tokens."""
         groups = groups_of(self.files.config, DType.F32, BOUNDS.max_context)
         caches = [np.full(shape, np.nan, np.float32) for group in groups for shape, _ in group.arrays(NUM_PAGES)]
         table = np.arange(1, NUM_PAGES, dtype=np.int32)[None]
         found: list[NDArray[np.float32]] = []
         places = np.flatnonzero(np.array(ids) == self.subject.image)[: len(rows)]
-        each = self.vision.num_rows
-        lasts = np.repeat(places[each - 1 :: each], each)  # of the image of each place
+        counts = [crop.num_tokens for crop in crops]
+        lasts = np.repeat(places[np.cumsum(counts, dtype=int) - 1], counts)  # of the image of each place
+        limits = seeing_limits(self.vision, self.files.config)
+        placed = placed_crops(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), crops=tuple(crops)), limits)
         start = 0
         while start < len(ids):
             stop = min(start + chunk, len(ids))
@@ -83,18 +90,14 @@ class Looker:
             for part in np.split(every, range(BOUNDS.max_seqs, len(every), BOUNDS.max_seqs)):
                 at, none = (places[mine] - start).astype(np.int32), np.empty(0, np.int32)
                 own = (lasts[mine].astype(np.int32),) if self.vision.both_ways else ()
+                own = (*own, axes_of(placed, start, stop)) if self.vision.three_axes else own
                 found.append(self.call(BOTH, *step, part, none, at, rows[mine], *own, *caches)[0])
             start = stop
         return np.concatenate(found)
 
 
-def seen(call: Call, vision: Vision, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-    rows: list[NDArray[np.float32]] = []
-    for first in range(0, len(crops), 3):
-        some = crops[first : first + 3].reshape(-1, vision.crop_size, vision.crop_size * 3)
-        starts = np.arange(len(some) + 1, dtype=np.int32) * vision.num_places
-        rows.append(call(SEE, some, np.repeat(np.arange(len(some), dtype=np.int32), vision.num_places), starts.astype(np.int32)))
-    return np.concatenate(rows)
+def seen(call: Call, vision: Vision, crops: Sequence[Crop]) -> NDArray[np.float32]:
+    return np.concatenate([rows for some in together(vision, crops) for rows in encoded(vision, some, call)])
 
 
 def built(files: ModelFiles) -> Any:
@@ -140,135 +143,58 @@ def files() -> ModelFiles:
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
 def test_rows_of_crops_are_those_of_transformers(either: Looker, number: int) -> None:
-    arrays = either.subject.arrays
-    assert np.abs(either.seen(arrays[f"crops_{number}"]) - arrays[f"rows_{number}"]).max() < 2e-4
+    subject = either.subject
+    assert np.abs(either.seen(crops_of(subject, [number])) - subject.arrays[f"rows_{number}"]).max() < 2e-4
 
 
-def conversation(subject: Subject, number: int) -> tuple[list[int], NDArray[np.uint8]]:
+def conversation(subject: Subject, number: int) -> tuple[list[int], list[Crop]]:
     """Return the tokens of a conversation with its continuation, and its crops."""
-    arrays, edge = subject.arrays, subject.crop
-    crops = [arrays[f"crops_{image}"] for image in CONVERSATIONS[number][1]]
+    arrays = subject.arrays
     ids = [*arrays[f"prompt_{number}"].tolist(), *arrays[f"continuation_{number}"].tolist()]
-    return ids, np.concatenate([np.empty((0, edge, edge, 3), np.uint8), *crops])
+    return ids, crops_of(subject, CONVERSATIONS[number][1])
 
 
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
 def test_compiled_code_answers_what_transformers_answers(looker: Looker, number: int) -> None:
     (ids, crops), arrays = conversation(looker.subject, number), looker.subject.arrays
     num_prompt = len(arrays[f"prompt_{number}"])
-    logits = looker.stepped(ids[:-1], looker.seen(crops), chunk=256)[num_prompt - 1 :]
+    logits = looker.stepped(ids[:-1], crops, looker.seen(crops), chunk=256)[num_prompt - 1 :]
     assert np.abs(logits - arrays[f"logits_{number}"]).max() < 5e-4
     assert logits.argmax(axis=1).tolist() == arrays[f"continuation_{number}"].tolist()
 
 
 def test_a_crop_has_the_same_rows_beside_others(looker: Looker) -> None:
-    crops = np.concatenate([looker.subject.arrays[f"crops_{number}"] for number in range(len(SIZES))])
+    crops = crops_of(looker.subject, range(len(SIZES)))
     together = looker.seen(crops)
-    for number, rows in enumerate(np.split(together, len(crops))):
-        np.testing.assert_array_equal(looker.seen(crops[number : number + 1]), rows)
+    ends = np.cumsum([crop.num_tokens for crop in crops])
+    for crop, rows in zip(crops, np.split(together, ends[:-1]), strict=True):
+        np.testing.assert_array_equal(looker.seen([crop]), rows)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50])
 def test_an_image_in_chunks_has_the_same_bits(looker: Looker, chunk: int) -> None:
     ids, crops = conversation(looker.subject, 1)
     rows = looker.seen(crops)
-    np.testing.assert_array_equal(looker.stepped(ids, rows, chunk=chunk), looker.stepped(ids, rows, chunk=256))
+    np.testing.assert_array_equal(looker.stepped(ids, crops, rows, chunk=chunk), looker.stepped(ids, crops, rows, chunk=256))
 
 
-def written(folder: Path, name: str, value: object) -> Path:
-    (folder / name).write_text(json.dumps(value))
-    return folder
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_text_has_the_same_bits_as_in_a_model_that_reads_only_text(name: str) -> None:
+    looker = compiled(name)
+    blind = replace(looker.files, config=replace(looker.files.config, vision=None))
+    executable = compile_module(built(blind))
+    session = Session(executable, device_threads=2)
+    bind_weights(session, executable, BOTH, blind.weights)
+    num_caches = sum(len(list(group.arrays(NUM_PAGES))) for group in groups_of(blind.config, DType.F32, BOUNDS.max_context))
 
+    def call(entry: str, *args: Any) -> Any:
+        *others, _at, _rows, _axes = args[:-num_caches]
+        return session.call(entry, *others, *args[-num_caches:])
 
-def test_the_file_of_the_processor_is_read(tmp_path: Path, files: ModelFiles) -> None:
-    vision, processor = files.config.vision, IDEFICS3.processor
-    assert vision is not None
-    with pytest.raises(ConfigError, match="has no preprocessor_config"):
-        read_cutting(tmp_path, vision)
-    later = read_cutting(written(tmp_path, "processor_config.json", {"image_processor": processor}), vision)
-    found = read_cutting(written(tmp_path, "preprocessor_config.json", processor), vision)
-    assert later == found
-    assert (found.longest_edge, found.splits, found.mean) == (144, True, (0.5, 0.4, 0.6))
-    assert not read_cutting(written(tmp_path, "preprocessor_config.json", {**processor, "do_image_splitting": False}), vision).splits
-    for name, value in (
-        ("resample", 3),
-        ("do_normalize", False),
-        ("max_image_size", {"longest_edge": 32}),
-        ("size", {"longest_edge": 1 << 20}),
-        ("image_mean", [0.5]),
-    ):
-        with pytest.raises(ConfigError, match=name.removeprefix("max_image_").removesuffix("_size") if name == "size" else "expected"):
-            read_cutting(written(tmp_path, "preprocessor_config.json", {**processor, name: value}), vision)
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("gemma3", "do_pan_and_scan", True),
-        ("gemma3", "resample", 0),
-        ("gemma3", "size", {"height": 48, "width": 96}),
-        ("gemma3", "image_seq_length", 256),
-        ("llava", "size", {"shortest_edge": 336}),
-        ("llava", "crop_size", {"height": 48, "width": 24}),
-        ("llava", "do_center_crop", False),
-        ("llava", "do_pad", True),
-        ("internvl", "min_patches", 2),
-        ("internvl", "max_patches", 0),
-        ("internvl", "use_thumbnail", False),
-        ("internvl", "size", {"height": 448, "width": 448}),
-    ],
-)
-def test_other_ways_to_make_crops_are_refused(tmp_path: Path, name: str, field: str, value: object) -> None:
-    vision = load_config(SUBJECTS[name].folder).vision
-    assert vision is not None
-    with pytest.raises(ConfigError, match=f"{field} of .* expected"):
-        read_cutting(written(tmp_path, "preprocessor_config.json", {**SUBJECTS[name].processor, field: value}), vision)
-
-
-def test_the_processor_says_how_an_image_fits_a_crop() -> None:
-    fits = {name: vision.cutting.fit for name, subject in SUBJECTS.items() if (vision := load_config(subject.folder).vision) is not None}
-    assert fits == {
-        "idefics3": Fit.TILES,
-        "gemma3": Fit.STRETCHED,
-        "llava": Fit.CENTRE,
-        "llava_siglip": Fit.STRETCHED,
-        "internvl": Fit.GRID,
-    }
-
-
-def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Path) -> None:
-    assert load_config(written(tmp_path, "config.json", SUBJECTS["gemma3"].config)).vision is None
-    assert parse_config({**SUBJECTS["gemma3"].config, "vision_config": {}}).vision is None
-    with pytest.raises(ConfigError, match="has no preprocessor_config"):
-        load_config(written(tmp_path, "config.json", SUBJECTS["llava"].config))
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("gemma3", "mm_tokens_per_image", 8),
-        ("gemma3", "mm_tokens_per_image", 16),
-        ("gemma3", "mm_tokens_per_image", 36),
-        ("gemma3", "image_token_index", 500),
-        ("llava", "vision_feature_select_strategy", "full"),
-        ("llava", "vision_feature_layer", [-2, -5]),
-        ("llava", "vision_feature_layer", -4),
-        ("llava", "image_token_index", 91),
-        ("llava_siglip", "vision_feature_select_strategy", "default"),
-        ("internvl", "downsample_ratio", 0.3),
-        ("internvl", "vision_feature_layer", -2),
-        ("internvl", "image_token_id", 99),
-    ],
-)
-def test_fields_that_no_program_follows_are_refused(name: str, field: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{field} of config"):
-        parse_config({**SUBJECTS[name].config, field: value})
-
-
-@pytest.mark.parametrize(("layer", "count"), [(-1, 3), (-2, 2), (1, 1), (3, 3)])
-def test_llava_reads_the_layer_that_its_configuration_names(layer: int, count: int) -> None:
-    vision = parse_config({**SUBJECTS["llava"].config, "vision_feature_layer": layer}).vision
-    assert vision is not None and vision.num_layers == count
+    ids, crops = conversation(looker.subject, 2)
+    assert not crops
+    logits = looker.stepped(ids, [], looker.seen([]), chunk=256)
+    np.testing.assert_array_equal(replace(looker, call=call).stepped(ids, [], looker.seen([]), chunk=256), logits)
 
 
 def test_few_large_crops_are_encoded_at_once() -> None:
@@ -279,31 +205,29 @@ def test_few_large_crops_are_encoded_at_once() -> None:
     assert (most_crops(large), most_crops(small)) == (1, 4)
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "value"),
-    [
-        ("vision_config", "image_size", 50),
-        ("vision_config", "num_attention_heads", 5),
-        ("vision_config", "num_channels", 1),
-        ("text_config", "model_type", "mistral"),
-        ("text_config", "qk_layer_norms", True),
-    ],
-)
-def test_configurations_of_other_encoders_are_refused(part: str, name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=name):
-        parse_config({**CONFIG, part: {**CONFIG[part], name: value}})
+REAL = {
+    # 27 x 27 patches and heads of 72 elements, as in SmolVLM-2.2B, fill no tile of attention or of products
+    "idefics3": {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 304, "image_size": 378, "patch_size": 14},
+    "qwen2_vl": {"embed_dim": 160, "num_heads": 2, "patch_size": 14},
+    "qwen2_5_vl": {"hidden_size": 160, "num_heads": 2, "intermediate_size": 342, "patch_size": 14, "window_size": 112},
+    "qwen3_vl": {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "patch_size": 16, "num_position_embeddings": 2304},
+    "mistral3": {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "intermediate_size": 512, "patch_size": 14},
+}
+SHAPES = {"idefics3": [(9, 9), (9, 9)]}  # rows and columns of the tokens of crops
+ODD_SHAPES = [(9, 13), (1, 7), (5, 2)]  # of models whose crops have any size
 
 
-def test_an_image_token_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"image_token_id of config\.json is 102, expected a token of the vocabulary, below 102"):
-        parse_config({**CONFIG, "image_token_id": 102})
-
-
-def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
-    """27 x 27 patches and heads of 72 elements, as in SmolVLM-2.2B, fill no tile of attention or of products."""
-    vision = {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 304, "image_size": 378, "patch_size": 14}
-    config = parse_config({**CONFIG, "scale_factor": 3, "vision_config": {**CONFIG["vision_config"], **vision, "num_hidden_layers": 1}})
-    module = build_step(config, dtypes_of(files.weights), BOUNDS, DType.F32, F32, entry=BOTH)
+@pytest.mark.parametrize("name", REAL)
+def test_crops_of_the_size_of_real_models(name: str) -> None:
+    """Patches, heads and matrices have sizes of real models, and windows are not full."""
+    given, weights_of = SUBJECTS[name].config, dtypes_of(open_files(SUBJECTS[name].folder).weights)
+    scale = {"scale_factor": 3} if name == "idefics3" else {}
+    config = parse_config({**given, **scale, "vision_config": {**given["vision_config"], **REAL[name]}})
+    vision = config.vision
+    assert vision is not None
+    cutting = replace(vision.cutting, least_pixels=1, most_pixels=MOST_SQUARES * vision.crop_size**2)
+    config = replace(config, vision=(vision := replace(vision, cutting=cutting)))
+    module = build_step(config, weights_of, BOUNDS, DType.F32, F32, entry=BOTH)
     random = np.random.default_rng(0)
     weights = {
         weight.name: random.normal(1.0 if "norm" in weight.name else 0.0, 0.05, [dim.const for dim in weight.type.shape]).astype(np.float32)
@@ -314,11 +238,14 @@ def test_crops_of_the_size_of_real_models(files: ModelFiles) -> None:
     session = Session(executable, device_threads=2)
     bind_values(session, executable, SEE, weights)
     interpreter = Interpreter(module)
-    assert config.vision is not None
-    crops = random.integers(0, 256, (2, 378, 378 * 3), dtype=np.uint8)
-    rows = seen(session.call, config.vision, crops)
-    assert np.abs(rows - seen(lambda entry, *args: interpreter.call(entry, *args, *weights.values()), config.vision, crops)).max() < 2e-4
-    np.testing.assert_array_equal(seen(session.call, config.vision, crops[1:]), rows[len(rows) // 2 :])
+    edge = vision.crop_size // (vision.patches_per_edge // vision.merge)  # pixels of an edge of a token
+    crops = [
+        Crop.of(random.integers(0, 256, rows * edge * columns * edge * 3, dtype=np.uint8).tobytes(), rows, columns)
+        for rows, columns in SHAPES.get(name, ODD_SHAPES)
+    ]
+    found = seen(session.call, vision, crops)
+    assert np.abs(found - seen(lambda entry, *args: interpreter.call(entry, *args, *weights.values()), vision, crops)).max() < 2e-4
+    np.testing.assert_array_equal(seen(session.call, vision, crops[1:]), found[crops[0].num_tokens :])
 
 
 def test_a_model_without_vision_has_no_inputs_for_images(files: ModelFiles) -> None:

@@ -59,7 +59,8 @@ def test_a_default_that_help_shows_can_be_given() -> None:
 
 @pytest.mark.parametrize("command", ["serve", "load"])
 def test_every_field_of_a_model_is_an_option(command: str) -> None:
-    """docs/configuration.md says so, and an alert advises --kv-cache-bytes. A request to a running server cannot name a file there."""
+    """docs/configuration.md says so, and an alert advises --kv-cache-bytes. A request to a running server can name neither files nor hosts
+    there."""
     root: Any = typer.main.get_command(app)
     options = {name for param in root.commands[command].params for name in param.opts}
     page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
@@ -68,7 +69,9 @@ def test_every_field_of_a_model_is_an_option(command: str) -> None:
     assert set(fields) == set(MODEL_KEYS)
     given = {"aliases": "--alias", "defaults": "--default"}
     missing = {field for field in fields if given.get(field, f"--{field.replace('_', '-')}") not in options}
-    assert missing == ({"source", "name"} if command == "serve" else {"source", "calibrate"}), "these are arguments: PATH_OR_ID=NAME"
+    assert missing == ({"source", "name"} if command == "serve" else {"source", "calibrate", "stages"}), (
+        "these are arguments: PATH_OR_ID=NAME"
+    )
 
 
 def help_of_serve(option: str) -> list[str]:

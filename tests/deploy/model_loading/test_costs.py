@@ -69,7 +69,7 @@ def test_a_fifo_or_a_folder_that_cannot_be_written_only_costs_the_measurement(tm
     assert step_costs(Counted(), tmp_path / "missing" / "costs")
 
 
-SEEING = SeeingLimits(crop_bytes=12, crop_tokens=4, image_token=1, cost=7)
+SEEING = SeeingLimits(square_bytes=12, edge_tokens=2, image_token=1, cost=7)
 
 
 class Looking(Counted):

@@ -35,6 +35,7 @@ class Cluster:
     config: Path
     log: Path
     environment: Mapping[str, str]
+    process: subprocess.Popen[bytes]
 
     def servers(self) -> dict[int, str]:
         """Return the process ids of the replicas' servers that are ready, and their addresses."""
@@ -60,7 +61,7 @@ class Cluster:
     def wait_for(self, num_servers: int) -> None:
         """Wait until so many replicas answer."""
         end_s = time.monotonic() + START_S
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s and self.process.poll() is None:
             if len(self.servers()) >= num_servers and _answers(f"{self.url}/health/ready"):
                 return
             time.sleep(0.2)
@@ -121,7 +122,7 @@ def running_fleet(cache_folder: Path, pools: Mapping[str, Any], num_servers: int
         process = subprocess.Popen(
             [SERVE, "run", "--address", "local", str(config)], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
-    cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment)
+    cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process)
     try:
         cluster.wait_for(num_servers)
         yield cluster

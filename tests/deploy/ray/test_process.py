@@ -73,7 +73,7 @@ def test_a_server_ends_with_its_owner() -> None:
 
 
 def test_an_owner_that_has_ended_starts_nothing() -> None:
-    bound = ROOT / "deploy" / "ray" / "bound.py"
+    bound = ROOT / "deploy" / "bound.py"
     found = subprocess.run([sys.executable, bound, "1", sys.executable, "-c", "print('started')"], capture_output=True, text=True)
     assert found.returncode == 1
     assert found.stdout == ""

@@ -1,9 +1,9 @@
 """`python -m tests.lab real`: real models, served by relaxserve and by llama.cpp (package xllamacpp), each with its default settings.
 
-Both servers read the same file and run the same requests in turns, with the same number of threads; the figures are medians of the
-quotients of the rounds. The quality of both is measured against the exact weights of the file on the text of the quality label. Each model
-comes from the catalogue: `relaxserve pull NAME` downloads it. `--peer-python`, or the variable PEER_PYTHON, is an interpreter that has
-xllamacpp.
+Both servers have room for the keys and values of the same number of tokens, read the same file and run the same requests in turns, with
+the same number of threads; the figures are medians of the quotients of the rounds. The quality of both is measured against the exact
+weights of the file on the text of the quality label. Each model comes from the catalogue: `relaxserve pull NAME` downloads it.
+`--peer-python`, or the variable PEER_PYTHON, is an interpreter that has xllamacpp.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from compiler.frontend.cache_groups import groups_of
+from compiler.frontend.config import ModelConfig
+from compiler.ir.dtypes import DType
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import OverHttp, Prompt
 from deploy.bench.serving.serve import Texts, throughput
@@ -36,6 +39,7 @@ from deploy.quality.label import TEXT
 from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, quality_of
 from deploy.quality.observe import windows_of
 from deploy.quality.text import tokens_of
+from runtime.cache_groups import PAGE_SIZE
 from runtime.device.cpu.cores import available_cores
 from server.messages import Load
 from server.settings import SettingsError
@@ -48,6 +52,7 @@ PROMPT, ANSWER = 128, 64  # tokens of a client
 LONG = 1024  # tokens of the prompt whose prefill is measured
 NUM_TOKENS = 32_000  # tokens of prompts are drawn from the first ones, which every vocabulary here has
 CLIENTS = {8: 2.5, 32: 2.5}  # number of clients -> goal of the quotient of throughputs
+KEPT = max(max(CLIENTS) * (PROMPT + ANSWER), LONG) + WINDOW  # tokens for whose keys and values each server has memory
 NUM_PROBABLE = 512  # most probable tokens whose probabilities the peer returns; it takes 0.1 s to write 1,024
 STRIDE = 4  # the peer predicts every fourth token of the text
 START_S = 600.0
@@ -85,7 +90,8 @@ def measure(model: str, peer_python: str, rounds: int) -> list[Figure]:
         raise SettingsError(f"{model} is not on this machine; `relaxserve pull {model}` downloads it")
     files = open_files(path)
     figures = starts(model, path, peer_python)
-    with ours(model) as own, llama(path, peer_python) as other:
+    kept = ["--kv-cache-bytes", str(kept_bytes(files.config))]
+    with ours(model, options=kept) as own, llama(path, peer_python) as other:
         figures += speeds(model, files, own, other, rounds)
         quotient = own.resident_bytes / other.resident_bytes
         sizes = f"{own.resident_bytes / 1e6:.0f} and {other.resident_bytes / 1e6:.0f} MB; the file has {path.stat().st_size / 1e6:.0f} MB"
@@ -118,17 +124,16 @@ def starts(model: str, path: Path, peer_python: str) -> list[Figure]:
 
 
 @contextmanager
-def ours(model: str, environment: dict[str, str] | None = None) -> Generator[Place]:
+def ours(model: str, environment: dict[str, str] | None = None, options: Sequence[str] = ()) -> Generator[Place]:
     port = free_port()
-    command = [*RELAXSERVE, "serve", model, "--port", str(port), "--log-level", "error"]
+    command = [*RELAXSERVE, "serve", model, "--port", str(port), "--log-level", "error", *options]
     with _serving(command, port, model, {**os.environ, **(environment or {})}) as place:
         yield place
 
 
 @contextmanager
 def llama(path: Path, peer_python: str) -> Generator[Place]:
-    most = max(CLIENTS)
-    sizes = (len(available_cores()), most, max(most * (PROMPT + ANSWER), LONG) + WINDOW)
+    sizes = (len(available_cores()), max(CLIENTS), KEPT)
     port = free_port()
     with _serving([peer_python, "-c", PEER_SERVER, str(path), str(port), *map(str, sizes)], port, PEER, {**os.environ}) as place:
         yield place
@@ -250,6 +255,12 @@ def predicted(place: Place, tokens: Sequence[int]) -> Mapping[int, float]:
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------------
+
+
+def kept_bytes(config: ModelConfig) -> int:
+    """Return the bytes of keys and values of `KEPT` tokens in all layers. Without this limit, a server keeps those of all earlier prompts
+    as long as memory is free."""
+    return -(-KEPT // PAGE_SIZE) * sum(group.bytes_per_page for group in groups_of(config, DType.BF16, KEPT))
 
 
 def _pss(pid: int) -> int:

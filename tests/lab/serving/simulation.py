@@ -1,8 +1,8 @@
 """`python -m tests.lab simulation`: how well `relaxserve bench fleet --simulate` predicts a real fleet on this machine.
 
-The costs of steps are measured on the running replicas, all at once, as clients see them: replicas share the cores of this machine with
-each other, with Ray and with the clients. Then a trace is played to the fleet, and simulated. Each figure is a prediction as a share of
-what was measured.
+The costs of steps are measured on one running replica and on all at once, as clients see them: replicas share the cores of this machine
+with each other, with Ray and with the clients. A step of a trace costs a mean of both, weighed by the share of the time in which a replica
+is busy. Then the trace is played to the fleet, and simulated. Each figure is a prediction as a share of what was measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tests.lab.serving.played import Answered, play
 NAME = "bench"
 PROMPTS, STREAMS = (1, 16, 64, 128, 256, 512), (1, 2, 4, 8, 16)  # what is measured: tokens of a prompt, streams of a replica
 NUM_RUNS, NUM_NEW = 5, 32
+NUM_WEIGHED = 4  # simulations until the share of busy time agrees with the costs
 NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 
@@ -44,10 +45,22 @@ def calibrated(urls: Sequence[str], max_seqs: int) -> Costs:
     return Costs(prompt, decode, max_seqs=max_seqs)
 
 
-def between(before: Costs, after: Costs) -> Costs:
-    """Return the mean of what was measured before and after the trace: other work on this machine comes and goes."""
-    prompt = {size: (seconds + after.prompt[size]) / 2 for size, seconds in before.prompt.items()}
-    return replace(before, prompt=prompt, decode={num: (seconds + after.decode[num]) / 2 for num, seconds in before.decode.items()})
+def mean(some: Costs, others: Costs, weight: float = 0.5) -> Costs:
+    """Return a mean of costs. `weight`: of the others."""
+
+    def of(some: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
+        return {size: seconds + weight * (others[size] - seconds) for size, seconds in some.items()}
+
+    return replace(some, prompt=of(some.prompt, others.prompt), decode=of(some.decode, others.decode))
+
+
+def predicted(alone: Costs, together: Costs, trace: Sequence[Arrival], num_replicas: int) -> Outcome:
+    """Simulate a trace on replicas that slow each other down while they are busy at the same time."""
+    busy, outcome = 0.0, Outcome()
+    for _ in range(NUM_WEIGHED):
+        outcome = simulate(Plan(mean(alone, together, busy), num_replicas=num_replicas, policy="prefix"), trace)
+        busy = min(1.0, outcome.busy_s / num_replicas / (outcome.wall_s - trace[0].at_s))
+    return outcome
 
 
 def _all(urls: Sequence[str], trace: Sequence[Arrival]) -> list[Answered]:
@@ -101,7 +114,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--most", type=int, default=2000, help="tokens of a prompt and its answer; longer requests are left out")
+    parser.add_argument("--most", type=int, default=1000, help="tokens of a prompt and its answer; longer requests are left out")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
@@ -113,8 +126,9 @@ def main(arguments: Sequence[str]) -> None:
     with running_fleet(cache, {"replicas": pool}, options.replicas, RAY_SERVE_ENABLE_HA_PROXY="1") as cluster:
         urls = list(cluster.servers().values())
         _all(urls, [Arrival(0.0, 7, 256, 16, ())])  # warm up
-        before = calibrated(urls, max_seqs=64)
+        before = [calibrated(some, max_seqs=64) for some in (urls[:1], urls)]
         answers, _ = play(cluster.url, NAME, trace)
-        costs = between(before, calibrated(urls, max_seqs=64))
-    outcome = simulate(Plan(costs, num_replicas=options.replicas, policy="prefix"), trace)
+        after = [calibrated(some, max_seqs=64) for some in (urls[:1], urls)]
+    alone, together = map(mean, before, after)  # other work on this machine comes and goes
+    outcome = predicted(alone, together, trace, options.replicas)
     report(figures_of(trace, answers, outcome), as_json=options.json)

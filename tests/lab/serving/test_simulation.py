@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.figures import token_s
 from deploy.bench.fleet.replica import Job
 from deploy.bench.fleet.simulate import Outcome
 from deploy.bench.fleet.traces import Arrival, extended
 from tests.lab.serving.played import Answered, ids_of
-from tests.lab.serving.simulation import between, figures_of
+from tests.lab.serving.simulation import figures_of, mean, predicted
 
 
 def test_prompts_share_as_many_tokens_as_keys() -> None:
@@ -35,5 +38,16 @@ def test_figures_are_errors_of_the_prediction() -> None:
 
 
 def test_costs_are_the_mean_of_both_measurements() -> None:
-    found = between(Costs({1: 1.0, 16: 4.0}, {1: 1.0}), Costs({1: 3.0, 16: 4.0}, {1: 2.0}))
+    found = mean(Costs({1: 1.0, 16: 4.0}, {1: 1.0}), Costs({1: 3.0, 16: 4.0}, {1: 2.0}))
     assert (found.prompt, found.decode) == ({1: 2.0, 16: 4.0}, {1: 1.5})
+
+
+def test_replicas_slow_each_other_down_as_far_as_they_are_busy() -> None:
+    alone, together = Costs({1: 0.001, 64: 0.01}, {1: 0.001}), Costs({1: 0.002, 64: 0.02}, {1: 0.002})
+
+    def token_s_of(between_s: float) -> float:
+        trace = [Arrival(at * between_s, at, 64, 11, ()) for at in range(200)]
+        return statistics.median(token_s(job) for job in predicted(alone, together, trace, 2).jobs)
+
+    assert token_s_of(5.0) == pytest.approx(0.001, rel=0.02)
+    assert 0.00105 < token_s_of(0.04) < 0.0019

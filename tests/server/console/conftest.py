@@ -75,7 +75,7 @@ SCRIPTS = {
     "other": NullScript(load_s=0.5),
     "looker": NullScript(
         answer=said("It is a river."),
-        vision=Vision(crop_size=8, crop_tokens=2, image_token=256, fit=Fit.STRETCHED, filter=2, longest_edge=0, splits=False),
+        vision=Vision(crop_size=8, edge_tokens=2, image_token=256, fit=Fit.STRETCHED, filter=2, longest_edge=0, splits=False),
     ),
 }
 

@@ -34,13 +34,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def all_routes(routes) -> list[tuple[str, str]]:
-    found = []
-    for route in routes:
-        if isinstance(route, APIRoute):
-            found += [(method, route.path) for method in route.methods]
-        elif hasattr(route, "original_router"):
-            found += all_routes(route.original_router.routes)
-    return found
+    return [(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods]
 
 
 def names(response: httpx.Response, code: str) -> bool:

@@ -8,20 +8,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.images.cutting import Grid, Plan, best_grid, crops_of, divisible_size, scaled_size
+from server.images.cutting import CuttingFault, Grid, Plan, best_grid, crops_of, divisible_size, free_size, scaled_size
 from server.messages import Fit
+from tests.golden.crops import crop_of
 from tests.golden.make_vision import shown
-from tests.golden.vision import SIZES, SUBJECTS
+from tests.golden.vision import SUBJECTS
+from tests.golden.vision_subject import SIZES
 from tests.server.images.files import image
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 PLANS = {
-    "idefics3": Plan(48, Fit.TILES, LANCZOS, 144, splits=True),
-    "gemma3": Plan(48, Fit.STRETCHED, BILINEAR),
-    "llava": Plan(48, Fit.CENTRE, BICUBIC),
-    "llava_siglip": Plan(52, Fit.STRETCHED, BICUBIC),
-    "internvl": Plan(48, Fit.GRID, BICUBIC, splits=True, most_crops=4),
+    "idefics3": Plan(48, 3, Fit.TILES, LANCZOS, 144, splits=True),
+    "gemma3": Plan(48, 3, Fit.STRETCHED, BILINEAR),
+    "llava": Plan(48, 3, Fit.CENTRE, BICUBIC),
+    "llava_siglip": Plan(52, 3, Fit.STRETCHED, BICUBIC),
+    "internvl": Plan(48, 3, Fit.GRID, BICUBIC, splits=True, most_crops=4),
+    "qwen2_vl": Plan(16, 1, Fit.FREE, BICUBIC, least_pixels=12 * 256, most_pixels=40 * 256),
 }
+
+
+PLANS["mistral3"] = Plan(16, 1, Fit.CAPPED, BICUBIC, longest_edge=96)
+PLANS["pixtral"] = Plan(8, 1, Fit.CAPPED, BICUBIC, longest_edge=50)
+PLANS["qwen2_5_vl"] = PLANS["qwen3_vl"] = PLANS["qwen2_vl"]
 
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
@@ -31,16 +39,17 @@ def test_crops_are_the_bytes_of_transformers(name: str, number: int) -> None:
     expected = SUBJECTS[name].arrays[f"crops_{number}"]
     assert len(crops) == len(expected) == grid.rows * grid.columns + 1  # the crops, and that of the whole
     for found, wanted in zip(crops, expected, strict=True):
-        np.testing.assert_array_equal(np.frombuffer(found, np.uint8).reshape(wanted.shape), wanted)
+        np.testing.assert_array_equal(np.frombuffer(found.pixels, np.uint8).reshape(wanted.shape), wanted)
+        assert found == crop_of(SUBJECTS[name], wanted)
 
 
 def test_without_splitting_there_is_only_the_whole() -> None:
-    grid, (whole,) = crops_of(image(100, 40), Plan(16, Fit.TILES, LANCZOS, 64))
-    assert (grid, len(whole)) == (Grid(0, 0), 16 * 16 * 3)
+    grid, (whole,) = crops_of(image(100, 40), Plan(16, 1, Fit.TILES, LANCZOS, 64))
+    assert (grid, len(whole.pixels)) == (Grid(0, 0), 16 * 16 * 3)
 
 
 def test_an_image_of_one_crop_is_not_split() -> None:
-    grid, crops = crops_of(image(100, 100), Plan(16, Fit.TILES, LANCZOS, 16, splits=True))
+    grid, crops = crops_of(image(100, 100), Plan(16, 1, Fit.TILES, LANCZOS, 16, splits=True))
     assert (grid, len(crops)) == (Grid(0, 0), 1)
 
 
@@ -53,7 +62,7 @@ def test_any_size_becomes_crops(size: tuple[int, int]) -> None:
 
 
 def test_a_line_of_pixels() -> None:
-    grid, crops = crops_of(Image.open(io.BytesIO(_line())).convert("RGB"), Plan(16, Fit.TILES, LANCZOS, 64, splits=True))
+    grid, crops = crops_of(Image.open(io.BytesIO(_line())).convert("RGB"), Plan(16, 1, Fit.TILES, LANCZOS, 64, splits=True))
     assert (grid.rows, grid.columns, len(crops)) == (1, 4, 5)
 
 
@@ -77,10 +86,32 @@ def test_any_image_has_a_middle(size: tuple[int, int]) -> None:
     whole, shorter = Image.new("RGB", size, "red"), min(size)
     x, y = ((edge - shorter) // 2 for edge in size)
     whole.paste("blue", (x, y, x + shorter, y + shorter))
-    _, (crop,) = crops_of(whole, Plan(48, Fit.CENTRE, BICUBIC))
-    assert len(crop) == 48 * 48 * 3
-    red, _, blue = np.frombuffer(crop, np.uint8).reshape(-1, 3).mean(axis=0)
+    _, (crop,) = crops_of(whole, Plan(48, 3, Fit.CENTRE, BICUBIC))
+    assert len(crop.pixels) == 48 * 48 * 3
+    red, _, blue = np.frombuffer(crop.pixels, np.uint8).reshape(-1, 3).mean(axis=0)
     assert blue > 1.5 * red
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((1280, 720), (1288, 728)),  # nearest multiples of 28
+        ((42, 70), (56, 56)),  # 1.5 and 2.5 squares become the even number
+        ((10, 10), (56, 56)),
+        ((28, 14), (84, 56)),  # half a square is none, so the image is enlarged
+        ((1, 200), (28, 812)),
+        ((10_000, 50), (9996, 56)),
+        ((4000, 3000), (1148, 840)),
+    ],
+)
+def test_sizes_that_keep_their_proportions(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert free_size(size, 28, 56 * 56, 1280 * 28 * 28) == expected
+    assert free_size(size[::-1], 28, 56 * 56, 1280 * 28 * 28) == expected[::-1]
+
+
+def test_an_image_that_is_too_long_is_refused() -> None:
+    with pytest.raises(CuttingFault, match="it has 201 x 1 pixels; expected edges of which none is 200 times"):
+        crops_of(image(201, 1), PLANS["qwen2_vl"])
 
 
 def _line() -> bytes:

@@ -18,7 +18,7 @@ from server.images.decoder import ImageDecoder, Picture
 from server.messages import Fit
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
-PLAN = Plan(16, Fit.TILES, filter=1, longest_edge=32, splits=True)
+PLAN = Plan(16, 1, Fit.TILES, filter=1, longest_edge=32, splits=True)
 MOST = 1_000_000
 
 
@@ -27,13 +27,13 @@ def decoder() -> Iterator[ImageDecoder]:
     yield ImageDecoder(MOST, 1 << 30, NOWHERE)
 
 
-def decoded(decoder: ImageDecoder, url: str) -> Picture:
-    return asyncio.run(ImageDecoder.decode(decoder, url, PLAN, "url"))
+def decoded(decoder: ImageDecoder, url: str, plan: Plan = PLAN) -> Picture:
+    return asyncio.run(ImageDecoder.decode(decoder, url, plan, "url"))
 
 
-def fault(decoder: ImageDecoder, url: str) -> str:
+def fault(decoder: ImageDecoder, url: str, plan: Plan = PLAN) -> str:
     with pytest.raises(ApiError) as caught:
-        decoded(decoder, url)
+        decoded(decoder, url, plan)
     assert (caught.value.kind.code, caught.value.param) == ("invalid_image", "url")
     return caught.value.message
 
@@ -130,6 +130,19 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("size", [(1001, 1000), (65_535, 65_535), (2**31 - 1, 1), (1, 2**31 - 1)])
 def test_huge_sizes_are_refused_before_a_pixel_is_decoded(decoder: ImageDecoder, size: tuple[int, int]) -> None:
     assert f"it has {size[0]} x {size[1]} pixels; expected at most 1000000 (max_image_pixels)" in fault(decoder, data_url(bomb(*size)))
+
+
+def test_images_of_any_size_are_one_crop_unless_they_are_too_long(decoder: ImageDecoder) -> None:
+    plan = Plan(16, 1, Fit.FREE, filter=3, least_pixels=256, most_pixels=100 * 256)
+    (crop,) = decoded(decoder, data_url(encoded(image(100, 40))), plan).crops
+    assert (crop.rows, crop.columns, len(crop.pixels)) == (2, 6, 12 * 16 * 16 * 3)
+    assert "it has 402 x 2 pixels; expected edges of which none is 200" in fault(decoder, data_url(encoded(image(402, 2))), plan)
+
+
+def test_crops_with_the_same_bytes_in_other_rows_are_different(decoder: ImageDecoder) -> None:
+    plan = Plan(16, 1, Fit.FREE, filter=3, least_pixels=256, most_pixels=100 * 256)
+    wide, high = (decoded(decoder, data_url(encoded(Image.new("RGB", size, "red"))), plan).crops[0] for size in ((32, 16), (16, 32)))
+    assert wide.pixels == high.pixels and wide.digest != high.digest
 
 
 def test_a_bomb_of_text_is_refused(decoder: ImageDecoder) -> None:

@@ -15,11 +15,14 @@ from server.messages import Fit
 from tests.server.audio.test_hostile import AT_ONCE, damaged
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
+MOST_SQUARES = 12
 PLANS = {
-    Fit.TILES: Plan(16, Fit.TILES, filter=1, longest_edge=32, splits=True),
-    Fit.GRID: Plan(16, Fit.GRID, filter=3, splits=True, most_crops=6),
-    Fit.STRETCHED: Plan(16, Fit.STRETCHED, filter=2),
-    Fit.CENTRE: Plan(16, Fit.CENTRE, filter=3),
+    Fit.TILES: Plan(16, 1, Fit.TILES, filter=1, longest_edge=32, splits=True),
+    Fit.GRID: Plan(16, 1, Fit.GRID, filter=3, splits=True, most_crops=6),
+    Fit.STRETCHED: Plan(16, 1, Fit.STRETCHED, filter=2),
+    Fit.CENTRE: Plan(16, 1, Fit.CENTRE, filter=3),
+    Fit.CAPPED: Plan(16, 1, Fit.CAPPED, filter=3, longest_edge=48),
+    Fit.FREE: Plan(16, 1, Fit.FREE, filter=3, least_pixels=MOST_SQUARES * 128, most_pixels=MOST_SQUARES * 256),
 }
 
 
@@ -35,7 +38,10 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
         except ApiError as error:
             assert error.kind.code == "invalid_image"
             return error.message
-        assert len(picture.crops) == picture.rows * picture.columns + 1 and all(len(crop.pixels) == 768 for crop in picture.crops)
+        assert len(picture.crops) == picture.rows * picture.columns + 1
+        assert all(len(crop.pixels) == 768 * crop.num_tokens for crop in picture.crops)
+        most = {Fit.FREE: MOST_SQUARES, Fit.CAPPED: 9}.get(fit, 1)
+        assert all(1 <= crop.num_tokens <= most for crop in picture.crops)
         return ""
 
     async def check() -> list[str]:
@@ -55,7 +61,7 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
     assert not any("Errno" in text for text in found)  # a call opens no files, not even to import a module
 
 
-@pytest.mark.parametrize("fit", Fit)
+@pytest.mark.parametrize("fit", sorted(set(Fit) - {Fit.FREE}))  # which refuses them: see test_cutting
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
 def test_long_lines_of_pixels(fit: Fit, size: tuple[int, int]) -> None:
     """No step makes an image of all proportions large."""
@@ -63,6 +69,6 @@ def test_long_lines_of_pixels(fit: Fit, size: tuple[int, int]) -> None:
 
     async def check() -> None:
         picture = await ImageDecoder(1_000_000, 1 << 30, NOWHERE).decode(data_url(line), replace(PLANS[fit], crop_size=448), "url")
-        assert all(len(crop.pixels) == 448 * 448 * 3 for crop in picture.crops)
+        assert all(len(crop.pixels) == 448 * 448 * 3 * crop.num_tokens for crop in picture.crops)
 
     asyncio.run(check())

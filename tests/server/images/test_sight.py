@@ -14,10 +14,10 @@ from server.interfaces import Tokenizer
 from server.messages import Crop, Fit, Vision
 from tests.server.images.files import NOWHERE
 
-VISION = Vision(crop_size=8, crop_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
+VISION = Vision(crop_size=8, edge_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
 DECODER = ImageDecoder(1, 1 << 30, NOWHERE)
 SIGHT = Sight(VISION, "<image>", "<image>", DECODER)
-CROP = Crop(b"", b"")
+CROP = Crop.of(b"", 1, 2)
 
 
 def test_an_image_in_parts_is_written_row_by_row() -> None:
@@ -33,7 +33,15 @@ def test_an_image_of_one_crop_is_only_the_whole() -> None:
 
 
 class Words:
-    special_texts: ClassVar = {3: b"<soft>", 4: b"<begin>", 5: b"<end>"}
+    special_texts: ClassVar = {1: b"<s>", 3: b"<soft>", 4: b"<begin>", 5: b"<end>"}
+    begin: ClassVar[list[int]] = []
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.begin if add_special_tokens else []
+
+
+class WordsAfterBegin(Words):
+    begin: ClassVar = [1]
 
 
 AROUND = {"marker": "<begin>", "around": ("-<begin>", "<end>-")}
@@ -54,9 +62,22 @@ def test_without_texts_around_an_image_there_are_only_its_tokens() -> None:
     assert sight is not None and sight.expanded("a<soft>b", [Picture(0, 0, [CROP])]) == "a<soft><soft>b"
 
 
+def test_a_token_stands_between_rows_of_an_image() -> None:
+    sight = sight_of(fit=Fit.CAPPED, between="<break>", around=("", "<end>"))
+    assert sight is not None and sight.expanded("a<soft>b", [Picture(0, 0, [Crop.of(b"", 3, 2)])]) == (
+        "a<soft><soft><break><soft><soft><break><soft><soft><end>b"
+    )
+
+
 def test_the_crops_of_a_grid_follow_each_other() -> None:
     sight = sight_of(fit=Fit.GRID, **AROUND)
     assert sight is not None and sight.expanded("<begin>", [Picture(1, 2, [CROP] * 3)]) == f"-<begin>{'<soft>' * 6}<end>-"
+
+
+def test_a_prompt_begins_with_the_token_that_the_tokenizer_puts_before_texts() -> None:
+    sight = Sight.of(VISION, cast("Tokenizer", WordsAfterBegin()), DECODER)
+    assert sight is not None
+    assert [sight.expanded(text, []) for text in ("USER: a", "<s>USER: a")] == ["<s>USER: a"] * 2
 
 
 @pytest.mark.parametrize("changes", [{"image_token": 9}, {"marker": "<start>"}])
@@ -79,3 +100,11 @@ def test_only_contents_with_images_become_parts() -> None:
 
 def test_detail_low_does_not_split() -> None:
     assert [SIGHT.plan(detail).splits for detail in (None, "auto", "high", "low")] == [True, True, True, False]
+
+
+def test_detail_low_shows_fewer_pixels_of_an_image_of_any_size() -> None:
+    free = sight_of(fit=Fit.FREE, edge_tokens=1, least_pixels=5 * 64, most_pixels=1000 * 64)
+    capped = sight_of(fit=Fit.CAPPED, edge_tokens=1, longest_edge=800)
+    assert free is not None and capped is not None
+    assert [(plan.least_pixels, plan.most_pixels) for plan in map(free.plan, ("high", "low"))] == [(320, 64_000), (320, 256 * 64)]
+    assert [capped.plan(detail).longest_edge for detail in ("high", "low")] == [800, 16 * 8]

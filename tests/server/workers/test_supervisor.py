@@ -637,3 +637,23 @@ def test_answers_of_another_fingerprint_are_not_continued(tmp_path) -> None:
             assert await collect(supervisor, msgspec.structs.replace(submits(1, max_tokens=5)[0], request_id="again"))
 
     run(scenario)
+
+
+@pytest.mark.parametrize("stages_work", [True, False])
+def test_a_worker_that_waits_for_stages_is_replaced_only_if_they_do_nothing(stages_work: bool) -> None:
+    """The worker itself uses no CPU time while another stage of its model computes."""
+
+    async def scenario() -> None:
+        config = msgspec.structs.replace(CONFIG, step_s=4.5, stages_work=stages_work)
+        async with worker(config, Care(stall_s=2.0, first_delay_s=0.05)) as supervisor:
+            submit = Submit("r", (1, 2, 3), SamplingParams(max_tokens=1, temperature=0.0))
+            running = asyncio.create_task(collect(supervisor, submit))
+            if stages_work:
+                await running
+                assert supervisor.restarts == 0
+            else:
+                while supervisor.restarts == 0:
+                    await asyncio.sleep(0.02)
+                running.cancel()
+
+    run(scenario)

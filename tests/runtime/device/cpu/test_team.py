@@ -17,7 +17,7 @@ import pytest
 from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.host import ARCH
-from runtime.device.cpu.team import GUARD, SLEEPING, STACK_SPARE, LaunchList, Record, Team, native_module
+from runtime.device.cpu.team import GUARD, SLEEPING, STACK_SPARE, LaunchList, Record, Team, linked_module, native_texts
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +352,7 @@ def test_the_loop_compiles_for_every_machine(arch: str, pause: str, system: str,
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(f"{arch}-unknown-linux-gnu").create_target_machine()
-    module = native_module(arch, system)
+    module = linked_module(native_texts(arch, system))
     module.verify()
     text = machine.emit_assembly(module)
     assert pause in text and sleep in text
@@ -383,7 +383,7 @@ def test_a_waiting_thread_prefetches_the_next_ranges_once() -> None:
       ret void
     }}
     """
-    text = str(native_module(ARCH, sys.platform)) + recorder
+    text = str(linked_module(native_texts(ARCH, sys.platform))) + recorder
     text = "".join(line for line in text.splitlines(keepends=True) if "declare void @llvm.prefetch" not in line)
     module = llvm.parse_assembly(text.replace("@llvm.prefetch.p0", "@record_line"))
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")

@@ -26,7 +26,8 @@ from tests.doubles.model import NullModel, hashed_logits
 
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, groups=(GroupLimits(13),), embedding_size=8)
-MARK, SEEING = VOCAB - 2, SeeingLimits(crop_bytes=3, crop_tokens=6, image_token=VOCAB - 1, cost=4, both_ways=True)
+MARK = VOCAB - 2
+SEEING = SeeingLimits(square_bytes=3, edge_tokens=1, image_token=VOCAB - 1, cost=4, most_squares=6, both_ways=True)
 FULL = settings.get_current_profile_name() == "full"
 LOGITS_OF = hashed_logits(VOCAB)
 HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
@@ -268,7 +269,7 @@ class WholeCrops(NullModel):
     """Refuses steps that end within an image."""
 
     def run(self, batch):
-        assert all(seen.row + seen.count == SEEING.crop_tokens for seen in batch.seen), batch.seen
+        assert all(seen.row + seen.count == seen.crop.num_tokens for seen in batch.seen), batch.seen
         return super().run(batch)
 
 
@@ -283,8 +284,9 @@ class ImagesMachine(OverlappedMachine):
         crops: list[Crop] = []
         for number, token_id in enumerate(prompt):
             if token_id == MARK and len(crops) < 2:
-                crops.append(Crop(b"abc", bytes([number % 2]) * 16))
-                found += [SEEING.image_token] * SEEING.crop_tokens
+                rows, columns = ((2, 3), (4, 1))[number % 2]
+                crops.append(Crop.of(bytes(3 * rows * columns), rows, columns))
+                found += [SEEING.image_token] * crops[-1].num_tokens
             else:
                 found += self.without_images((token_id,))
         return tuple(found), tuple(crops)

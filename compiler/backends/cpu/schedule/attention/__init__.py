@@ -14,23 +14,21 @@ for any chunking of the prompt, with any number of threads. Threads claim items 
     tile         tokens of one sequence with one kv head (prefill). They share keys and values: their rows fill register tiles. Arithmetic
                  is the limit.
 
-A unit (`Unit`) computes blocks. It has a few sizes, and allocates the state of an item's rows (`Rows`), which can load a query and add a
-block. Units differ in what they multiply, in the order in which they read a block, in how they prefetch, and in how they keep infinite or
-NaN values away from rows that do not see them. What a model asks for is the same for all: windows and chunks (`Seen`), sinks and splits
-(paged.py), softcaps, latents, and 8-bit pages (`Cache`).
+A unit (`Unit`) multiplies with one kind of instructions. Units differ in what they multiply, in the order in which they read a block
+(`Order`), in how they prefetch, and in how they keep infinite or NaN values away from rows that do not see them. What a model asks for is
+the same for all: windows and chunks (`Seen`), sinks and splits (`Walk`), softcaps, latents, and 8-bit pages (`Cache`).
 
 In order of reading:
 
-    paged.py             the phases of the kernel, its items, and the walk
-    operands.py          what the operands say about tokens, positions and pages
-    items.py, seen.py    the rows of an item, and the keys that they see
+    walk.py              the walk of an item over splits and blocks, and what a unit is
+    paged.py             the phases of the kernel, and its items
+    operands.py          what the operands say about tokens, positions and pages, and the keys that rows see
+    items.py             the rows of an item
     blocks.py, pages.py  the keys and values of a block, and what is prefetched
     softmax.py           the softmax of rows over the keys so far, and how splits are merged
-    unit.py              what a unit is. There are three:
-    vector.py            vectors of f32, or of pairs of bf16: the order of a block, and its softmax;
-    vector_products.py   their products
-    integer.py           exact products of integers, for 8-bit pages
-    matrix.py            a matrix unit, for pages of bf16: the orders of a block;
-    matrix_products.py   how it loads, multiplies and weighs a panel
+    floats.py            the unit of vectors of f32, or of pairs of bf16
+    integers.py          the unit of exact products of integers, for 8-bit pages
+    matrix_rows.py       a matrix unit, for pages of bf16: how it loads and multiplies panels
+    matrix.py            the unit, and the order of its tiles
     ragged.py            apart from all these, texts of an encoder, whose keys are not in pages: each token has a lane
 """

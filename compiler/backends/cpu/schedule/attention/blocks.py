@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from compiler.backends.cpu.schedule.attention.items import Item
+from compiler.backends.cpu.schedule.attention.operands import Seen
 from compiler.backends.cpu.schedule.attention.pages import HeadPage, NextPage
-from compiler.backends.cpu.schedule.attention.seen import Seen
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.write import Kernel
 from compiler.ops.attention.kv_cache import KEYS, PAGE
@@ -59,14 +59,29 @@ class Span:
 
     @contextmanager
     def panels(self, k: Kernel) -> Generator[Dim]:
-        with k.serial("c", self.count) as c:
+        with each(k, self.count) as c:
             yield self.first + c
+
+    def panels_apart(self, k: Kernel) -> Iterator[Span]:
+        """Yield each panel as a span. The code that the caller's `for` emits becomes the body of a loop."""
+        with self.panels(k) as panel:
+            yield Span(panel, panel + 1)
 
     def pages(self, k: Kernel, panel_pages: int) -> Iterator[Dim]:
         """Yield the index of each page. The code that the caller's `for` emits becomes the body of a loop."""
         with self.panels(k) as panel:
             for v in range(panel_pages):
                 yield panel * panel_pages + v
+
+
+@contextmanager
+def each(k: Kernel, count: Dim) -> Generator[Dim]:
+    """Loop over the numbers below `count`."""
+    if count.is_const and count.const == 1:
+        yield Dim.of(0)
+        return
+    with k.serial("c", count) as c:
+        yield c
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,11 @@ class Block:
     @staticmethod
     def make(k: Kernel, item: Item, cut: Cut, number: Dim) -> Block:
         return Block(item, cut, number, Span.of(k, number * cut.keys, item.seen, cut))
+
+    @property
+    def whole(self) -> Block:
+        """The same block with all panels, for rows that see the whole block."""
+        return replace(self, span=Span(Dim.of(0), Dim.of(self.cut.panels)))
 
     @property
     def start(self) -> Dim:
@@ -105,9 +125,6 @@ class Block:
 
     def page(self, k: Kernel, slot: Dim) -> Dim:
         return self.item.operands.page(k, self.item.sequence, self.number * self.cut.pages + slot, self.item.seen)
-
-    def slots(self, k: Kernel, span: Span) -> Iterator[Dim]:
-        return span.pages(k, self.cut.panel_pages)
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
         """Return adjacent pages that prefetch what a token reads after them: after the last keys of the block its first values, and after

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import lcm
 
-from compiler.backends.cpu.schedule.attention.operands import PagedOperands
-from compiler.backends.cpu.schedule.attention.seen import Seen
+from compiler.backends.cpu.schedule.attention.operands import PagedOperands, Seen
+from compiler.backends.cpu.schedule.attention.pages import Head
 from compiler.ir.dims import Dim
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.write import Kernel
@@ -17,9 +17,12 @@ TILE_ROWS = 32  # number of rows of a tile, approximately
 
 
 @dataclass(frozen=True, slots=True)
-class ItemToken:
-    row: Dim  # its first row, counted from the first row of its kv head
-    seen: Seen
+class Part:
+    """The rows of each kv head of an item to which a block is added together: those of one token, or all of them."""
+
+    row: Dim  # the first row, counted from the first row of a kv head
+    count: int
+    seen: Seen | None  # the positions that at least one of them sees; None: all of them see the whole block
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,20 @@ class Item:
         with k.serial("kv", self.kv_count // step) as kv:
             yield self.kv_first + kv * step, kv * (step * self.group)
 
+    def heads(self, k: Kernel, part: Part, step: int = 1) -> Iterator[list[Head]]:
+        """Loop over the kv heads, `step` at a time. Yield each with its first row in a part. The code that the caller's `for` emits becomes
+        the body of the loop."""
+        with self.each_kv(k, step) as (kv, row):
+            yield [Head(kv + h, row + part.row + h * self.group) for h in range(step)]
+
     @contextmanager
-    def tokens(self, k: Kernel) -> Generator[ItemToken]:
+    def tokens(self, k: Kernel) -> Generator[tuple[Dim, Seen]]:
+        """Loop over the tokens. Yield the first row of each, counted from the first row of a kv head, and what it sees."""
         if not self.is_tile:
-            yield ItemToken(Dim.of(0), self.seen)
+            yield Dim.of(0), self.seen
             return
         with k.serial("i", self.num_tokens) as i:
-            yield ItemToken(i * self.group, self.seen_by_row(k, i * self.group))
+            yield i * self.group, self.seen_by_row(k, i * self.group)
 
     def seen_by_row(self, k: Kernel, row: Dim) -> Seen:
         """Return what a row sees, counted from the first row of its kv head."""
@@ -94,11 +104,11 @@ class Item:
         """Loop over the rows that see any of the positions `begin` to `end` - 1."""
         with (
             self.each_kv(k) as (_, first),
-            self.tokens(k) as token,
-            k.when(token.seen.overlaps(begin, end)),
+            self.tokens(k) as (row, seen),
+            k.when(seen.overlaps(begin, end)),
             k.serial("g", self.group) as g,
         ):
-            yield first + token.row + g
+            yield first + row + g
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:

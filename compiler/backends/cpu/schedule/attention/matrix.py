@@ -1,4 +1,4 @@
-"""Attention on a matrix unit, over pages of bf16.
+"""The unit of matrices: pages of bf16 on a matrix unit, and the blocks of its tiles.
 
 The unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no branches, and
 its exponentials have base 2 and few instructions (SoftmaxRows): queries are multiplied by log2(e). Where many rows share a block, the
@@ -12,21 +12,18 @@ is lost, because accumulators begin with +0. A block of which the row sees no ke
 from __future__ import annotations
 
 import operator
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.attention.blocks import Block, Span
 from compiler.backends.cpu.schedule.attention.items import Item
-from compiler.backends.cpu.schedule.attention.matrix_products import CUT, FIRST, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixRows
+from compiler.backends.cpu.schedule.attention.matrix_rows import CUT, FIRST, ORDER, PANEL, PANELS, WHOLE, MatrixRows
 from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
 from compiler.backends.cpu.schedule.attention.pages import F32, HeadPage
-from compiler.backends.cpu.schedule.attention.seen import Seen
-from compiler.backends.cpu.schedule.attention.unit import Unit
+from compiler.backends.cpu.schedule.attention.walk import Order, Unit
 from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.functions import ReduceFn
-from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, equal, less
 from compiler.machine.intrinsics.amx_attend import AmxAttend
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
@@ -44,71 +41,22 @@ def matrix_unit(operands: PagedOperands) -> Unit:
     row_bytes = 2 * operands.size + 4 * 2 * operands.value_size
     most_tiles = max(1, min(MOST_TILES, TILES_BYTES // (row_bytes * tokens * operands.group)))
 
-    def rows(k: Kernel, item: Item) -> TokenRows | TileRows:
+    def rows(k: Kernel, item: Item, order: Order) -> MatrixRows:
         """Allocate the rows, for the products of a tile, or of a token's heads that share a kv head. A token needs room for one panel of
         keys and values, and a tile for a block."""
         if not item.is_tile:
-            return TokenRows.allocate(k, item, _height(item.group), item.most_rows, 1)
+            return MatrixRows.allocate(k, item, order, _height(item.group), item.most_rows, 1)
         height = _height(tokens * item.group)
-        found = TileRows.allocate(k, item, height, height, PANELS, k.local("reach", item.most_rows // height, 2, dtype=I64))
+        found = TileRows.allocate(k, item, order, height, height, PANELS, k.local("reach", item.most_rows // height, 2, dtype=I64))
         found.find_reach(k)
         return found
 
-    return Unit(SPLIT * CUT.pages, tokens, rows, most_tiles, slow_division=True)
+    return Unit(ORDER, ORDER, tokens, rows, most_tiles, slow_division=True)
 
 
 def _height(count: int) -> int:
     """Return the number of rows of a product: the largest divisor of `count` that the unit supports."""
     return next(h for h in range(HEIGHT, 0, -1) if count % h == 0)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRows(MatrixRows):
-    """The rows of a token."""
-
-    def add(self, k: Kernel, block: Block) -> None:
-        """Add a block. Read all its keys, then all its values, a panel at a time. Meanwhile prefetch the panel that is read next: of each
-        head, the first page while the head's pages are loaded, and the second page during products. So memory does not wait for
-        products."""
-        item, seen, count = self.item, self.item.seen, self.item.kv_count * self.item.group
-        with block.span.panels(k) as panel, self.panel_of_each(k, block, panel, KEYS) as (pages, first, later):
-            self.load_keys(k, pages, FIRST)
-            with k.serial("io", item.group // self.height) as io:
-                row = first + io * self.height
-                self.multiply_keys(k, panel, FIRST, row, row, later)
-        self.cap(k, FIRST, count)
-        with k.when(~seen.lacks(block.start, block.end)):
-            self.update_softmax(k, FIRST, count)
-            self.add_values(k, block, WHOLE, None)
-        with k.orelse():
-            self.hide(k, FIRST, FIRST, count, block.start, WHOLE)
-            self.update_softmax(k, FIRST, count)
-            self.add_values(k, block, block.span, seen)
-
-    def add_values(self, k: Kernel, block: Block, span: Span, seen: Seen | None) -> None:
-        """Add the weighted values of a block to the rows of a token. `seen` is None if the token sees the whole block."""
-        item, count = self.item, self.item.kv_count * self.item.group
-        with k.serial("p", self.products.shape[0]) as p, k.serial("m", count) as m:
-            for v in range(PANEL_PAGES):
-                with k.vector(PAGE) as lane:
-                    self.products[p, m, v * PAGE + lane] = 0.0
-        with span.panels(k) as panel, self.panel_of_each(k, block, panel, VALUES) as (pages, first, later):
-            self.load_values(k, pages, FIRST, seen)
-            with k.serial("io", item.group // self.height) as io:
-                later = later if self.cache.turned is None else None
-                self.multiply_values(k, first + io * self.height, Span(panel, panel + 1), FIRST, fresh=False, later=later)
-        self.add_products(k, FIRST, FIRST, count)
-
-    @contextmanager
-    def panel_of_each(self, k: Kernel, block: Block, panel: Dim, half: int) -> Generator[tuple[list[HeadPage], Dim, Load]]:
-        """Loop over the kv heads of a token. Yield the pages of a panel, which prefetch one page together, the first row of the head, and
-        the place of the page that products prefetch."""
-        pages = block.prefetching(k, half, block.panel(k, panel))
-        first, second = (page.next_page for page in pages)
-        assert first is not None and second is not None, pages
-        with self.item.each_kv(k) as (kv, row):
-            parts = [replace(page, kv_head=kv, next_page=replace(first, part=v)) for v, page in enumerate(pages)]
-            yield parts, row, self.cache.stored[self.cache.layer, second.half, second.page, kv, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +75,13 @@ class TileRows(MatrixRows):
         with k.vector(PAGE) as lane:
             infinite[lane] = 0.0
         with k.when(whole), WHOLE.panels(k) as panel:
-            self.load_values(k, self.panel(k, block, panel, VALUES), panel, None)
+            self.load_panel(k, self.panel(k, block, panel, VALUES), panel, None)
         with k.orelse():
             with k.serial("c", block.span.end) as panel:
-                self.load_values(k, block.panel(k, panel), panel, self.item.seen)
+                self.load_panel(k, block.panel(k, panel), panel, self.item.seen)
             self.look_for_infinite(k, infinite, block)
         with k.when(equal(infinite[0], 0.0)):
-            self.attend(k, block, whole)
+            self.attend_in_turns(k, block, whole)
         with k.orelse(), k.serial("io", self.num_products) as io:
             self.attend_one_by_one(k, block, io)
 
@@ -145,13 +93,13 @@ class TileRows(MatrixRows):
         """Return the pages of a panel. Each prefetches the page of the same panel in the next block."""
         return [block.prefetching_page(k, Dim.of(half), page, page.slot + CUT.pages) for page in block.panel(k, number)]
 
-    def attend(self, k: Kernel, block: Block, whole: Scalar) -> None:
+    def attend_in_turns(self, k: Kernel, block: Block, whole: Scalar) -> None:
         """Add a block, whose keys and values are loaded, to all rows. `whole` says whether all of them see the whole block. The softmax of
         some rows takes place while the unit multiplies those after and before them, in the other buffer."""
         count, height, value_panels, zero = self.num_products, self.height, self.products.shape[0], Dim.of(0)
         last, stage = count - 1, AmxAttend(height, PANELS, self.depth, value_panels.const)
         with k.serial("c", self.seen_panels(k, block, zero)) as panel:
-            self.multiply_keys(k, panel, panel, zero, zero)
+            self.compute_scores(k, panel, panel, zero, zero)
         with k.serial("io", count) as io:
             buffer, other, later = io % 2, (io + 1) % 2, dim_min(io + 1, last)
             self.cap(k, buffer, height)
@@ -165,22 +113,22 @@ class TileRows(MatrixRows):
             k.tile(stage, *of_softmax, *keys, *values, dims=seen)
             with k.when(less(zero, io)):
                 self.add_products(k, (io - 1) * height, other, height)
-        self.multiply_values(k, zero, Span(zero, self.seen_panels(k, block, last)), zero, fresh=True, buffer=last % 2)
+        self.multiply_panels(k, zero, Span(zero, self.seen_panels(k, block, last)), zero, fresh=True, buffer=last % 2)
         self.add_products(k, last * height, last % 2, height)
 
     def attend_one_by_one(self, k: Kernel, block: Block, io: Dim) -> None:
         """Add a block to the rows of a product, with the values that each of them sees."""
         first, height = io * self.height, self.height
         with k.serial("c", block.span.end) as panel:
-            self.multiply_keys(k, panel, panel, first, FIRST)
+            self.compute_scores(k, panel, panel, first, FIRST)
         self.cap(k, FIRST, height)
         self.hide(k, first, FIRST, height, block.start, WHOLE)
-        self.update_softmax(k, first, height)
+        self.weigh_block(k, first, height)
         with k.serial("m", height) as m:
             seen = self.item.seen_by_row(k, first + m)
             with WHOLE.panels(k) as panel:
-                self.load_values(k, block.panel(k, panel), panel, seen)
-            self.multiply_values(k, FIRST, WHOLE, FIRST, fresh=True)
+                self.load_panel(k, block.panel(k, panel), panel, seen)
+            self.multiply_panels(k, FIRST, WHOLE, FIRST, fresh=True)
             self.add_product(k, m, first + m, FIRST)
 
     def seen_panels(self, k: Kernel, block: Block, io: Dim) -> Dim:
@@ -214,7 +162,7 @@ class TileRows(MatrixRows):
 
     def find_reach(self, k: Kernel) -> None:
         """Store the smallest and the largest of the last positions that the tokens of each product see."""
-        height, operands, group = self.height, self.operands, self.item.group
+        height, operands, group = self.height, self.item.operands, self.item.group
         with k.serial("io", self.num_products) as io:
             first, last = io * height // group, (io * height + (height - 1)) // group
             for end, fn in enumerate((ReduceFn.MIN, ReduceFn.MAX)):

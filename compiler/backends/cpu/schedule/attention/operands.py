@@ -1,21 +1,46 @@
-"""The operands of paged attention: their sizes, and what they say about tokens, positions and pages."""
+"""The operands of paged attention: their sizes, and what they say about tokens, positions and pages. Which keys a row sees."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.attention.seen import Seen
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, fold
+from compiler.ir.loops.write import Array, Kernel, cast, fold, less, less_equal, select
 from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.attention.reach import FIRST, first_of_window, first_position, has_window, last_position
 
 I64 = DType.I64
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Positions `low` to `high`, which a row sees, or at least one of several rows."""
+
+    low: Dim
+    high: Dim
+    has_window: bool  # whether keys before `low` exist
+
+    def overlaps(self, begin: Dim, end: Dim) -> Scalar:
+        """Return whether any of the positions `begin` to `end` - 1 is seen."""
+        return less_equal(begin, self.high) & less(self.low, end)
+
+    def lacks(self, begin: Dim, end: Dim) -> Scalar:
+        """Return whether any of the positions `begin` to `end` - 1 is not seen. All rows see the beginning of their sequence, if there is
+        no window."""
+        late = less(self.high + 1, end)
+        return late | less(begin, self.low) if self.has_window else late
+
+    def hide(self, position: Dim, score: Scalar) -> Scalar:
+        """Return the score of a key that is seen, or -inf for any other key."""
+        inside = less_equal(position, self.high)
+        if self.has_window:
+            inside = inside & less_equal(self.low, position)
+        return select(inside, score, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,27 +9,22 @@ each other, because their keys and values then stay in a cache. Some units compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.attention.blocks import Block
-from compiler.backends.cpu.schedule.attention.integer import Integers
+from compiler.backends.cpu.schedule.attention.floats import Floats
+from compiler.backends.cpu.schedule.attention.integers import Integers
 from compiler.backends.cpu.schedule.attention.items import Item
 from compiler.backends.cpu.schedule.attention.matrix import matrix_unit
 from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
-from compiler.backends.cpu.schedule.attention.pages import F32
-from compiler.backends.cpu.schedule.attention.seen import Seen
-from compiler.backends.cpu.schedule.attention.softmax import PartialSoftmax, PartialSoftmaxes
-from compiler.backends.cpu.schedule.attention.unit import Rows, Unit
-from compiler.backends.cpu.schedule.attention.vector import Vectors
+from compiler.backends.cpu.schedule.attention.walk import Unit, Walk
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fold, index, less_equal
+from compiler.ir.loops.write import Kernel, equal, fold, index, less_equal
 from compiler.machine.products import ProductTiles
 from compiler.ops.attention.kv_cache import PAGE
 
@@ -60,19 +55,15 @@ def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: 
         return integers.unit
     if has_matrix_unit and operands.fits_pairs:
         return matrix_unit(operands)
-    return Vectors.of(operands, tiles).unit
+    return Floats.of(operands, tiles).unit
 
 
-@dataclass(frozen=True, slots=True)
-class _PagedAttention:
-    operands: PagedOperands
-    unit: Unit
-
+class _PagedAttention(Walk):
     def write(self, k: Kernel) -> None:
         """Write the phases. A phase without work items costs almost nothing, so a step of single tokens with one split each costs one
         phase."""
         operands, num_tokens = self.operands, self.operands.num_tokens
-        num_splits = ceil_div(operands.tables.shape[1], self.unit.split_pages)
+        num_splits = ceil_div(operands.tables.shape[1], self.unit.split // PAGE)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
         split_tokens = few * several  # number of tokens whose splits are work items; the engine places single tokens last
         others = num_tokens - split_tokens
@@ -110,7 +101,7 @@ class _PagedAttention:
 
     def token(self, k: Kernel, number: Dim, part: Dim, parts: Dim) -> Item:
         """Return the item of a token with one of the equal parts of its kv heads."""
-        at_once = self.unit.heads_at_once
+        at_once = self.unit.token.heads
         runs = self.operands.kv_heads // at_once
         begin, end = (n * runs // parts * at_once for n in (part, part + 1))
         first = k.let("kv_first", begin)
@@ -119,7 +110,7 @@ class _PagedAttention:
     def parts(self, items: Dim) -> Dim:
         """Return the number of work items into which the heads of a token are divided. It is the smallest number that keeps the threads
         busy, because reading whole pages is faster."""
-        return dim_min(self.operands.kv_heads // self.unit.heads_at_once, ceil_div(BUSY, dim_max(1, items)))
+        return dim_min(self.operands.kv_heads // self.unit.token.heads, ceil_div(BUSY, dim_max(1, items)))
 
     def tile(self, k: Kernel, number: Dim, count: Dim, kv_head: Dim) -> Item:
         """Return the item of `count` adjacent tiles."""
@@ -156,92 +147,6 @@ class _PagedAttention:
 
     def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
         return k.when(~self.shares_sequence(token // self.unit.tile_tokens))
-
-    # --- attention of an item ------------------------------------------------------------------------------------------
-
-    def attend(self, k: Kernel, item: Item) -> None:
-        """Compute an item, split after split."""
-        joined = self.softmaxes(k.local, "joined", item.most_rows)
-        with item.rows(k) as (row, _, head):
-            joined.store(k, (row,), self.initial(head))
-        with k.scope():
-            rows = self.rows(k, item)
-            with self.splits(k, item.seen) as split:
-                self.walk(k, item, rows, split)
-                with item.rows_that_see(k, *self.bounds(split)) as row:
-                    joined.merge(k, (row,), rows.softmax.partial(k, row))
-        with item.rows(k) as (row, token, head):
-            self.store_result(k, token, head, joined.at(row))
-
-    def store_split(self, k: Kernel, item: Item, place: Dim, split: Dim, splits: PartialSoftmaxes) -> None:
-        """Compute a split of a token, and write it to workspace at `place`."""
-        with k.when(item.seen.overlaps(*self.bounds(split))):
-            rows = self.rows(k, item)
-            self.walk(k, item, rows, split)
-            with item.rows(k) as (row, _, head):
-                splits.store(k, (place, head, split), rows.softmax.partial(k, row))
-
-    def merge_splits(self, k: Kernel, token: Dim, place: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
-        """Merge the splits of a row, which the first phase wrote to workspace at `place`."""
-        joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
-        joined.store(k, (row,), self.initial(head))
-        with k.scope():
-            seen = self.operands.seen(k, token)
-            with self.splits(k, seen) as split:
-                joined.merge(k, (row,), splits.at(place, head, split))
-        self.store_result(k, token, head, joined.at(row))
-
-    def rows(self, k: Kernel, item: Item) -> Rows:
-        """Allocate the rows of an item, and load their queries."""
-        rows, queries = self.unit.rows(k, item), self.operands.queries
-        with item.rows(k) as (row, token, head):
-            rows.load_query(k, row, lambda at: cast(queries[token, head, at], F32))
-        return rows
-
-    @contextmanager
-    def splits(self, k: Kernel, seen: Seen) -> Generator[Dim]:
-        """Loop, in order, over the splits with keys that rows see."""
-        first, last = (at // (self.unit.split_pages * PAGE) for at in (seen.low, seen.high))
-        with k.serial("split", last + 1 - first) as split:
-            yield first + split
-
-    def bounds(self, split: Dim) -> tuple[Dim, Dim]:
-        """Return the position of the first key of a split, and that of the first key after it."""
-        begin, end = (n * (self.unit.split_pages * PAGE) for n in (split, split + 1))
-        return begin, end
-
-    def walk(self, k: Kernel, item: Item, rows: Rows, split: Dim) -> None:
-        """Walk over the blocks of a split."""
-        cut, seen = rows.cut, item.seen
-        with item.rows(k) as (row, _, _):
-            rows.softmax.clear(k, row)
-        begin = k.let("begin", dim_max(seen.low // cut.keys, split * cut.blocks))
-        end = dim_min(seen.high // cut.keys + 1, split * cut.blocks + cut.blocks)
-        with k.serial("b", end - begin) as b:
-            rows.add(k, Block.make(k, item, cut, begin + b))
-
-    # --- softmaxes -----------------------------------------------------------------------------------------------------
-
-    def softmaxes(self, allocate: Callable[..., Array], name: str, *shape: Dim | int) -> PartialSoftmaxes:
-        return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
-
-    def initial(self, head: Dim) -> PartialSoftmax:
-        """Return the softmax before the first split. It contains no key, or only the head's sink: the score of a key without a value."""
-        sinks, zero = self.operands.sinks, const(0.0, F32)
-        if sinks is None:
-            return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)
-        return PartialSoftmax(cast(sinks[head], F32), const(1.0, F32), lambda c, lane: zero)
-
-    def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
-        out, width = self.operands.out, self.operands.width
-        with k.scope():
-            inverse = k.local("inverse", 1)
-            if self.unit.slow_division:
-                inverse[0] = const(1.0, F32) / softmax.total
-            with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
-                value = softmax.values(c, lane)
-                value = value * inverse[0] if self.unit.slow_division else value / softmax.total
-                out[token, head, c * width + lane] = cast(value, out.dtype)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ rows that share the page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.backends.cpu.schedule.attention.operands import I64, PagedOperands
 from compiler.ir.dims import Dim
@@ -36,14 +36,6 @@ class NextPage:
 
 
 @dataclass(frozen=True, slots=True)
-class NextHead:
-    """A kv head that is read soon: in the next page if `wraps` is 1, in the current page if it is 0."""
-
-    kv_head: Dim
-    wraps: Dim
-
-
-@dataclass(frozen=True, slots=True)
 class HeadPage:
     """A page of one kv head. The rows from `row` on read the page."""
 
@@ -53,7 +45,21 @@ class HeadPage:
     kv_head: Dim
     row: Dim
     next_page: NextPage | None = None
-    next_head: NextHead | None = None
+
+    def below(self, at: Dim) -> HeadPage:
+        """Return the page as the rows from row `at` of these rows on read it."""
+        return replace(self, row=self.row + at)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A kv head, and the first of the rows that read it."""
+
+    kv_head: Dim
+    row: Dim
+
+    def of(self, page: HeadPage) -> HeadPage:
+        return replace(page, kv_head=self.kv_head, row=self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +105,19 @@ class Cache:
                 element = squares * PAGE + r
                 self.turned[place, key, element] = self.element(page, KEYS, element * PAGE + key)
 
-    def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int) -> None:
+    def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int, again: tuple[Dim, Dim] | None = None) -> None:
         """Prefetch a part of the page that is read next: `length` elements from element `first`. A unit calls this when it reads the same
-        part of the current page."""
-        after, head = page.next_page, page.next_head
+        part of the current page. `again` is a kv head that is read soon, whose part is prefetched a second time: in the next page if its
+        second number is 1, in the current page if that is 0."""
+        after = page.next_page
         if after is None:
             return
         if after.part is not None:
             first, length = (first + after.part * self.stored.shape[4]) // 2, length // 2
         heads = [(after.half, after.page, page.kv_head)]
-        if head is not None:
-            heads.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))
+        if again is not None:
+            kv_head, wraps = again
+            heads.append((half + wraps * (after.half - half), page.page + wraps * (after.page - page.page), kv_head))
         for place in heads:
             for offset in range(0, length, LINE_BYTES // self.stored.dtype.num_bytes):
                 k.tile(Prefetch(far=True), self.stored[self.layer, *place, first + offset])

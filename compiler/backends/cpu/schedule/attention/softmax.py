@@ -7,15 +7,14 @@ one. So keys can be added in any grouping (online softmax), and different thread
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.attention.pages import F32
-from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
+from compiler.backends.cpu.schedule.folds import fold_halves, larger
 from compiler.ir.dims import Dim
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, equal, exp, fma
+from compiler.ir.loops.write import Array, Kernel, equal, exp, fma
 from compiler.ops.attention.kv_cache import PAGE
 
 
@@ -88,39 +87,7 @@ class OnlineSoftmax:
         with lanes(k, self.values) as (c, lane):
             self.values[row, c, lane] = 0.0
 
-    def update(
-        self,
-        k: Kernel,
-        row: Dim,
-        scores: Array,
-        slots: Callable[[], Iterator[Dim]],
-        weigh: Callable[[Dim], Array],
-        finish: Callable[[Dim], None],
-    ) -> None:
-        """Turn the scores of a row for some pages, [rows, pages, PAGE], into weights, and add the weights to `sums`. `slots` loops over the
-        pages. After the exponentials of a page, `weigh` returns the array of its weights, and after they were added, `finish` changes the
-        weights by which values are multiplied."""
-        with k.scope():
-            highest, added = k.local("highest", PAGE), k.local("added", PAGE)
-            fill(k, highest, None, float("-inf"))
-            for slot in slots():
-                with k.vector(PAGE) as lane:
-                    highest[lane] = larger(highest[lane], scores[row, slot, lane])
-            spread_largest(k, highest)
-            with k.when(self.maximum[row, 0] < highest[0]):
-                self._raise_maximum(k, row, highest)
-            fill(k, added, None, 0.0)
-            for slot in slots():
-                with k.vector(PAGE) as lane:
-                    scores[row, slot, lane] = exp(scores[row, slot, lane] - self.maximum[row, lane])
-                weights = weigh(slot)
-                with k.vector(PAGE) as lane:
-                    added[lane] += cast(weights[row, slot, lane], F32)
-                finish(slot)
-            with k.vector(PAGE) as lane:
-                self.sums[row, lane] += added[lane]
-
-    def _raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
+    def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
         """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
         rescale = k.local("rescale", PAGE)
         with k.vector(PAGE) as lane:

@@ -235,7 +235,7 @@ def test_values_in_keys_give_the_bits_of_stored_values(run: Callable[..., NDArra
         np.testing.assert_array_equal(run(case, args, target=target), run(beside, given, target=target)[:, :, : case.value_size])
 
 
-@pytest.mark.parametrize("case", [Case(8, 2, 64, "i8"), Case(8, 2, 64, "i8", window=20)], ids=str)
+@pytest.mark.parametrize("case", [Case(8, 2, 64, "i8"), Case(8, 2, 64, "i8", window=20), Case(4, 2, 40, "i8", window=20)], ids=str)
 @pytest.mark.parametrize("half", [0, 1], ids=["keys", "values"])
 def test_scales_that_a_row_does_not_see_may_be_nan(run: Callable[..., NDArray[np.float32]], case: Case, half: int) -> None:
     """The scales of an 8-bit cache may be NaN where a row does not see their keys. Where it does, its result is NaN."""
@@ -350,10 +350,10 @@ def test_a_matrix_unit_is_kept_awake(kernels: Callable[..., dict[str, PrimFunc]]
     assert canonical_text("k", kernel).count("amx_stay_awake") >= 4
 
 
-@pytest.mark.parametrize(("value_size", "products"), [(0, 3), (32, 1)])
+@pytest.mark.parametrize(("value_size", "products"), [(0, 4), (32, 2)])
 def test_products_of_a_token_prefetch_on_a_matrix_unit(kernels: Callable[..., dict[str, PrimFunc]], value_size: int, products: int) -> None:
     """The products of single tokens prefetch the next page: in both phases for single tokens those with keys, and those with values if
-    pages have values. Values are multiplied by code for whole blocks and by code for parts of blocks."""
+    pages have values. There is code for whole blocks and code for parts of blocks."""
     (kernel,) = attention_in(kernels(Case(4, 2, 64, "bf16", value_size=value_size).program, "amx"))
     assert canonical_text("k", kernel).count("prefetching=true") == 2 * products
 

@@ -1,6 +1,6 @@
 """Run a command that the kernel kills when the process that started it ends: `python bound.py PARENT COMMAND ARGUMENTS`.
 
-A replica that is killed takes its server with it, so no server runs that nobody watches.
+A replica of a fleet that is killed takes its server with it, and a worker the other stages of its model, so that nothing runs unwatched.
 """
 
 from __future__ import annotations

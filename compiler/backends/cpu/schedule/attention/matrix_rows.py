@@ -1,4 +1,4 @@
-"""Products of attention on a matrix unit: loading panels of keys and values, multiplying them, and the softmax of a block.
+"""The rows of an item on a matrix unit: how panels of keys and values are loaded and multiplied, and the blocks of a token.
 
 The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
 they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
@@ -7,16 +7,16 @@ they are loaded from their page, once for all rows that share them. Values that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Self
 
-from compiler.backends.cpu.schedule.attention.blocks import Cut, Span
-from compiler.backends.cpu.schedule.attention.items import Item
-from compiler.backends.cpu.schedule.attention.operands import PagedOperands
-from compiler.backends.cpu.schedule.attention.pages import Cache, HeadPage
-from compiler.backends.cpu.schedule.attention.seen import Seen
+from compiler.backends.cpu.schedule.attention.blocks import Block, Cut, Span
+from compiler.backends.cpu.schedule.attention.items import Item, Part, row_tiles
+from compiler.backends.cpu.schedule.attention.operands import Seen
+from compiler.backends.cpu.schedule.attention.pages import Cache, Head, HeadPage
 from compiler.backends.cpu.schedule.attention.softmax import OnlineSoftmax, lanes
+from compiler.backends.cpu.schedule.attention.walk import Order, Rows
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
@@ -34,6 +34,7 @@ PANEL = PANEL_PAGES * PAGE  # number of keys, or of elements of values, that a p
 PANELS = 4  # number of panels of a block
 SPLIT = 8  # number of blocks of a split
 CUT = Cut(PANEL_PAGES, PANELS, SPLIT)
+ORDER = Order(CUT, keys=PANEL_PAGES, values=PANEL_PAGES, prefetches=True, whole_apart=True)
 LINES = PANEL * PAGE * 2 // LINE_BYTES  # cache lines of a page that a step of a product prefetches: PANEL elements of its keys or values
 CHUNK = 2 * 8  # number of rows that one tile interleaves
 LEAST = -1e30  # the maximum of a row that has seen no key
@@ -56,16 +57,12 @@ class Base2Softmax(OnlineSoftmax):
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixRows:
-    """The rows of an item. There are two buffers for scores and weights of a block, each with room for `block rows` rows."""
+class MatrixRows(Rows):
+    """The rows of an item. There are two buffers for scores and weights of a block, each with room for `block rows` rows. Scores are
+    [2, PANELS, block rows, PANEL], multiplied by log2(e). A token uses the first buffer, and loads a panel at a time."""
 
-    operands: PagedOperands
-    item: Item
-    cache: Cache
-    softmax: Base2Softmax
     height: int  # number of rows of a product
     queries: Array  # [rows, depth]
-    scores: Array  # [2, PANELS, block rows, PANEL], multiplied by log2(e)
     weights: Array  # [2, block rows, keys of a block]
     keys: Array  # [panels, depth / 2, 2 * PANEL]: panels of keys
     values: Array  # [value panels, keys / 2, 2 * PANEL]: values of the same number of panels of keys
@@ -73,20 +70,21 @@ class MatrixRows:
     rescale: Array  # [2, block rows]: 2^(old maximum - new maximum), the factor of the earlier sums, for the rows of each buffer
 
     @classmethod
-    def allocate(cls, k: Kernel, item: Item, height: int, block_rows: int, panels: int, *more: Array) -> Self:
+    def allocate(cls, k: Kernel, item: Item, order: Order, height: int, block_rows: int, panels: int, *more: Array) -> Self:
         """Allocate the state, and configure the unit for products of `height` rows. There is room for `panels` panels of keys and of
         values. `more` are the fields of a subclass."""
         operands, count = item.operands, item.most_rows
         depth, value_panels = -(-operands.size // PANEL) * PANEL, -(-operands.value_size // PANEL)  # whole steps of the unit, and panels
         softmax = Base2Softmax(k.local("maximum", count), k.local("sums", count, PAGE), k.local("values", count, operands.parts, PAGE))
+        cache, queries = Cache.open(k, operands), k.local("queries", count, depth, dtype=BF16)
         rows = cls(
-            operands,
             item,
-            Cache.open(k, operands),
+            order,
+            cache,
             softmax,
-            height,
-            k.local("queries", count, depth, dtype=BF16),
             k.local("scores", 2, PANELS, block_rows, PANEL),
+            height,
+            queries,
             k.local("weights", 2, block_rows, CUT.keys, dtype=BF16),
             k.local("keys", panels, depth // 2, 2 * PANEL, dtype=BF16),
             k.local("taken", value_panels, panels * PANEL // 2, 2 * PANEL, dtype=BF16),
@@ -99,16 +97,12 @@ class MatrixRows:
         return rows
 
     @property
-    def cut(self) -> Cut:
-        return CUT
-
-    @property
     def depth(self) -> int:
         return self.queries.shape[1].const
 
     @property
     def softcap(self) -> float:
-        return self.operands.node.softcap
+        return self.item.operands.node.softcap
 
     def product(self, *, fresh: bool, later: Load | None = None) -> AmxBf16:
         return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True, prefetching=later is not None)
@@ -127,7 +121,7 @@ class MatrixRows:
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
         """Load, scale and round a query. Fill its end with zeros, up to a whole number of steps of the unit. With a softcap, scores are
         multiplied by log2(e) after they are capped."""
-        size, scale = self.cache.size, self.operands.node.scale
+        size, scale = self.cache.size, self.item.operands.node.scale
         scaled, factor = k.local("scaled", PAGE), scale if self.softcap else scale * LOG2_E
         with k.serial("c", size // PAGE) as c:
             with k.vector(PAGE) as lane:
@@ -136,6 +130,48 @@ class MatrixRows:
         for at in range(size, self.depth, PAGE):
             with k.vector(PAGE) as lane:
                 self.queries[row, at + lane] = 0.0
+
+    # --- a block of a token --------------------------------------------------------------------------------------------
+
+    @property
+    def num_rows(self) -> Dim:
+        return self.item.kv_count * self.item.group
+
+    def sharing(self, pages: Sequence[HeadPage]) -> tuple[list[HeadPage], Load]:
+        """Return the pages of a panel, which prefetch one page together, and the place of the next page, which products prefetch. So memory
+        does not wait for products."""
+        first, second = (page.next_page for page in pages)
+        assert first is not None and second is not None, pages
+        parts = [replace(page, next_page=replace(first, part=v)) for v, page in enumerate(pages)]
+        return parts, self.cache.stored[self.cache.layer, second.half, second.page, pages[0].kv_head, 0]
+
+    def attend(self, k: Kernel, block: Block, part: Part) -> None:
+        Rows.attend(self, k, block, part)
+        self.add_products(k, FIRST, FIRST, self.num_rows)
+
+    def multiply_keys(self, k: Kernel, pages: Sequence[HeadPage], count: int) -> None:
+        pages, later = self.sharing(pages)
+        self.load_keys(k, pages, FIRST)
+        for at, _ in row_tiles(k, count, self.height):
+            row = pages[0].row + at
+            self.compute_scores(k, pages[0].slot // PANEL_PAGES, FIRST, row, row, later)
+
+    def update_softmax(self, k: Kernel, block: Block, span: Span, part: Part) -> None:
+        self.cap(k, FIRST, self.num_rows)
+        if part.seen is not None:
+            self.hide(k, FIRST, FIRST, self.num_rows, block.start, WHOLE)
+        self.weigh_block(k, FIRST, self.num_rows)
+        with k.nest((self.products.shape[0], self.num_rows, PANEL_PAGES)) as (p, m, v), k.vector(PAGE) as lane:
+            self.products[p, m, v * PAGE + lane] = 0.0
+
+    def load_values(self, k: Kernel, pages: Sequence[HeadPage], seen: Seen | None) -> None:
+        self.load_panel(k, self.sharing(pages)[0], FIRST, seen)
+
+    def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
+        panel = pages[0].slot // PANEL_PAGES
+        later = self.sharing(pages)[1] if self.cache.turned is None else None
+        for at, _ in row_tiles(k, part.count, self.height):
+            self.multiply_panels(k, head.row + at, Span(panel, panel + 1), FIRST, fresh=False, later=later)
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
@@ -149,7 +185,7 @@ class MatrixRows:
                 k.tile(InterleavePairs(PAGE), target, source, dims=(2 * PANEL, PAGE))
             k.tile(AmxStayAwake())
 
-    def multiply_keys(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim, later: Load | None = None) -> None:
+    def compute_scores(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim, later: Load | None = None) -> None:
         """Compute the scores of `height` rows for a panel of keys. `query` is the first row of queries, and `row` of scores. If `later` is
         the place of a head's page, prefetch that page."""
         operands = self.scores[0, panel, row, 0], self.queries[query, 0], self.keys[place, 0, 0]
@@ -174,7 +210,7 @@ class MatrixRows:
                 at, scores = v * PAGE + lane, self.scores
                 scores[buffer, panel, m, at] = seen.hide(start + panel * PANEL + at, scores[buffer, panel, m, at])
 
-    def update_softmax(self, k: Kernel, first: Dim, count: Dim | int) -> None:
+    def weigh_block(self, k: Kernel, first: Dim, count: Dim | int) -> None:
         """Turn the scores of `count` rows in the first buffer into weights, and add the weights to `sums`. Set `rescale` to the factors of
         the earlier sums. `first` is the first row; its scores are in row 0."""
         k.tile(SoftmaxRows(self.scores.shape[2].const, PANELS), *self.softmax_operands(FIRST, first), dims=(count,))
@@ -186,7 +222,7 @@ class MatrixRows:
 
     # --- values --------------------------------------------------------------------------------------------------------
 
-    def load_values(self, k: Kernel, panel: Sequence[HeadPage], place: Dim, seen: Seen | None) -> None:
+    def load_panel(self, k: Kernel, panel: Sequence[HeadPage], place: Dim, seen: Seen | None) -> None:
         """Load the values of a panel of keys. Write zeros for keys that are not seen; None means that all are."""
         for v, page in enumerate(panel):
             self.cache.turn(k, page)
@@ -209,7 +245,7 @@ class MatrixRows:
         if left:
             yield Dim.of(whole), left
 
-    def multiply_values(
+    def multiply_panels(
         self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None, buffer: Dim = FIRST
     ) -> None:
         """Multiply the weights of `height` rows for the panels of `span` by the values at `place`. If `later` is the place of a head's

@@ -1,0 +1,74 @@
+"""The program `see` for crops of any size.
+
+    see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
+        (taps[q * m, 4], shares[q * m, 4])?) -> rows[q, depths * hidden size]
+
+A crop consists of squares of `m` patches, each of which becomes one row. A patch is a row of bytes, and its point is its row and column in
+its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each patch by a matrix, and
+applies the layers of the encoder, which rotate queries and keys by row and column.
+
+In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too. In
+Qwen3-VL, the sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.frontend.layers.decoder import plain_activation
+from compiler.frontend.layers.nn import Net
+from compiler.frontend.layers.tower import COLOURS, TowerLayers, normalised
+from compiler.frontend.vision import Vision
+from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Constant, Var
+from compiler.ops.elementwise import MULTIPLY
+from compiler.ops.manipulate import CONCAT, PERMUTE_DIMS
+from compiler.ops.reduce import SUM
+
+
+class AnySize(TowerLayers):
+    """What the encoders have in common. Each has a subclass with the function `rows`, which returns the rows of squares."""
+
+    def __init__(
+        self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
+    ) -> None:
+        super().__init__(net, vision, squares * vision.num_patches, crops[0], _starts(net, crops[1]))
+        self.squares, self.taps = squares, taps
+        self.windows = (windows[0], _starts(net, windows[1])) if windows else None
+
+    def embedded(self, patches: Var, *, bias: bool = False) -> Var:
+        """Return the vectors of patches, [places, size]. An encoder that was trained on pairs of frames sees an image twice."""
+        net, vision, name = self.net, self.vision, f"{self.encoder}{self.names.patch}"
+        size, patch, frames = vision.hidden_size, vision.patch_size, vision.num_frames
+        if frames:
+            w = net.call(SUM, net.as_f32(net.weight(f"{name}.weight", size, COLOURS, frames, patch, patch)), axes=[2])
+        else:
+            w = net.weight(f"{name}.weight", size, COLOURS, patch, patch)
+        matrix = net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 3, 1)), size, patch**2 * COLOURS)
+        x = normalised(net, vision, net.reshape(patches, self.places, patch**2 * COLOURS))
+        return net.product(x, matrix, net.vector(f"{name}.bias", size) if bias else None, format=self.format)
+
+    def joined(self, x: Var) -> Var:
+        """Return the vectors of the patches of each square as one, [squares, patches * size]."""
+        return self.net.reshape(x, self.squares, self.vision.hidden_size * self.vision.num_patches)
+
+    def groups(self, number: int) -> tuple[Var, Var]:
+        return super().groups(number) if self.windows is None or number in self.vision.whole_layers else self.windows
+
+
+class LikeDecoders(AnySize):
+    """The layers have the norms and the gated perceptrons of decoders."""
+
+    def norm(self, x: Var, name: str) -> Var:
+        return self.net.rms_norm(x, name, self.vision.hidden_size, self.vision.norm_eps)
+
+    def fed(self, h: Var, prefix: str) -> Var:
+        net, size, wide = self.net, self.vision.hidden_size, self.vision.intermediate_size
+        gate, up = (self.linear(h, f"{prefix}{name}_proj", size, wide) for name in ("gate", "up"))
+        gated = net.call(MULTIPLY, plain_activation(net, self.vision.activation, gate), up)
+        return self.linear(gated, f"{prefix}down_proj", wide, size)
+
+
+def _starts(net: Net, ends: Var) -> Var:
+    """Return where groups of patches start, [groups + 1], as ragged attention reads it."""
+    return net.call(CONCAT, Constant(np.zeros(1, np.int32)), ends, axis=0)

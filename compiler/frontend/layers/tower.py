@@ -1,0 +1,132 @@
+"""The layers that all encoders of images have in common, and the names of their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compiler.frontend.layers.decoder import plain_activation
+from compiler.frontend.layers.nn import Net, WeightFormat, prefix_of
+from compiler.frontend.vision import Tower, Vision
+from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Constant, Var
+from compiler.ops.attention.ragged import RAGGED_ATTENTION
+from compiler.ops.elementwise import CAST, DIVIDE, MULTIPLY, SUBTRACT
+from compiler.ops.embedding import ROPE
+
+ENCODERS = (
+    *("model.vision_model.", "vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
+    *("model.visual.", "visual."),
+)
+CONNECTORS = ("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger.")
+COLOURS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of weights of an encoder."""
+
+    patch: str = "embeddings.patch_embedding"
+    class_token: str = "embeddings.class_embedding"
+    positions: str = "embeddings.position_embedding.weight"
+    layers: str = "encoder.layers"
+    norms: tuple[str, str] = ("layer_norm1", "layer_norm2")
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # one name: a stacked projection
+    out: str = "out_proj"
+    feed: str = "mlp"
+    perceptron: tuple[str, str] = ("fc1", "fc2")
+    last_norm: str = "post_layernorm"
+    scales: tuple[str, str] | None = None  # vectors that multiply the results of the branches of a layer
+
+
+QWEN = Names(patch="patch_embed.proj", layers="blocks", norms=("norm1", "norm2"), attention="attn", qkv=("qkv",), out="proj")
+NAMES = {
+    Tower.SIGLIP: Names(),
+    Tower.CLIP: Names(),
+    Tower.INTERN: Names(
+        patch="embeddings.patch_embeddings.projection",
+        class_token="embeddings.cls_token",
+        positions="embeddings.position_embeddings",
+        layers="encoder.layer",
+        norms=("layernorm_before", "layernorm_after"),
+        attention="attention",
+        out="projection_layer",
+        last_norm="layernorm",
+        scales=("lambda_1", "lambda_2"),
+    ),
+    Tower.QWEN2: QWEN,
+    Tower.QWEN2_5: QWEN,
+    Tower.PIXTRAL: Names(
+        patch="patch_conv",
+        layers="transformer.layers",
+        norms=("attention_norm", "ffn_norm"),
+        attention="attention",
+        out="o_proj",
+        feed="feed_forward",
+    ),
+    Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
+}
+
+
+def normalised(net: Net, vision: Vision, patches: Var) -> Var:
+    """Return the bytes of patches as numbers, scaled and normalised by colour: [patches, values]."""
+    mean, deviation = (
+        Constant(np.tile(np.array(of, np.float32), vision.patch_size**2)) for of in (vision.cutting.mean, vision.cutting.deviation)
+    )
+    return net.call(DIVIDE, net.call(SUBTRACT, net.scale(net.call(CAST, patches, dtype="f32"), vision.cutting.rescale), mean), deviation)
+
+
+class TowerLayers:
+    """The layers of an encoder under construction, for `places` vectors. A place attends to all places of its crop."""
+
+    bias = True  # of all matrices but those of queries, keys and values
+
+    def __init__(self, net: Net, vision: Vision, places: Dim, crop_ids: Var, starts: Var) -> None:
+        self.net, self.vision, self.names = net, vision, NAMES[vision.tower]
+        self.places, self.crop_ids, self.starts = places, crop_ids, starts
+        self.encoder, self.connector = (
+            next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)
+        )
+        # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
+        self.format = WeightFormat(32 if net.format.bits == 32 else 16)
+        self.angles: tuple[Var, Var] | None = None  # cosines and sines by which queries and keys rotate, [places, pairs]; None: they do not
+
+    def layer(self, x: Var, number: int) -> Var:
+        net, vision, names = self.net, self.vision, self.names
+        size, heads, prefix = vision.hidden_size, vision.num_heads, f"{self.encoder}{names.layers}.{number}."
+        h = self.norm(x, f"{prefix}{names.norms[0]}")
+        qkv = [f"{prefix}{names.attention}.{part}" for part in names.qkv]
+        stacked = net.linear(h, qkv, size, [3 * size // len(qkv)] * len(qkv), bias=vision.qkv_bias, format=self.format)
+        all_heads = net.reshape(stacked, self.places, 3 * heads, size // heads)
+        q, k, v = (net.slice(all_heads, 1, part * heads, (part + 1) * heads) for part in range(3))
+        if self.angles is not None:
+            q, k = (net.call(ROPE, part, *self.angles) for part in (q, k))
+        mixed = net.call(RAGGED_ATTENTION, q, k, v, *self.groups(number), scale=(size // heads) ** -0.5)
+        mixed = net.reshape(mixed, self.places, size)
+        x = self.added(x, self.linear(mixed, f"{prefix}{names.attention}.{names.out}", size, size), prefix, 0)
+        return self.added(x, self.fed(self.norm(x, f"{prefix}{names.norms[1]}"), f"{prefix}{names.feed}."), prefix, 1)
+
+    def groups(self, number: int) -> tuple[Var, Var]:
+        """Return to which places a place attends in a layer: the number of each place's group, and where groups start."""
+        return self.crop_ids, self.starts
+
+    def norm(self, x: Var, name: str) -> Var:
+        return self.net.layer_norm(x, name, self.vision.hidden_size, self.vision.norm_eps)
+
+    def fed(self, h: Var, prefix: str) -> Var:
+        """Return the result of the perceptron of a layer."""
+        net, vision, wide = self.net, self.vision, self.vision.intermediate_size
+        up = plain_activation(net, vision.activation, self.linear(h, f"{prefix}{self.names.perceptron[0]}", vision.hidden_size, wide))
+        return self.linear(up, f"{prefix}{self.names.perceptron[1]}", wide, vision.hidden_size)
+
+    def linear(self, x: Var, name: str, in_size: int, size: int) -> Var:
+        return self.net.linear(x, name, in_size, size, bias=self.bias, format=self.format)
+
+    def added(self, x: Var, branch: Var, prefix: str, number: int) -> Var:
+        """Add the result of a branch of a layer."""
+        if self.names.scales is not None:
+            scale = self.net.vector(f"{prefix}{self.names.scales[number]}", self.vision.hidden_size)
+            branch = self.net.call(MULTIPLY, branch, scale)
+        return self.net.add(x, branch)

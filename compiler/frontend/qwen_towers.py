@@ -1,0 +1,78 @@
+"""Emit the encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+
+from __future__ import annotations
+
+from compiler.frontend.any_size import AnySize, LikeDecoders
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.rope import Rope
+from compiler.ir.graph.atoms import Constant, Var
+from compiler.ops.elementwise import GELU, MULTIPLY
+from compiler.ops.embedding import EMBEDDING, ROPE_ANGLES
+from compiler.ops.manipulate import CONCAT, EXPAND_DIMS
+from compiler.ops.reduce import SUM
+
+
+class Qwen2(AnySize):
+    """The first half of a head's pairs rotates by the row, the second by the column, at the same frequencies."""
+
+    last_norm = "ln_q"
+    matrices = "mlp.0", "mlp.2"
+
+    def rows(self, patches: Var, points: Var, config: ModelConfig) -> Var:
+        self.angles = self.rotations(points)
+        x = self.embedded(patches)
+        for number in range(self.vision.num_layers):
+            x = self.layer(x, number)
+        return self.last(x, config.hidden_size)
+
+    def rotations(self, points: Var) -> tuple[Var, Var]:
+        """Return the cosines and sines of patches, [places, pairs]."""
+        net, head = self.net, self.vision.hidden_size // self.vision.num_heads
+        frequencies, _ = Rope(self.vision.theta, head // 2).frequencies(1)
+        both = net.call(ROPE_ANGLES, points, Constant(frequencies))  # [squares, patches, 2, pairs of each]
+        cosines, sines = (net.reshape(net.field(both, part), self.places, head // 2) for part in range(2))
+        return cosines, sines
+
+    def last(self, x: Var, size: int) -> Var:
+        """Return a row for each square, [squares, size], from the results of the last layer."""
+        return self.merged(self.joined(self.norm(x, f"{self.connector}{self.last_norm}")), self.connector, size)
+
+    def merged(self, joined: Var, prefix: str, size: int) -> Var:
+        """Apply two matrices to the joined patches of each square."""
+        wide = self.vision.hidden_size * self.vision.num_patches
+        hidden = self.net.call(GELU, self.linear(joined, f"{prefix}{self.matrices[0]}", wide, wide))
+        return self.linear(hidden, f"{prefix}{self.matrices[1]}", wide, size)
+
+
+class Qwen2_5(LikeDecoders, Qwen2):
+    """Has windows, and layers like those of decoders."""
+
+
+class Qwen3(Qwen2):
+    """Has an interpolated table of positions, and rows of several depths."""
+
+    last_norm = "norm"
+    matrices = "linear_fc1", "linear_fc2"
+
+    def rows(self, patches: Var, points: Var, config: ModelConfig) -> Var:
+        self.angles = self.rotations(points)
+        x, deep = self.net.add(self.embedded(patches, bias=True), self.positions()), list[Var]()
+        for number in range(self.vision.num_layers):
+            x = self.layer(x, number)
+            if number in self.vision.deep_layers:
+                deep.append(self.deep(x, f"{self.encoder}deepstack_merger_list.{len(deep)}.", config.hidden_size))
+        last = self.last(x, config.hidden_size)
+        return self.net.call(CONCAT, last, *deep, axis=1) if deep else last
+
+    def deep(self, x: Var, prefix: str, size: int) -> Var:
+        """Return a row for each square, [squares, size], from the results of a layer."""
+        joined = self.joined(x)
+        wide = self.vision.hidden_size * self.vision.num_patches
+        return self.merged(self.net.layer_norm(joined, f"{prefix}norm", wide, self.vision.norm_eps), prefix, size)
+
+    def positions(self) -> Var:
+        """Return the vectors of the table of positions, interpolated for each patch: [places, size]."""
+        net, vision, (taps, shares) = self.net, self.vision, self.taps
+        table = net.as_f32(net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size))
+        parts = net.call(MULTIPLY, net.call(EMBEDDING, table, taps), net.call(EXPAND_DIMS, shares, axes=2))
+        return net.call(SUM, parts, axes=[1])

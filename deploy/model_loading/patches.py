@@ -1,0 +1,113 @@
+"""Arrange crops of images as inputs of the program `see` (`compiler/frontend/seeing.py`), and its rows in the order of their tokens.
+
+A crop of one size stays as it is. A crop of any size is cut into patches, which are ordered by square; with windows, squares are ordered by
+window. Only bytes are moved here, except that the shares of the table of positions are computed, by single operations on 32-bit floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.layers.tower import COLOURS
+from compiler.frontend.seeing import ENTRY, most_crops
+from compiler.frontend.vision import Vision
+from server.messages import Crop
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Rows = Floats
+
+
+def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
+    """Yield the crops in lists of those that one call of the program sees."""
+    at_once = most_crops(vision)
+    most_tokens = vision.num_rows * (vision.most_squares if vision.any_size else at_once)
+    found: list[Crop] = []
+    num_tokens = 0
+    for crop in crops:
+        if found and (len(found) == at_once or num_tokens + crop.num_tokens > most_tokens):
+            yield found
+            found, num_tokens = [], 0
+        found.append(crop)
+        num_tokens += crop.num_tokens
+    if found:
+        yield found
+
+
+def encoded(vision: Vision, crops: Sequence[Crop], call: Callable[..., Rows]) -> list[Rows]:
+    """Return the rows of crops, each in the order of its tokens. `call` runs the program with this name."""
+    rows = call(ENTRY, *inputs_of(vision, crops))
+    parts = np.split(rows, np.cumsum([crop.num_tokens for crop in crops])[:-1])
+    if not vision.window:
+        return [part.copy() for part in parts]
+    return [part[np.argsort(_order(vision, crop))] for crop, part in zip(crops, parts, strict=True)]
+
+
+def inputs_of(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]:
+    """Return the inputs of the program `see` for some crops."""
+    pixels = [np.frombuffer(crop.pixels, np.uint8) for crop in crops]
+    counts = [vision.num_places * (crop.num_tokens // vision.num_rows) for crop in crops]
+    crop_ids = np.repeat(np.arange(len(crops), dtype=np.int32), counts)
+    ends = np.cumsum(counts, dtype=np.int32)
+    if not vision.any_size:
+        starts = np.concatenate([[0], ends]).astype(np.int32)
+        return np.concatenate(pixels).reshape(-1, vision.crop_size, vision.crop_size * COLOURS), crop_ids, starts
+    patches, points = zip(*(_patches(vision, crop, one) for crop, one in zip(crops, pixels, strict=True)), strict=True)
+    windows = _windows(vision, crops) if vision.window else ()
+    taps = _taps(vision, crops, points) if vision.table_edge else ()
+    return np.concatenate(patches), np.concatenate(points), crop_ids, ends, *windows, *taps
+
+
+def _patches(vision: Vision, crop: Crop, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Ints]:
+    """Return the patches of a crop of any size: their bytes, [squares, patches, values], and their rows and columns, [squares, patches,
+    2]."""
+    patch, merge = vision.patch_size, vision.merge
+    lines = pixels.reshape(crop.rows, merge, patch, crop.columns, merge, patch * COLOURS)
+    grid = np.stack(np.divmod(np.arange(crop.rows * crop.columns * merge**2, dtype=np.int32), crop.columns * merge), axis=1)
+    points = grid.reshape(crop.rows, merge, crop.columns, merge, 2).transpose(0, 2, 1, 3, 4).reshape(crop.num_tokens, -1, 2)
+    patches = lines.transpose(0, 3, 1, 4, 2, 5).reshape(crop.num_tokens, -1, patch**2 * COLOURS)
+    if vision.window:
+        order = _order(vision, crop)
+        patches, points = patches[order], points[order]
+    return patches, points
+
+
+def _order(vision: Vision, crop: Crop) -> NDArray[np.int64]:
+    """Return the squares of a crop in the order in which the program gets them: window by window."""
+    return np.argsort(_window_numbers(vision, crop), kind="stable")
+
+
+def _window_numbers(vision: Vision, crop: Crop) -> NDArray[np.int64]:
+    """Return the number of the window of each square of a crop."""
+    rows, columns = np.divmod(np.arange(crop.num_tokens), crop.columns)
+    return rows // vision.window * crop.columns + columns // vision.window
+
+
+def _windows(vision: Vision, crops: Sequence[Crop]) -> tuple[Ints, Ints]:
+    """Return the number of the window of each patch, and after which patch each window ends."""
+    sizes = [np.unique(_window_numbers(vision, crop), return_counts=True)[1] * vision.num_patches for crop in crops]
+    counts = np.concatenate(sizes)
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.cumsum(counts, dtype=np.int32)
+
+
+def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tuple[Ints, Floats]:
+    """Return, for each patch, the four entries of the table of positions between which it lies, and the share of each. `points` has the
+    rows and columns of the patches of each crop. The table is stretched over a crop, so that their corners meet."""
+    taps: list[Ints] = []
+    shares: list[Floats] = []
+    last = vision.table_edge - 1
+    for crop, at in zip(crops, points, strict=True):
+        spans = np.array([max(vision.merge * count - 1, 1) for count in (crop.rows, crop.columns)], np.float32)
+        places = at.reshape(-1, 2).astype(np.float32) * np.float32(last) / spans  # [patches, 2]
+        low = np.floor(places)
+        near, part = low.astype(np.int32), places - low
+        far = np.minimum(near + 1, last)
+        rows, columns = (np.stack([near[:, axis], far[:, axis]], axis=1) for axis in range(2))
+        down, across = (np.stack([1 - part[:, axis], part[:, axis]], axis=1) for axis in range(2))
+        taps.append((rows[:, :, None] * vision.table_edge + columns[:, None, :]).reshape(-1, 4))
+        shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4).astype(np.float32))
+    return np.concatenate(taps), np.concatenate(shares)

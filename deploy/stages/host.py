@@ -1,0 +1,78 @@
+"""Offer this machine for stages of models: accept workers that know the secret, and start the process of a stage for each."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+
+from deploy.stages.starting import start_process
+from server.interfaces import LoadError
+from server.stages.handshake import HandshakeFailed, welcome
+from server.stages.link import Link, StageLost
+from server.stages.messages import Ended
+from server.workers.worker_process import FROM_OUTSIDE, describe_status
+
+POLL_S = 0.2
+PATIENCE_S = 3.0  # seconds for a stage to end after its worker has
+MOST_STRANGERS = 32  # connections that have not introduced themselves
+
+log = logging.getLogger(__name__)
+
+
+def offer(listener: socket.socket, secret: str) -> None:
+    """Serve stages until this process ends. The kernel then ends the stages, too."""
+    strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+    while True:
+        connection, address = listener.accept()
+        if not strangers.acquire(blocking=False):
+            connection.close()  # a worker that is turned away tries again
+            continue
+        name = f"{address[0]} port {address[1]}"
+        threading.Thread(target=_receive, args=(connection, name, secret, strangers), name=name, daemon=True).start()
+
+
+def _receive(connection: socket.socket, name: str, secret: str, strangers: threading.BoundedSemaphore) -> None:
+    try:
+        try:
+            welcome(connection, secret)
+            connection.settimeout(None)
+        finally:
+            strangers.release()
+        _, process = start_process(connection)
+    except (HandshakeFailed, OSError, LoadError) as error:
+        log.warning("a connection from %s is refused: %s", name, error)
+        connection.close()
+        return
+    log.info("process %d serves a stage for %s", process.pid, name)
+    try:
+        how = _watch(connection, process)
+    finally:
+        connection.close()
+    log.info("process %d, which served a stage for %s, has ended: %s", process.pid, name, how)
+
+
+def _watch(connection: socket.socket, process: subprocess.Popen[bytes]) -> str:
+    """Wait until the process of a stage ends, and tell its worker how. If the worker is gone, end the process."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    gone_s: float | None = None
+    while process.poll() is None:
+        if gone_s is None and poll.poll(POLL_S * 1000):
+            gone_s = time.monotonic()
+            poll.unregister(connection)
+        elif gone_s is not None:
+            time.sleep(POLL_S)
+            if time.monotonic() - gone_s > PATIENCE_S:
+                process.kill()
+                process.wait()
+    status = process.wait()
+    how = describe_status(status)
+    if gone_s is None:
+        with suppress(StageLost):
+            Link(connection, "the worker").send(Ended(how, from_outside=-status in FROM_OUTSIDE))
+    return how

@@ -1,0 +1,87 @@
+"""Start a stage: as a process of this machine, or through a host that offers itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.launch import command
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+from server.stages.handshake import HandshakeFailed, introduce
+from server.stages.link import Link
+from server.stages.places import Place
+from server.workers.worker_process import FROM_OUTSIDE, describe_status
+
+BOUND = Path(__file__).parents[1] / "bound.py"
+CONNECT_S = 10.0
+ENDS_S = 2.0  # seconds from the end of a connection to the end of its process
+
+
+@dataclass(slots=True)
+class Peer:
+    """A stage that has been started, and the connection to it."""
+
+    place: Place
+    link: Link
+    process: subprocess.Popen[bytes] | None = field(default=None)  # if it is a process of this machine
+
+    def end(self) -> None:
+        self.link.shut()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.link.close()
+
+
+def start_stage(place: Place, secret: str, number: int) -> Peer:
+    """Start a stage. Raise LoadError if it cannot be started."""
+    name = f"stage {number} ({place.name})"
+    if place.host is None:
+        connection, process = start_process()
+        return Peer(place, Link(connection, name, lambda: end_of(process)), process)
+    try:
+        connection = socket.create_connection((place.host, place.port), CONNECT_S)
+    except OSError as error:
+        text = f"{name} cannot be reached: {error.strerror or error}; run `relaxserve stage --listen` there, or name another host in stages"
+        raise LoadError(ErrorCode.LOAD_FAILED, text) from error
+    try:
+        introduce(connection, secret)
+    except (HandshakeFailed, OSError) as error:
+        connection.close()
+        raise LoadError(ErrorCode.LOAD_FAILED, f"{name} was reached, but {error}") from error
+    connection.settimeout(None)
+    return Peer(place, Link(connection, name))
+
+
+def end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool] | None:
+    """Return how a process that has closed its connection ended, and whether no request can be the cause. Return None if it still runs."""
+    try:
+        status = process.wait(ENDS_S)
+    except subprocess.TimeoutExpired:
+        return None
+    return describe_status(status), -status in FROM_OUTSIDE
+
+
+def start_process(inherited: socket.socket | None = None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the process of a stage, which ends with this one, and return a connection to it. If a connection is given, the process serves
+    that one."""
+    near, far = (inherited, inherited) if inherited is not None else socket.socketpair()
+    words = [sys.executable, str(BOUND), str(os.getpid()), *command("deploy.stages.process"), str(far.fileno())]
+    try:
+        # The worker's stages are in its process group, which the front kills as a whole. A host's are not in the group of its terminal.
+        group = None if inherited is None else 0
+        process = subprocess.Popen(words, pass_fds=(far.fileno(),), stdin=subprocess.DEVNULL, process_group=group)
+    except OSError as error:
+        with suppress(OSError):
+            near.close()
+        raise LoadError(ErrorCode.LOAD_FAILED, f"the process of a stage cannot be started: {error.strerror}") from error
+    finally:
+        if inherited is None:
+            far.close()
+    return near, process

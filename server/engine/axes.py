@@ -1,0 +1,36 @@
+"""The three coordinates of tokens, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
+
+The coordinates of a token of text are three times the same number. A token of an image has that of the image's begin, and its row and its
+column counted from there. The text after an image goes on at the largest coordinate plus one, so images take fewer coordinates than they
+have tokens. Everything follows from the sizes of the crops before a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine.request import PlacedCrop
+
+NUM_AXES = 3
+
+
+def along_positions(positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the coordinates of tokens of text before any image: [tokens, 3]."""
+    return np.repeat(positions[:, None], NUM_AXES, axis=1)
+
+
+def axes_of(crops: Sequence[PlacedCrop], start: int, stop: int) -> NDArray[np.int32]:
+    """Return the coordinates of the tokens start .. stop of a sequence with these crops: [tokens, 3]."""
+    found = along_positions(np.arange(start, stop, dtype=np.int32))
+    for placed in crops:
+        if placed.start >= stop:
+            break
+        found[max(placed.stop - start, 0) :] = np.arange(max(placed.stop, start), stop, dtype=np.int32)[:, None] + placed.offset
+        first, last = max(placed.start, start), min(placed.stop, stop)
+        if first < last:
+            rows, columns = np.divmod(np.arange(first - placed.start, last - placed.start, dtype=np.int32), placed.crop.columns)
+            found[first - start : last - start] = placed.origin + np.stack([np.zeros_like(rows), rows, columns], axis=1)
+    return found

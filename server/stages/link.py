@@ -1,0 +1,149 @@
+"""One connection between two stages: messages with arrays, over a socket.
+
+A frame is eight bytes with two lengths, a MessagePack of the message and the types and shapes of its arrays, and the bytes of the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from server.stages.messages import Ended, StageMessage
+
+HEADER = struct.Struct("<II")  # bytes of the message, and of the arrays
+MOST_MESSAGE_BYTES = 1 << 20
+MOST_ARRAY_BYTES = 1 << 31
+End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, number
+DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
+
+
+class StageLost(Exception):
+    """A stage has ended, or its connection has."""
+
+    def __init__(self, message: str, *, from_outside: bool = True) -> None:
+        super().__init__(message)
+        self.from_outside = from_outside  # no request can be the cause, as far as is known
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True):
+    message: StageMessage
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()  # type and shape of each
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Frame).decode
+
+
+class Link:
+    """Several threads may send; one thread receives."""
+
+    def __init__(self, connection: socket.socket, place: str, end: End = lambda: None) -> None:
+        """`place`: the other end, for messages. `end` says how the process at the other end has ended, if this one knows."""
+        self.place = place
+        self._end = end
+        self._socket = connection
+        self._sending = threading.Lock()
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that loses power says nothing
+            for name, value in KEEPALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, message: StageMessage, arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Send a message. Raise StageLost if the connection has ended."""
+        held = [np.ascontiguousarray(array) for array in arrays]
+        body = _encode(_Frame(message, tuple((array.dtype.kind, array.shape) for array in held)))
+        parts = [HEADER.pack(len(body), sum(array.nbytes for array in held)) + body]
+        parts += [array.data.cast("B") for array in held if array.size]
+        try:
+            with self._sending:
+                _send_all(self._socket, parts)
+        except OSError as error:
+            raise self._lost(f"has failed: {error.strerror or error}") from error
+
+    def receive(self) -> tuple[StageMessage, list[NDArray[Any]]]:
+        """Return the next message and its arrays. Raise StageLost if the connection has ended, or brings something else."""
+        try:
+            body_bytes, array_bytes = HEADER.unpack(self._read(HEADER.size))
+            if body_bytes > MOST_MESSAGE_BYTES or array_bytes > MOST_ARRAY_BYTES:
+                raise StageLost(f"{self.place} sent a message of {body_bytes} bytes with {array_bytes} bytes of arrays: no stage does")
+            frame = _decode(self._read(body_bytes))
+            found = list(_arrays_of(self._read(array_bytes), frame.arrays))
+        except OSError as error:
+            raise self._lost(f"has failed: {error.strerror or error}") from error
+        except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
+            raise StageLost(f"{self.place} sent something that is no message of a stage: {error}") from error
+        if isinstance(frame.message, Ended):
+            raise StageLost(f"the process of {self.place} ended: {frame.message.how}", from_outside=frame.message.from_outside)
+        return frame.message, found
+
+    def limit_silence(self, silence_s: float | None) -> None:
+        """Take the connection for lost when nothing arrives for so long; None: never."""
+        self._socket.settimeout(silence_s)
+
+    def wait_for_end(self) -> None:
+        """Return once the other end has ended the connection. Another thread may receive meanwhile."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        poll.poll()
+
+    def lost(self) -> StageLost:
+        """Return the error of a connection that has ended."""
+        return self._lost("has ended")
+
+    def shut(self) -> None:
+        """End the connection, also for a thread that waits for a message."""
+        with suppress(OSError):  # the other end was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection, and wait for the process at the other end if this one has started it."""
+        self._socket.close()
+        self._end()
+
+    def _read(self, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        view, at = memoryview(data), 0
+        while at < num_bytes:
+            count = self._socket.recv_into(view[at:], num_bytes - at, socket.MSG_WAITALL)
+            if count == 0:
+                raise self.lost()
+            at += count
+        return data
+
+    def _lost(self, how: str) -> StageLost:
+        if (known := self._end()) is None:
+            return StageLost(f"the connection to {self.place} {how}")
+        return StageLost(f"the process of {self.place} ended: {known[0]}", from_outside=known[1])
+
+
+def _send_all(connection: socket.socket, parts: list[Any]) -> None:
+    while parts:
+        sent = connection.sendmsg(parts)
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]
+
+
+def _arrays_of(data: bytearray, forms: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[Any]]:
+    found: list[NDArray[Any]] = []
+    at = 0
+    for kind, shape in forms:
+        dtype, count = DTYPES[kind], math.prod(shape)
+        found.append(np.frombuffer(data, dtype, count, at).reshape(shape) if count else np.empty(shape, dtype))
+        at += count * dtype.itemsize
+    if at != len(data):
+        raise ValueError(f"its arrays have {at} bytes, and {len(data)} were sent")
+    return found

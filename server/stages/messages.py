@@ -1,0 +1,66 @@
+"""The messages between the worker of a model, which computes the last stage, and the processes of the other stages.
+
+    worker -> stage    Load  Reserve  Run  Stream  CopyPage
+    stage -> worker    Greeting  Progress  LoadFailed  Planned  Loaded  Working  Stream  Ended
+
+A stage greets, and gets a Load that names its layers. It plans its memory and says how many pages it has room for (Planned). The worker
+tells all stages the same numbers of pages (Reserve), so one page table serves all of them. Then each Run is followed by the residual stream
+of its tokens (Stream), which the first stage computes from the tokens. Each stage answers a Run with the Stream after its layers.
+"""
+
+from __future__ import annotations
+
+from server.messages import Load, LoadFailed, Message, Progress, Working
+
+
+class Greeting(Message, frozen=True, tag=True):
+    version: str
+    free_bytes: int  # memory of the stage's machine that models may take
+
+
+class Planned(Message, frozen=True, tag=True):
+    """The stage has compiled its program and planned its memory."""
+
+    fingerprint: str  # of the whole model: see `deploy/model_loading/fingerprint.py`
+    max_context: int
+    num_pages: tuple[int, ...]  # for which there is room, per cache group
+
+
+class Reserve(Message, frozen=True, tag=True):
+    """Bind the weights, and allocate this many pages per cache group."""
+
+    num_pages: tuple[int, ...]
+
+
+class Loaded(Message, frozen=True, tag=True):
+    """The stage is ready to run."""
+
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    page_bytes: tuple[int, ...]  # of a page of each cache group
+
+
+class Run(Message, frozen=True, tag=True):
+    """Compute the layers for some tokens. Arrays: tokens, positions, query starts, numbers of sequences, the slots of each cache group, the
+    page tables of each cache group."""
+
+
+class Stream(Message, frozen=True, tag=True):
+    """The residual stream [tokens, size] of the oldest Run whose stream was not sent yet."""
+
+
+class CopyPage(Message, frozen=True, tag=True):
+    group: int
+    source: int
+    target: int
+
+
+class Ended(Message, frozen=True, tag=True):
+    """The process of the stage has ended. The host sends this in its place."""
+
+    how: str
+    from_outside: bool  # no request can be the cause
+
+
+StageMessage = Load | Reserve | Run | Stream | CopyPage | Greeting | Progress | LoadFailed | Planned | Loaded | Working | Ended

@@ -1,0 +1,57 @@
+"""Read where the stages of a model run: in processes of this machine, or on hosts that offer themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.messages import LOCAL
+
+DEFAULT_PORT = 7070
+
+
+class PlaceError(ValueError):
+    """A place of a stage that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage runs: `host` is None for a process of this machine."""
+
+    name: str
+    host: str | None = None
+    port: int = DEFAULT_PORT
+
+
+def parse_place(text: str) -> Place:
+    """Parse `local`, `HOST`, `HOST:PORT` or `[HOST]:PORT`."""
+    if text == LOCAL:
+        return Place(LOCAL)
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else str(DEFAULT_PORT) if not rest else ""
+    else:
+        host, colon, port = text.partition(":")
+        port = port if colon else str(DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise PlaceError(f"{text!r:.100} is no place of a stage; expected {LOCAL}, HOST or HOST:PORT")
+    return Place(text, host, int(port))
+
+
+def parse_places(text: str) -> tuple[str, ...]:
+    """Parse a number of processes of this machine, or places separated by commas, of which the last one is this machine."""
+    if text.isdecimal():
+        places = (LOCAL,) * min(int(text), 1 << 10)
+    else:
+        places = tuple(parse_place(part.strip()).name for part in text.split(","))
+    require_places(places)
+    return places
+
+
+def require_places(places: tuple[str, ...]) -> None:
+    for place in places:
+        parse_place(place)
+    shown = f"stages is {','.join(places)!r:.200}"
+    if len(places) < 2:
+        raise PlaceError(f"{shown}, one process; expected at least two stages: leave it out to compute all layers in one process")
+    if places[-1] != LOCAL:
+        raise PlaceError(f"{shown}; the last stage samples, in this server's own worker: end the list with {LOCAL}")

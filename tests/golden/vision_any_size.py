@@ -1,0 +1,185 @@
+"""Small random vision models whose crops have any size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.golden.vision_subject import ENCODER, PATCH, PIXELS, TEXT, Subject, text_of, token_of
+
+QWEN = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _qwen2_vl() -> Subject:
+    special = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    text = text_of("qwen2_vl_text", 1e-6, special)
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return Subject(
+        "qwen2_vl",
+        config={
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "model_type": "qwen2_vl",
+            "image_token_id": token_of(special, "<|image_pad|>"),
+            "video_token_id": token_of(special, "<|video_pad|>"),
+            "vision_start_token_id": token_of(special, "<|vision_start|>"),
+            "vision_end_token_id": token_of(special, "<|vision_end|>"),
+            "tie_word_embeddings": False,
+            "text_config": text,
+            "vision_config": {
+                "model_type": "qwen2_vl_vision",
+                "depth": 2,
+                "embed_dim": 48,
+                "hidden_size": TEXT["hidden_size"],
+                "mlp_ratio": 2,
+                "num_heads": 4,
+                "patch_size": PATCH,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+            },
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "max_pixels": 40 * 16 * 16,  # the first image has more
+            "merge_size": 2,
+            "min_pixels": 12 * 16 * 16,  # the second image has fewer
+            "patch_size": PATCH,
+            "resample": 3,
+            "temporal_patch_size": 2,
+        },
+        special=special,
+        image_text="<|image_pad|>",
+        template=QWEN,
+        rows=1,
+        square=2 * PATCH,
+        classes=("Qwen2VLProcessor", "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"),
+        options={},
+        special_names={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+    )
+
+
+def _qwen2_5_vl() -> Subject:
+    like = _qwen2_vl()
+    vision = {
+        "model_type": "qwen2_5_vl",
+        "depth": 3,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "out_hidden_size": TEXT["hidden_size"],
+        "num_heads": 4,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 48,  # 3 tokens
+        "fullatt_block_indexes": [1],
+    }
+    changes = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "text_config": {**like.config["text_config"], "model_type": "qwen2_5_vl_text"},
+        "vision_config": vision,
+    }
+    return replace(like, name="qwen2_5_vl", config={**like.config, **changes})
+
+
+def _qwen3_vl() -> Subject:
+    like = _qwen2_vl()
+    text = {**like.config["text_config"], "model_type": "qwen3_vl_text", "head_dim": 16, "num_hidden_layers": 3}
+    vision = {
+        "model_type": "qwen3_vl",
+        "depth": 3,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "out_hidden_size": TEXT["hidden_size"],
+        "num_heads": 4,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    changes = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "text_config": {**text, "rope_parameters": rope},
+        "vision_config": vision,
+    }
+    processor = {name: value for name, value in like.processor.items() if name not in ("min_pixels", "max_pixels")}
+    size = {"shortest_edge": 12 * 16 * 16, "longest_edge": 40 * 16 * 16}
+    return replace(like, name="qwen3_vl", config={**like.config, **changes}, processor={**processor, "size": size})
+
+
+def _mistral3() -> Subject:
+    special = ("<s>", "</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    text = {**text_of("mistral", 1e-5, special), "head_dim": 16, "sliding_window": None}
+    return Subject(
+        "mistral3",
+        config={
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "image_token_index": token_of(special, "[IMG]"),
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": False,
+            "vision_feature_layer": -1,
+            "text_config": text,
+            "vision_config": {
+                **ENCODER,
+                "model_type": "pixtral",
+                "head_dim": 12,
+                "hidden_act": "silu",
+                "image_size": 96,
+                "patch_size": PATCH,
+            },
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": PATCH, "width": PATCH},
+            "resample": 3,
+            "size": {"longest_edge": 96},  # the other edges of some images are rounded up
+        },
+        special=special,
+        image_text="[IMG]",
+        template=(
+            "<s>{% for message in messages %}{% if message['role'] == 'user' %}[INST]"
+            "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for block in message['content'] %}"
+            "{% if block['type'] == 'text' %}{{ block['text'] }}{% elif block['type'] in ['image', 'image_url'] %}[IMG]{% endif %}"
+            "{% endfor %}{% endif %}[/INST]{% else %}{{ message['content'] }}</s>{% endif %}{% endfor %}"
+        ),
+        rows=1,
+        between="[IMG_BREAK]",
+        square=2 * PATCH,
+        classes=("PixtralProcessor", "pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil"),
+        options={"patch_size": PATCH, "spatial_merge_size": 2},
+        special_names={"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+    )
+
+
+def _pixtral() -> Subject:
+    """Return the encoder of Mistral 3 in the layout of LLaVA. A token stands for each patch."""
+    like = _mistral3()
+    kept = {name: value for name, value in like.config.items() if name not in ("spatial_merge_size", "multimodal_projector_bias")}
+    encoder = {**like.config["vision_config"], "hidden_act": "gelu"}
+    changes = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "image_seq_length": 1,
+        "vision_feature_select_strategy": "full",
+        "vision_config": encoder,
+    }
+    options = {"patch_size": PATCH, "spatial_merge_size": 1}
+    processor = {**like.processor, "size": {"longest_edge": 50}}  # which is no multiple of a patch
+    return replace(like, name="pixtral", config={**kept, **changes}, processor=processor, square=PATCH, options=options)
+
+
+ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral())

@@ -1,0 +1,99 @@
+"""Messages and arrays between stages, and connections that end or bring something else."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from server.messages import ErrorCode, Load, LoadFailed, Progress, Working
+from server.stages.link import HEADER, Link, StageLost
+from server.stages.messages import CopyPage, Ended, Greeting, Loaded, Planned, Reserve, Run, Stream
+
+MESSAGES = [
+    Load("m", "/m", layers=(0, 3)),
+    Greeting("1.0", 5),
+    Progress("compile", 0.5),
+    LoadFailed(ErrorCode.LOAD_REFUSED, "no"),
+    Planned("fp_1", 100, (5, 6)),
+    Reserve((5, 6)),
+    Loaded(1, 2, 3, (4,)),
+    Working(1.5),
+    CopyPage(0, 1, 2),
+]
+
+
+@pytest.fixture
+def pair():
+    near, far = socket.socketpair()
+    yield Link(near, "here"), far
+    near.close()
+    far.close()
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_arrive_as_they_were_sent(pair, message) -> None:
+    link, far = pair
+    Link(far, "there").send(message)
+    assert link.receive() == (message, [])
+
+
+def test_arrays_arrive_as_they_were_sent(pair) -> None:
+    """Also large ones, which the socket takes piece by piece, empty ones, and views whose elements are not adjacent."""
+    link, far = pair
+    random_numbers = np.random.default_rng(1).standard_normal((700, 900)).astype(np.float32)
+    arrays = [np.arange(5, dtype=np.int32), random_numbers, np.empty((0, 3), np.int32), random_numbers[::3, ::2], random_numbers.T]
+    sender = threading.Thread(target=Link(far, "there").send, args=(Run(), arrays))
+    sender.start()
+    message, found = link.receive()
+    sender.join()
+    assert message == Run() and len(found) == len(arrays)
+    for got, sent in zip(found, arrays, strict=True):
+        assert got.dtype == sent.dtype
+        np.testing.assert_array_equal(got, sent)
+
+
+def test_an_ended_process_is_lost_and_says_how(pair) -> None:
+    link, far = pair
+    Link(far, "there").send(Ended("killed by SIGKILL", from_outside=True))
+    with pytest.raises(StageLost, match="the process of here ended: killed by SIGKILL") as lost:
+        link.receive()
+    assert lost.value.from_outside
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 8, 20])
+def test_a_connection_that_ends_is_lost(pair, after: int) -> None:
+    link, far = pair
+    far.sendall((HEADER.pack(100, 100) + bytes(100))[:after])
+    far.close()
+    with pytest.raises(StageLost, match="the connection to here has ended"):
+        link.receive()
+    with pytest.raises(StageLost):
+        for _ in range(10):
+            link.send(Stream(), [np.zeros(1000, np.float32)])
+
+
+def test_a_known_process_says_how_it_ended() -> None:
+    near, far = socket.socketpair()
+    far.close()
+    with pytest.raises(StageLost, match="the process of there ended: exit status 3") as lost:
+        Link(near, "there", lambda: ("exit status 3", False)).receive()
+    assert not lost.value.from_outside
+    near.close()
+
+
+def test_rubbish_is_refused_and_never_allocated() -> None:
+    """A header may claim gigabytes, and a message may have arrays that its bytes do not have."""
+    rng = random.Random(5)
+    for _ in range(300):
+        near, far = socket.socketpair()
+        body = os.urandom(rng.randrange(0, 60))
+        far.sendall(rng.choice([HEADER.pack(len(body), rng.randrange(0, 9)), HEADER.pack(1 << 31, 0), b""]) + body)
+        far.close()
+        with pytest.raises(StageLost):
+            Link(near, "there").receive()
+        near.close()

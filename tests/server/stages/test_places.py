@@ -1,0 +1,33 @@
+"""The places of stages on the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.stages.places import DEFAULT_PORT, Place, PlaceError, parse_place, parse_places
+
+
+def test_places() -> None:
+    assert parse_places("2") == ("local", "local")
+    assert parse_places("host1, 10.0.0.2:99,local") == ("host1", "10.0.0.2:99", "local")
+    assert parse_place("host1") == Place("host1", "host1", DEFAULT_PORT)
+    assert parse_place("[fe80::1]:99") == Place("[fe80::1]:99", "fe80::1", 99)
+    assert parse_place("[fe80::1]") == Place("[fe80::1]", "fe80::1", DEFAULT_PORT)
+    assert parse_place("local") == Place("local")
+
+
+@pytest.mark.parametrize("text", ["", "host:", "host:x", "host:0", "host:65536", ":99", "[]:1", "[::1]99", "a,,local"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(PlaceError, match="no place of a stage; expected local, HOST or HOST:PORT"):
+        parse_places(text)
+
+
+@pytest.mark.parametrize("text", ["0", "1", "local"])
+def test_one_stage_is_none(text: str) -> None:
+    with pytest.raises(PlaceError, match="at least two stages"):
+        parse_places(text)
+
+
+def test_the_last_stage_is_the_server() -> None:
+    with pytest.raises(PlaceError, match="end the list with local"):
+        parse_places("host1,host2")
