@@ -237,7 +237,7 @@ def chosen_share(config: ModelConfig, tokens: int) -> float:
 def fill(pool: KVPool, device: Device) -> None:
     """Fill the pages with data. Pages that were never written all map to one page of zeros, which would be read from the processor's
     cache."""
-    for data, *scales in pool.tensors:
+    for data, *scales in filter(None, pool.tensors):
         rows = np.random.default_rng(0).standard_normal(data.shape[3:], np.float32)
         device.copy(data, np.broadcast_to(rows.astype(data.dtype), data.shape))
         for tensor in scales:
