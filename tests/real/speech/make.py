@@ -1,7 +1,7 @@
 """Make the clips of speech, and the texts and times of words that faster-whisper gives for them in f32 at temperature 0.
 
     apt-get install espeak-ng flite sox; python -m tests.real.speech.make clips
-    pip install faster-whisper msgspec; python -m tests.real.speech.make texts MODELS
+    pip install faster-whisper msgspec ml_dtypes; python -m tests.real.speech.make texts MODELS
 
 The second command needs an environment of its own, which has no other packages of the server. MODELS is the folder with the models, as
 `relaxserve pull` stores them: ~/.cache/relaxserve/models, or .venv/real/models after `make test-real`. The clips `novel-*` are not made:
@@ -59,7 +59,7 @@ def make_texts(models: Path) -> None:
 
     stored, long = dict[str, Any](), decoded(long_file(), 600.0)
     for name, languages in MODELS.items():
-        model = WhisperModel(str(models / name), device="cpu", compute_type="float32")
+        model = WhisperModel(str(models / name), device="cpu", compute_type="float32", cpu_threads=1)
         clips = [clip for clip in CLIPS if clip.language in languages]
         stored[name] = {clip.name: transcribed(model, samples_of(clip), clip.language, words=True) for clip in clips}
         stored[name]["long"] = transcribed(model, long, "en", words=False)
