@@ -24,7 +24,7 @@ from server.audio.wav import pcm_file
 from tests.conftest import DemoServer, serving_demo
 
 MODEL = Path(__file__).parents[1] / "golden" / "whisper"
-RATE = 24_000
+RATE, RECEIVE_S = 24_000, 60
 MANUAL = {"type": "transcription", "audio": {"input": {"transcription": {"language": "en"}, "turn_detection": None}}}
 pytestmark = [
     pytest.mark.xdist_group("realtime server"),
@@ -157,13 +157,13 @@ def test_several_connections_at_once(client: openai.OpenAI) -> None:
 def test_errors_name_the_field_and_the_session_goes_on(server: DemoServer, event: Any, code: str, param: str | None) -> None:
     sent = event if isinstance(event, str) else json.dumps({**event, "event_id": "mine"} if isinstance(event, dict) else event)
     with plain(server) as connection:
-        assert json.loads(connection.recv())["type"] == "session.created"
+        assert json.loads(connection.recv(RECEIVE_S))["type"] == "session.created"
         connection.send(sent)
-        found = json.loads(connection.recv())
+        found = json.loads(connection.recv(RECEIVE_S))
         assert (found["type"], found["error"]["code"], found["error"]["param"]) == ("error", code, param)
         assert found["error"]["event_id"] == ("mine" if isinstance(event, dict) else None)
         connection.send(json.dumps({"type": "input_audio_buffer.clear"}))
-        assert json.loads(connection.recv())["type"] == "input_audio_buffer.cleared"
+        assert json.loads(connection.recv(RECEIVE_S))["type"] == "input_audio_buffer.cleared"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_refusals_are_answers(server: DemoServer, path: str, options: dict[str, 
 def test_a_key_may_be_a_protocol_as_in_browsers(server: DemoServer) -> None:
     with plain(server, additional_headers={}, subprotocols=["realtime", "openai-insecure-api-key.secret-key"]) as connection:
         assert connection.subprotocol == "realtime"
-        assert json.loads(connection.recv())["type"] == "session.created"
+        assert json.loads(connection.recv(RECEIVE_S))["type"] == "session.created"
 
 
 def test_a_plain_request_is_told_what_the_path_is(server: DemoServer) -> None:

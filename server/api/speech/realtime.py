@@ -263,7 +263,7 @@ def _event_of(text: bytes) -> Mapping[str, Any]:
 
 def _audio_of(event: Mapping[str, Any]) -> bytes:
     try:
-        data = b64decode(event.get("audio", ""), validate=True)
+        data = b64decode(event.get("audio") or "?", validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise ApiError(INVALID_VALUE, f"audio is {event.get('audio')!r:.40}; expected samples in base64", param="audio") from None
     if len(data) % SAMPLE_BYTES:

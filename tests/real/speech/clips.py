@@ -42,12 +42,12 @@ CLIPS = (
     Clip("library", "en", "awb", "She borrowed three books from the library: one about birds, one about stars, and one about the sea."),
     Clip("garden", "en", "en-us", "In the garden behind the house, two old apple trees were covered with white flowers."),
     Clip("doctor", "en", "rms", "Doctor Brown will see you on Wednesday, the fourteenth of March, at ten thirty."),
-    Clip("haus", "de", "de", "Das Haus am Ende der Straße hat einen großen Garten mit vielen Blumen."),
-    Clip("zug", "de", "de", "Der Zug nach Berlin fährt heute um zehn Uhr ab. Bitte steigen Sie schnell ein."),
-    Clip("wetter", "de", "de", "Morgen wird das Wetter gut, und wir gehen mit den Kindern in den Wald."),
-    Clip("maison", "fr", "fr-fr", "La maison de ma grand-mère se trouve au bord de la mer."),
+    Clip("morgen", "de", "de+m3", "Guten Morgen, wie geht es Ihnen heute?"),
+    Clip("zug", "de", "de+m3", "Der Zug nach Berlin fährt heute um zehn Uhr ab."),
+    Clip("wetter", "de", "de+m3", "Morgen wird das Wetter gut, und wir gehen mit den Kindern in den Wald."),
+    Clip("bonjour", "fr", "fr-fr", "Bonjour, comment allez-vous aujourd'hui ?"),
     Clip("train-fr", "fr", "fr-fr", "Le train pour Paris part à huit heures du matin."),
-    Clip("marche", "fr", "fr-fr", "Nous allons au marché pour acheter du pain, du fromage et des pommes."),
+    Clip("marche", "fr", "fr-fr", "Nous allons au marché pour acheter du pain et du fromage."),
 )
 
 

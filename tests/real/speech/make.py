@@ -3,9 +3,9 @@
     apt-get install espeak-ng flite sox; python -m tests.real.speech.make clips
     pip install faster-whisper msgspec ml_dtypes; python -m tests.real.speech.make texts MODELS
 
-The second command needs an environment of its own, which has no other packages of the server. MODELS is the folder with the models, as
-`relaxserve pull` stores them: ~/.cache/relaxserve/models, or .venv/real/models after `make test-real`. The clips `novel-*` are not made:
-they are recordings of LibriVox, which are in the public domain.
+The second command needs an environment of its own, which has no other packages of the server. It keeps what is stored. MODELS is the
+folder with the models, as `relaxserve pull` stores them: ~/.cache/relaxserve/models, or .venv/real/models after `make test-real`. The clips
+`novel-*` are not made: they are recordings of LibriVox, which are in the public domain.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.real.speech.clips import CLIPS, FOLDER, MODELS, TEXTS, Clip, long_fil
 from tests.server.audio.files import encoded
 
 BIT_RATE = 24_000
+LEAST_LOGPROB = -0.95
 FLITE = ("slt", "rms", "awb")  # voices of flite, which speaks English; all others are espeak-ng's
 
 
@@ -32,7 +33,9 @@ def make_clip(clip: Clip) -> None:
         if clip.voice in FLITE:
             subprocess.run(["flite", "-voice", clip.voice, "-t", clip.text, "-o", spoken], check=True)
         else:
-            subprocess.run(["espeak-ng", "-v", clip.voice, "-s", "150", "-w", spoken, clip.text], check=True)
+            subprocess.run(
+                ["espeak-ng", "-v", clip.voice, "-s", "150" if clip.language == "en" else "130", "-w", spoken, clip.text], check=True
+            )
         subprocess.run(["sox", spoken, "-r", "48000", "-c", "1", "-b", "16", wanted, "gain", "-n", "-3", "pad", "0.3", "0.5"], check=True)
         store_clip(clip.name, Path(wanted))
 
@@ -44,7 +47,10 @@ def store_clip(name: str, path: Path) -> None:
 
 
 def transcribed(model: Any, samples: Any, language: str, *, words: bool) -> dict[str, Any]:
+    """Transcribe at temperature 0. Refuse speech that relaxserve would transcribe again at a higher temperature."""
     segments = [*model.transcribe(samples, language=language, beam_size=1, temperature=0.0, word_timestamps=words)[0]]
+    if any(segment.avg_logprob < LEAST_LOGPROB for segment in segments):
+        raise SystemExit(f"{[segment.text for segment in segments]} is improbable; choose another sentence or voice")
     found: dict[str, Any] = {
         "text": "".join(segment.text for segment in segments).strip(),
         "segments": [[round(segment.start, 2), round(segment.end, 2)] for segment in segments],
@@ -57,13 +63,16 @@ def transcribed(model: Any, samples: Any, language: str, *, words: bool) -> dict
 def make_texts(models: Path) -> None:
     from faster_whisper import WhisperModel
 
-    stored, long = dict[str, Any](), decoded(long_file(), 600.0)
+    stored: dict[str, Any] = json.loads(TEXTS.read_text()) if TEXTS.exists() else {}
+    long = decoded(long_file(), 600.0)
     for name, languages in MODELS.items():
         model = WhisperModel(str(models / name), device="cpu", compute_type="float32", cpu_threads=1)
-        clips = [clip for clip in CLIPS if clip.language in languages]
-        stored[name] = {clip.name: transcribed(model, samples_of(clip), clip.language, words=True) for clip in clips}
-        stored[name]["long"] = transcribed(model, long, "en", words=False)
-        stored[name]["long, words"] = transcribed(model, long, "en", words=True)
+        own, before = dict[str, Any](), stored.get(name, {})
+        for clip in (clip for clip in CLIPS if clip.language in languages):
+            own[clip.name] = before.get(clip.name) or transcribed(model, samples_of(clip), clip.language, words=True)
+        own["long"] = before.get("long") or transcribed(model, long, "en", words=False)
+        own["long, words"] = before.get("long, words") or transcribed(model, long, "en", words=True)
+        stored[name] = own
     TEXTS.write_text(json.dumps(stored, indent=0, ensure_ascii=False) + "\n")
 
 
