@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +46,6 @@ SAMPLE_BYTES = 2
 LEAST_MS = 100  # shortest buffer that can be committed
 MOST_ITEMS = 32  # items of a connection that wait for their transcripts
 EVENT = "conversation.item.input_audio_transcription."
-
-Send = Callable[..., Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,7 @@ class Speech:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
         return loaded, loaded.speech
 
-    async def texts(self, item: _Item) -> Any:
+    async def texts(self, item: _Item) -> AsyncGenerator[str, None]:
         """Yield the texts of an item's segments."""
         model, _ = self._context.serve(self._request, item.session.model)
         loaded, tokens = self._model(item.session.model)

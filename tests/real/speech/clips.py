@@ -13,7 +13,7 @@ from server.audio.decoding import decoded
 from tests.server.audio.files import wav
 
 FOLDER, TEXTS = Path(__file__).parent / "recordings", Path(__file__).parent / "texts.json"
-MODELS = {"whisper-tiny.en": ("en",), "whisper-base": ("en", "de", "fr")}  # models of the catalogue, and in which languages they are tested
+MODELS = {"whisper-tiny.en": ("en",), "whisper-base": ("en", "de", "it")}  # models of the catalogue, and in which languages they are tested
 PAUSES_S = (0.4, 1.5, 0.1, 3.0)  # between the clips of the long recording, in turns
 
 
@@ -45,9 +45,8 @@ CLIPS = (
     Clip("morgen", "de", "de+m3", "Guten Morgen, wie geht es Ihnen heute?"),
     Clip("zug", "de", "de+m3", "Der Zug nach Berlin fährt heute um zehn Uhr ab."),
     Clip("wetter", "de", "de+m3", "Morgen wird das Wetter gut, und wir gehen mit den Kindern in den Wald."),
-    Clip("bonjour", "fr", "fr-fr", "Bonjour, comment allez-vous aujourd'hui ?"),
-    Clip("train-fr", "fr", "fr-fr", "Le train pour Paris part à huit heures du matin."),
-    Clip("marche", "fr", "fr-fr", "Nous allons au marché pour acheter du pain et du fromage."),
+    Clip("giorno", "it", "it+m3", "Buongiorno, come sta oggi?"),
+    Clip("treno", "it", "it+m3", "Il treno per Roma parte alle otto di mattina."),
 )
 
 
