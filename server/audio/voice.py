@@ -65,7 +65,7 @@ class VoiceDetector:
         if not self.is_speaking and sum(self._recent) >= ONSET_FRAMES:
             self.is_speaking = True
             yield Began(max(0, now_ms - ONSET_OF * FRAME_MS - self._turns.prefix_ms))
-        elif self.is_speaking and self._num_quiet * FRAME_MS >= self._turns.silence_ms:
+        elif self.is_speaking and self._num_quiet * FRAME_MS >= max(self._turns.silence_ms, FRAME_MS):
             self.is_speaking = False
             self._recent.clear()
             yield Ended(now_ms)

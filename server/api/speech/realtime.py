@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import logging
 import math
 import secrets
 import time
@@ -33,14 +34,17 @@ from server.audio.wav import pcm_file
 from server.errors import (
     AUDIO_BUFFER_EMPTY,
     AUDIO_BUFFER_FULL,
+    INTERNAL,
     INVALID_JSON,
     INVALID_VALUE,
     MISSING_FIELD,
     NOT_A_SPEECH_MODEL,
     ApiError,
 )
-from server.models.model import Loaded
+from server.models.model import Loaded, Model
 from server.speech.tokens import SpeechTokens
+
+log = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 2
 LEAST_MS = 100  # shortest buffer that can be committed
@@ -106,6 +110,7 @@ class _Talk:
                 await self._append(_audio_of(event))
             case "input_audio_buffer.commit":
                 await self._commit(len(self._buffer))
+                self._voice = self._new_voice()
             case "input_audio_buffer.clear":
                 self._drop(len(self._buffer))
                 self._voice = self._new_voice()
@@ -169,6 +174,7 @@ class _Talk:
         for kind in ("added", "done"):
             await self._send(f"conversation.item.{kind}", item=item, previous_item_id=before)
         self._items.put_nowait(_Item(item_id, samples, self._session))
+        self._speech.is_busy = True
 
     # the items
 
@@ -185,8 +191,13 @@ class _Talk:
                 await self._send(f"{EVENT}completed", transcript="".join(texts).strip(), usage=usage, **names)
             except ApiError as error:
                 await self._send(f"{EVENT}failed", error=_described(error), **names)
+            except Exception:
+                log.exception("the transcription of %s failed", item.item_id)
+                error = ApiError(INTERNAL, f"the server failed on this item; its log has the cause under {item.item_id}")
+                await self._send(f"{EVENT}failed", error=_described(error), **names)
             finally:
                 self._num_waiting -= len(item.samples)
+                self._speech.is_busy = not self._items.empty()
 
 
 class Speech:
@@ -194,24 +205,24 @@ class Speech:
 
     def __init__(self, context: Context, request: Request, decoder: AudioDecoder) -> None:
         self._context, self._request, self._decoder = context, request, decoder
+        self.is_busy = False  # an item waits for its transcript
         settings = context.settings
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
 
     def check(self, session: Session) -> None:
         """Raise ApiError unless the session can be served."""
-        loaded, tokens = self._model(session.model)
+        _, loaded, tokens = self._model(session.model)
         request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
-    def _model(self, name: str | None) -> tuple[Loaded, SpeechTokens]:
+    def _model(self, name: str | None) -> tuple[Model, Loaded, SpeechTokens]:
         model, loaded = self._context.serve(self._request, name)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
-        return loaded, loaded.speech
+        return model, loaded, loaded.speech
 
     async def texts(self, item: _Item) -> AsyncGenerator[str, None]:
         """Yield the texts of an item's segments."""
-        model, _ = self._context.serve(self._request, item.session.model)
-        loaded, tokens = self._model(item.session.model)
+        model, loaded, tokens = self._model(item.session.model)
         who = replace(caller(self._request), arrived_s=time.monotonic())  # later than the connection
         series = self._context.metrics_of(model.spec.name)
 
@@ -238,7 +249,9 @@ def router(context: Context) -> APIRouter:
         async def serve(connection: Connection) -> None:
             await _Talk(connection, speech, model).serve()
 
-        socket = WebSocket(request, serve, most_bytes=settings.max_body_bytes, is_stopping=lambda: context.registry.closing)
+        socket = WebSocket(
+            request, serve, most_bytes=settings.max_body_bytes, is_stopping=lambda: context.registry.closing and not speech.is_busy
+        )
         speech.check(Session(model))
         return socket
 
