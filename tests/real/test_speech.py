@@ -1,5 +1,5 @@
 """Whisper writes down real and synthesised speech in three languages as faster-whisper does: the same texts in f32, words at the same
-times, and as few errors in the form that is served by default. `tests/real/speech/make.py` stores what faster-whisper writes."""
+times, and as few errors in the forms that are served. `tests/real/speech/make.py` stores what faster-whisper writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real.conftest import RealServer
 from tests.real.speech.clips import CLIPS, MODELS, TEXTS, Clip, file_of, long_file
 
 F32 = ("--quantize", "f32")
-AUTO = ("--quantize", "auto")
+SERVED = ("auto", "int8-fast")
 MOST_LATE_S = 0.02
 MOST_FURTHER_ERRORS = 0.002  # of all words
 
@@ -80,8 +80,9 @@ def test_a_recording_of_several_windows(name: str, serve_real: Any) -> None:
     assert_close(timed, expected["long, words"])
 
 
-def test_the_served_form_makes_no_further_errors(name: str, serve_real: Any) -> None:
-    server, expected, clips = serve_real(name, *AUTO), stored(name), clips_of(name)
+@pytest.mark.parametrize("form", SERVED)
+def test_served_forms_make_no_further_errors(name: str, form: str, serve_real: Any) -> None:
+    server, expected, clips = serve_real(name, "--quantize", form), stored(name), clips_of(name)
     found = [transcribed(server, file_of(clip), clip.language)["text"] for clip in clips]
     num_errors = sum(errors(text, clip.text) for text, clip in zip(found, clips, strict=True))
     exact = sum(errors(expected[clip.name]["text"], clip.text) for clip in clips)

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 2
 LEAST_MS = 100  # shortest buffer that can be committed
+MOST_HELD_BYTES = 512 << 20  # of the audio that all connections hold
 MOST_ITEMS = 32  # items of a connection that wait for their transcripts
 EVENT = "conversation.item.input_audio_transcription."
 
@@ -62,8 +63,9 @@ class _Item:
 class _Talk:
     """One connection."""
 
-    def __init__(self, connection: Connection, speech: Speech, model: str | None) -> None:
-        self._connection, self._speech = connection, speech
+    def __init__(self, connection: Connection, speech: Speech, model: str | None, talks: set[_Talk]) -> None:
+        """`talks` are all connections of the server."""
+        self._connection, self._speech, self._talks = connection, speech, talks
         self._session, self._id = Session(model), f"sess_{secrets.token_hex(8)}"
         self._buffer = bytearray()
         self._num_dropped = 0  # bytes of all audio before the buffer
@@ -76,14 +78,21 @@ class _Talk:
     async def serve(self) -> None:
         await self._send("session.created", session=self._session.described(self._id))
         writing = asyncio.create_task(self._transcribe_items())
+        self._talks.add(self)
         try:
             async for text in self._connection.texts():
                 if writing.done():
                     await writing  # raises what ended it
                 await self._handle(text)
         finally:
+            self._talks.discard(self)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of audio that the connection holds."""
+        return len(self._buffer) + self._num_waiting
 
     async def _send(self, kind: str, **fields: Any) -> None:
         await self._connection.send_text(msgspec.json.encode({"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **fields}))
@@ -129,7 +138,10 @@ class _Talk:
 
     async def _append(self, data: bytes) -> None:
         most = self._speech.most_bytes
-        if len(self._buffer) + self._num_waiting + len(data) > most:
+        if sum(talk.num_bytes for talk in self._talks) + len(data) > MOST_HELD_BYTES:
+            text = f"the connections of this server hold {MOST_HELD_BYTES >> 20} MiB of audio, which is the most; try again later"
+            raise ApiError(AUDIO_BUFFER_FULL, text, param="audio")
+        if self.num_bytes + len(data) > most:
             raise ApiError(
                 AUDIO_BUFFER_FULL,
                 f"audio would bring the buffer and the items without transcripts to more than {most // (RATE * SAMPLE_BYTES)} s; "
@@ -239,7 +251,7 @@ class Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder = AudioDecoder(settings.max_audio_s)
+    decoder, talks = AudioDecoder(settings.max_audio_s), set[_Talk]()
 
     @routes.get("/v1/realtime", include_in_schema=False)
     async def realtime(request: Request) -> Response:
@@ -247,7 +259,7 @@ def router(context: Context) -> APIRouter:
         speech, model = Speech(context, request, decoder), request.query_params.get("model") or None
 
         async def serve(connection: Connection) -> None:
-            await _Talk(connection, speech, model).serve()
+            await _Talk(connection, speech, model, talks).serve()
 
         socket = WebSocket(
             request, serve, most_bytes=settings.max_body_bytes, is_stopping=lambda: context.registry.closing and not speech.is_busy
