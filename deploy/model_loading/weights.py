@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,30 +22,40 @@ from deploy.verification import damage_of
 log = logging.getLogger(__name__)
 
 
+BESIDE = (HEAR, SEE)  # programs that a model may have beside the one of its mode
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound(Planned):
-    packed: Path | None  # the file in which the prepared weights are stored, or None if they are not stored
+    packed: tuple[Path, ...]  # the files in which the prepared weights are stored: one per program, or none if nothing is stored
 
 
 def bind(known: Planned) -> Bound:
+    """Bind the weights of each program of the model."""
+    executable, packed = known.program.executable, list[Path]()
+    entries = [known.mode.entry, *(entry for entry in BESIDE if entry in executable.meta.functions)]
     known.progress("pack", 0.0)
-    packed = _packed_file(known)
-    pack = partial(known.progress, "pack")
-    try:
-        bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights, packed, pack)
-    except ModelError as error:
-        raise ModelError(f"{known.files.path}: {error}") from error
-    if known.files.config.hearing is not None:  # small, so it is prepared at every start
-        bind_weights(known.session, known.program.executable, HEAR, known.mode.weights)
-    if SEE in known.program.executable.meta.functions:
-        bind_weights(known.session, known.program.executable, SEE, known.mode.weights)
-    return Bound(**carried(known, Planned), packed=packed)
+    for num_done, entry in enumerate(entries):
+        kept_in = _packed_file(known, entry)
+
+        def pack(fraction: float, num_done: int = num_done) -> None:
+            known.progress("pack", (num_done + fraction) / len(entries))
+
+        try:
+            bind_weights(known.session, executable, entry, known.mode.weights, kept_in, pack)
+        except ModelError as error:
+            raise ModelError(f"{known.files.path}: {error}") from error
+        packed += [] if kept_in is None else [kept_in]
+    return Bound(**carried(known, Planned), packed=tuple(packed))
 
 
-def _packed_file(known: Planned) -> Path | None:
+def _packed_file(known: Planned, entry: str) -> Path | None:
     if known.cache is None:
         return None
-    place, load = known.cache.weights_of(known.program.key, known.mode.weights.digest()), known.load
+    digest, load = known.mode.weights.digest(), known.load
+    if entry in BESIDE:
+        digest = hashlib.blake2b(f"{digest} {entry}".encode(), digest_size=16).hexdigest()
+    place = known.cache.weights_of(known.program.key, digest)
     try:
         return begin_use(place, verify=load.verify, restart=load.restart, progress=partial(known.progress, "verify"))
     except OSError as error:
@@ -51,9 +63,10 @@ def _packed_file(known: Planned) -> Path | None:
         return None
 
 
-def damage(packed: Path | None) -> str:
-    """Verify the packed weights while the model keeps running. Return a description of the damage, and remove a damaged file."""
-    fault = "" if packed is None else damage_of([packed])
-    if packed is not None and fault:
-        remove_damaged(packed, fault)
-    return fault
+def damage(packed: Sequence[Path]) -> str:
+    """Verify the packed weights while the model keeps running. Return a description of the damage, and remove the damaged files."""
+    faults = {path: damage_of([path]) for path in packed}
+    for path, fault in faults.items():
+        if fault:
+            remove_damaged(path, fault)
+    return "\n".join(fault for fault in faults.values() if fault)

@@ -164,7 +164,7 @@ def _without_storing(known: Compiled) -> Generator[CompiledModel]:
     planned = advance(known, Planned)
     try:
         bind_weights(planned.session, planned.program.executable, planned.mode.entry, planned.mode.weights)
-        model = serve(Bound(**carried(planned, Planned), packed=None)).step_model
+        model = serve(Bound(**carried(planned, Planned), packed=())).step_model
         assert isinstance(model, CompiledModel)
         yield model
     finally:

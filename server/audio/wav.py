@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,13 @@ class _Layout:
 
 def is_wav(data: bytes) -> bool:
     return data[:4] in MAGIC and data[8:12] == b"WAVE"
+
+
+def pcm_file(samples: bytes, rate: int) -> bytes:
+    """Return the WAV file of 16-bit samples of one channel."""
+    layout = struct.pack("<HHIIHH", PCM, 1, rate, 2 * rate, 2, 16)
+    chunks = b"WAVEfmt " + len(layout).to_bytes(4, "little") + layout + b"data" + len(samples).to_bytes(4, "little") + samples
+    return b"RIFF" + len(chunks).to_bytes(4, "little") + chunks
 
 
 def open_wav(data: bytes) -> Sound:

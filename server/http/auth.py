@@ -44,6 +44,7 @@ ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes th
 )
 ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 INWARD = "relaxserve.inward"  # of a scope: the request comes from a batch of this server, and the value is its `Passed`
+SOCKET_KEY = "openai-insecure-api-key."  # precedes a key among the protocols of a WebSocket
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
 # Types of bodies for Ollama's administration, since its clients send JSON without saying so. An HTML form cannot send JSON as either type,
 # and browsers name the origin of a script's request.
@@ -90,7 +91,7 @@ class Guard:
             self._check_host(headers.get("host", ""))
         if not self._api.exists and access is not Access.OPEN:
             self._check_origin(headers)
-        key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
+        key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "") or _of_socket(headers)
         if access is Access.OPEN:
             return Passed(access, limits=NO_MODELS if self._api.restricts_models else UNLIMITED)
         known = self._admin.find(key) if self._admin.exists and key else None
@@ -161,6 +162,12 @@ def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
     kind = declared.partition(";")[0].strip().lower()
     if kind not in ("application/json", *also) and (declared or has_body):
         raise ApiError(NOT_JSON, f"content-type is {declared!r:.80}; the administration expects application/json")
+
+
+def _of_socket(headers: Mapping[str, str]) -> str:
+    """Return the key that a page names among the protocols of a WebSocket, because a page can set no other header of one."""
+    names = (name.strip() for name in headers.get("sec-websocket-protocol", "").split(","))
+    return next((name.removeprefix(SOCKET_KEY) for name in names if name.startswith(SOCKET_KEY)), "")
 
 
 def _bearer(authorization: str) -> str:

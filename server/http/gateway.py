@@ -30,6 +30,7 @@ from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
+from server.http.protocol import SWITCHING, UPGRADED
 from server.http.proxies import Proxies
 from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
@@ -102,7 +103,7 @@ class Gateway:
                 added.update({} if use is None else use.headers())
                 if values is not None:
                     added[HEADER] = record.fingerprint  # tells the ingress that the values were taken, and what may continue the answer
-                if self._is_leaving():
+                if self._is_leaving() and status != SWITCHING:
                     added["connection"] = "close"
             await send(message)
 
@@ -114,11 +115,13 @@ class Gateway:
                 inward: Passed | None = scope.get(INWARD)
                 passed = inward or self._guard.check(scope["method"], scope["path"], headers)
                 limits = passed.limits if inward is None else self._guard.limits_of(inward)
-                if inward is None and scope["method"] == "POST" and (use := self._rates.of(passed.key_digest, limits)) is not None:
+                is_socket = scope.get(UPGRADED, False)
+                counts = scope["method"] == "POST" or is_socket
+                if inward is None and counts and (use := self._rates.of(passed.key_digest, limits)) is not None:
                     use.begin()
                     has_begun, record.charge = True, use.charge
                 # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
-                is_upload = scope["method"] == "POST" and scope["path"] in UPLOADS
+                is_upload = is_socket or (scope["method"] == "POST" and scope["path"] in UPLOADS)
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
                 exchange.body = body

@@ -21,13 +21,17 @@ from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, 
 from server.http.body_framing import Body, MeasuredBody, body_of
 from server.http.connections import PROBES, Connections
 from server.http.turns import Turns
+from server.http.websocket import asks_for_socket
 from server.http.write_coalescing import CoalescingTransport, Outbox
 from server.settings import ServerSettings
 
 MAX_HEADERS = 128
+SWITCHING = 101  # the status of an answer that becomes a WebSocket
 MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond them
 HEAD_END = b"\r\n\r\n"
 HALF_CLOSED = "relaxserve.half_closed"  # in the scope of a request: an event, set once the client has stopped sending
+UPGRADED = "relaxserve.upgraded"  # in the scope of a request that asks to become a WebSocket: what follows its head is its body
+ENDLESS = 1 << 62  # bytes of such a body
 PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
@@ -278,12 +282,14 @@ class GuardedProtocol(HttpToolsProtocol):
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (version == "1.1" and not num_hosts):
             raise ApiError(BAD_REQUEST, f"the request has {num_hosts} host headers; expected one")
-        body = body_of(self.headers, version, self.limits.max_header_bytes)
+        is_socket = version == "1.1" and asks_for_socket(self.parser.get_method().decode(), self.url.partition(b"?")[0], self.headers)
+        body = MeasuredBody(ENDLESS) if is_socket else body_of(self.headers, version, self.limits.max_header_bytes)
         if not self.held.takes(self, self.url.partition(b"?")[0]):
             raise ApiError(TOO_MANY_CONNECTIONS, f"all {self.held.most} connections of this server are busy; retry later")
         self.held.works(self)
         super().on_headers_complete()
         self.cycle.scope[HALF_CLOSED] = self._eof  # type: ignore[typeddict-unknown-key]  # an entry of our own
+        self.cycle.scope[UPGRADED] = is_socket  # type: ignore[typeddict-unknown-key]
         if version == "1.0":
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False
@@ -338,7 +344,7 @@ def _adapted(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Applica
     and collecting such garbage pauses the event loop."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        send = _closing_early(cycle, send)
+        send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)
         await app(scope, receive, _without_chunks(cycle, send) if scope["http_version"] == "1.0" else send)  # type: ignore[arg-type]
 
     return answer  # type: ignore[return-value]  # uvicorn's types of messages are narrower
@@ -353,6 +359,25 @@ def _closing_early(cycle: RequestResponseCycle, send: Send) -> Send:
         await send(message)
 
     return send_and_close
+
+
+def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return a `send` for a request that asks to become a WebSocket. After the status 101, bytes are sent as they are. In any case, the
+    connection closes after the answer."""
+    is_upgraded = False
+
+    async def send_raw(message: Message) -> None:
+        nonlocal is_upgraded
+        if message["type"] == "http.response.start":
+            is_upgraded = message["status"] == SWITCHING
+            cycle.keep_alive = is_upgraded  # uvicorn adds no header that would contradict the upgrade
+            cycle.chunked_encoding = False if is_upgraded else None
+        elif is_upgraded:
+            cycle.keep_alive = False
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn refuses a body of another length
+        await send(message)
+
+    return send_raw
 
 
 def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:

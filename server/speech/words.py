@@ -16,8 +16,8 @@ MEDIAN = 7  # frames of the median filter
 WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that put no spaces between words
 BEFORE_WORDS, AFTER_WORDS = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next word, or to the word before it
 SENTENCE_ENDS = ".。!！?？"
-MOST_MEDIAN_S = 0.7  # a median duration above it is not credible
-BEYOND_S = 0.5  # how far a word may reach beyond its segment
+MOST_TYPICAL_S = 0.7  # a median duration above it is not credible
+MOST_WORDS = 2  # a word with a pause beside it lasts at most as long as this many typical words
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are only a part of a character
 
 Decode = Callable[[Sequence[int]], str]
@@ -35,7 +35,15 @@ class Word:
         return self.end_s - self.start_s
 
 
-def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode: Decode, language: str) -> list[Word]:
+@dataclass(frozen=True, slots=True)
+class TimedWords:
+    """The words of a window, with times from its beginning."""
+
+    words: Sequence[Word] = ()
+    typical_s: float = 0.0  # the median of their durations
+
+
+def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode: Decode, language: str) -> TimedWords:
     """Return the words of the text tokens `token_ids`. `attention` has the shape [tokens, heads, frames]: the frames are those of the
     recording, and the tokens end with one before the text, the text, and the token that ends it."""
     starts = _starts(attention, len(token_ids) + 1) * STAMP_S
@@ -43,7 +51,9 @@ def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode
     for text, count in split(token_ids, decode, language):
         words.append(Word(text, count, float(starts[at]), float(starts[at + count])))
         at += count
-    return _joined(_shortened(words))
+    durations = [word.duration_s for word in words if word.duration_s > 0]
+    typical_s = min(MOST_TYPICAL_S, float(np.median(durations))) if durations else 0.0
+    return TimedWords(_joined(_shortened(words, typical_s)), typical_s)
 
 
 def _starts(attention: NDArray[np.float32], num_rows: int) -> NDArray[np.int64]:
@@ -104,11 +114,9 @@ def _is_mark(text: str) -> bool:
     return text.strip() in set(string.punctuation)
 
 
-def _shortened(words: Sequence[Word]) -> list[Word]:
-    """Shorten words at the ends of sentences that are longer than twice the median: they include the pause."""
-    durations = [word.duration_s for word in words if word.duration_s > 0]
-    most_s = 2 * min(MOST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
-    found = list(words)
+def _shortened(words: Sequence[Word], typical_s: float) -> list[Word]:
+    """Shorten words at the ends of sentences that are much longer than a typical word: they include the pause."""
+    most_s, found = MOST_WORDS * typical_s, list(words)
     for place in range(1, len(words)):
         word = words[place]
         if word.duration_s <= most_s:
@@ -134,14 +142,3 @@ def _joined(words: Sequence[Word]) -> list[Word]:
             found.append(replace(word, text=before + word.text, num_tokens=num_before + word.num_tokens))
             before, num_before = "", 0
     return found
-
-
-def placed(words: Sequence[Word], offset_s: float, start_s: float, end_s: float) -> tuple[Word, ...]:
-    """Return the words of a segment with times of the whole recording. A first or last word that reaches far beyond the segment ends at its
-    bound."""
-    found = [replace(word, start_s=word.start_s + offset_s, end_s=word.end_s + offset_s) for word in words]
-    if found and found[0].start_s < start_s - BEYOND_S and start_s < found[0].end_s:
-        found[0] = replace(found[0], start_s=start_s)
-    if found and found[-1].end_s > end_s + BEYOND_S and end_s > found[-1].start_s:
-        found[-1] = replace(found[-1], end_s=end_s)
-    return tuple(found)

@@ -73,9 +73,10 @@ def test_words_have_times(client: openai.OpenAI) -> None:
         for times in (["segment"], ["word"], ["word", "segment"])
     )
     assert plain.words is None and words.segments is None
-    assert both.segments == plain.segments and both.words == words.words
-    assert "".join(word.word for word in words.words) == plain.text.replace(" ", "")
+    assert both.words == words.words and both.text == words.text
+    assert "".join(word.word for word in words.words) == words.text.replace(" ", "")
     assert all(0 <= word.start <= word.end <= 0.7 for word in words.words)
+    assert (both.segments[0].start, both.segments[-1].end) == (words.words[0].start, words.words[-1].end)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,14 +18,16 @@ from tests.conftest import BIN, ROOT, greeting
 
 MODELS = ("smollm2", "gemma-3-270m", "qwen2.5-coder-1.5b")
 FOLDER = ROOT / ".venv" / "real" / "models"  # where the Makefile downloads them
+DEFAULTS = ("--max-context", "2048")  # options of a server
 TARGET = "x86-64-v3"  # stored answers hold on every x86 processor, because it runs the code for the oldest one
 
 
 def file_of(name: str) -> Path:
-    path = FOLDER / f"{name}.gguf"
-    if not path.exists():
+    """Return the file or folder of a model. Skip the test if it is not here."""
+    found = [path for path in (FOLDER / f"{name}.gguf", FOLDER / name) if path.exists()]
+    if not found:
         pytest.skip(f"needs the model {name}: `make test-real` downloads it")
-    return path
+    return found[0]
 
 
 @pytest.fixture(params=MODELS)
@@ -48,20 +50,21 @@ class RealServer:
 
 
 @pytest.fixture(scope="session")
-def serve_real(cache_folder: Path) -> Iterator[Callable[[str], RealServer]]:
-    """Return a function that serves a model with the code of TARGET. Each model is served once."""
+def serve_real(cache_folder: Path) -> Iterator[Callable[..., RealServer]]:
+    """Return a function that serves a model with the code of TARGET. With the same options, each model is served once."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
     environment["RELAXSERVE_CACHE"] = str(cache_folder)
-    servers: dict[str, RealServer] = {}
+    servers: dict[tuple[str, ...], RealServer] = {}
     with ExitStack() as stack:
 
-        def serve(name: str) -> RealServer:
-            if name not in servers:
-                command = [BIN / "relaxserve", "serve", f"{file_of(name)}=real", "--target", TARGET, "--port", "0", "--max-context", "2048"]
+        def serve(name: str, *options: str) -> RealServer:
+            asked = (name, *(options or DEFAULTS))
+            if asked not in servers:
+                command = [BIN / "relaxserve", "serve", f"{file_of(name)}=real", "--target", TARGET, "--port", "0", *asked[1:]]
                 server = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
                 stack.callback(lambda: (server.terminate(), server.communicate(timeout=60)))
                 url, _ = greeting(server)
-                servers[name] = RealServer(stack.enter_context(httpx.Client(base_url=url, timeout=600)), server.pid)
-            return servers[name]
+                servers[asked] = RealServer(stack.enter_context(httpx.Client(base_url=url, timeout=600)), server.pid)
+            return servers[asked]
 
         yield serve

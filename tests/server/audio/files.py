@@ -42,12 +42,14 @@ def wav(samples: NDArray[np.float32], rate: int, *, sample_bytes: int = 2, chann
     return out.getvalue()
 
 
-def encoded(samples: NDArray[np.float32], rate: int, kind: str, *, layout: str = "mono", codec: str = "") -> bytes:
+def encoded(samples: NDArray[np.float32], rate: int, kind: str, *, layout: str = "mono", codec: str = "", bit_rate: int = 0) -> bytes:
     format, usual = KINDS[kind]
     layout = "stereo" if usual == "vorbis" else layout
     out = io.BytesIO()
     with av.open(out, "w", format=format) as container:
         stream = container.add_stream(codec or usual, rate=rate, layout=layout, options={"strict": "experimental"})
+        if bit_rate:
+            stream.bit_rate = bit_rate
         values = np.repeat(np.rint(samples * 32767).astype(np.int16), 2 if layout == "stereo" else 1)
         frame = av.AudioFrame.from_ndarray(values[None], format="s16", layout=layout)
         frame.sample_rate = rate

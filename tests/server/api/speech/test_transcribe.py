@@ -11,29 +11,33 @@ import pytest
 
 from runtime.spectrogram import AROUND
 from server.api.answer.generate import Job, Step, TokenEntry
-from server.api.speech.transcribe import TEMPERATURES, Request, _cut, segments_of
+from server.api.speech.transcribe import TEMPERATURES, Request, _Cut, _cut, segments_of
 from server.audio.recording import Recording, with_surroundings
-from server.messages import SamplingParams, Submit, TokenLogprob
+from server.messages import Embed, Embedding, SamplingParams, Submit, TokenLogprob
 from server.speech.languages import NAMES, code_of, name_of
+from server.speech.placing import Part
 from server.speech.tokens import SpeechTokens
 from server.speech.transcript import Segment, compression_of, srt, text_of, vtt
 
-FIRST = 100
+TOKENS = SpeechTokens(end=90, start=91, before=92, no_stamps=99, tasks={}, silence=93, languages={}, banned=(), blank=())
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "segments", "advance"),
+    ("token_ids", "segments", "num_hops", "is_whole"),
     [
-        ([100, 1, 2, 150, 150, 3, 200], [(0, 50, [100, 1, 2, 150]), (50, 100, [150, 3, 200])], 3000),  # one stamp at the end: all was heard
-        ([100, 1, 150, 150, 3], [(0, 50, [100, 1, 150])], 100),  # the last segment has no end: hear it again
-        ([100, 1, 150, 150], [(0, 50, [100, 1, 150])], 100),
-        ([100, 1, 2], [(0, 1500, [100, 1, 2])], 3000),
-        ([100, 1, 2, 160], [(0, 60, [100, 1, 2, 160])], 3000),
-        ([], [(0, 1500, [])], 3000),
+        ([100, 1, 2, 150, 150, 3, 200], [(0, 1, (100, 1, 2, 150), 2), (1, 2, (150, 3, 200), 1)], 3000, True),  # one stamp: all was heard
+        ([100, 1, 150, 150, 3], [(0, 1, (100, 1, 150), 1)], 100, False),  # the last segment has no end: hear it again
+        ([100, 1, 150, 150], [(0, 1, (100, 1, 150), 1)], 100, False),
+        ([100, 1, 2], [(0, 30, (100, 1, 2), 2)], 3000, False),
+        ([100, 1, 2, 160], [(0, 1.2, (100, 1, 2, 160), 2)], 3000, True),
+        ([], [(0, 30, (), 0)], 3000, False),
     ],
 )
-def test_windows_are_cut_at_pairs_of_stamps(token_ids: list[int], segments: list[tuple[int, int, list[int]]], advance: int) -> None:
-    assert _cut(FIRST, token_ids, 3000) == (segments, advance)
+def test_windows_are_cut_at_pairs_of_stamps(
+    token_ids: list[int], segments: list[tuple[float, float, tuple[int, ...], int]], num_hops: int, is_whole: bool
+) -> None:
+    moved = [Part(7 + start_s, 7 + end_s, *own) for start_s, end_s, *own in segments]
+    assert _cut(TOKENS, token_ids, 3000, 7.0) == _Cut(moved, num_hops, is_whole)
 
 
 def segment(start_s: float, end_s: float, text: str) -> Segment:
@@ -73,18 +77,15 @@ class Scripted:
         yield Step(0, "", (*token_ids, TOKENS.end), entries, "stop", TOKENS.end)
 
 
-TOKENS = SpeechTokens(end=90, start=91, before=92, no_stamps=99, tasks={}, silence=93, languages={}, banned=(), blank=())
-
-
 @pytest.mark.parametrize(
-    ("logprobs", "chosen", "tried"),
+    ("logprobs", "chosen", "tried", "told"),
     [
-        ([-0.5, 0, 0, 0, 0, 0], 0.0, 1),  # the first is good
-        ([-1.5, -0.9, 0, 0, 0, 0], 0.2, 2),  # the second is
-        ([-1.5, -1.4, -1.2, -1.6, -3, -9], 0.4, 6),  # none is good: the most probable one
+        ([-0.5, 0, 0, 0, 0, 0], 0.0, 1, 0.0),  # the first is good
+        ([-1.5, -0.9, 0, 0, 0, 0], 0.2, 2, 0.2),  # the second is
+        ([-1.5, -1.4, -1.2, -1.6, -3, -9], 0.4, 6, 1.0),  # none is good: the most probable one, which no later window reads
     ],
 )
-def test_a_bad_transcript_is_drawn_again_at_higher_temperatures(logprobs: list[float], chosen: float, tried: int) -> None:
+def test_a_bad_transcript_is_drawn_again_at_higher_temperatures(logprobs: list[float], chosen: float, tried: int, told: float) -> None:
     jobs: list[Job] = []
 
     def run(job: Job) -> Any:
@@ -98,6 +99,42 @@ def test_a_bad_transcript_is_drawn_again_at_higher_temperatures(logprobs: list[f
         return [segment async for segment in segments_of(request, recording, run)]
 
     (found,) = asyncio.run(segments())
-    assert (found.temperature, len(jobs), found.text) == (chosen, tried, f" [{round(10 * chosen)}]")
+    assert (found.temperature, len(jobs), found.text) == (told, tried, f" [{round(10 * chosen)}]")
     assert {job.submit.params.seed for job in jobs} == {5}
     assert {(len(job.submit.audio.samples), job.submit.audio.loudest) for job in jobs} == {(64_000 + 4 * AROUND, 0.5)}
+
+
+def test_the_next_window_begins_where_the_last_word_ends_if_words_are_timed() -> None:
+    """The first window draws an unfinished segment; its last word ends 2 s into the window, where its stamp tells 3 s."""
+    drawn = [[100, 1, 2, 250, 250, 3], [100, 4, 150]]
+    heard: list[int] = []
+
+    class Drawing:
+        def __init__(self, token_ids: list[int]) -> None:
+            self._token_ids = token_ids
+
+        async def steps(self) -> AsyncGenerator[Step, None]:
+            entries = tuple(TokenEntry(0, TokenLogprob(token, -0.1, 1)) for token in self._token_ids)
+            yield Step(0, "", (*self._token_ids, TOKENS.end), entries, "stop", TOKENS.end)
+
+    def run(job: Job) -> Any:
+        heard.append((len(job.submit.audio.samples) // 4 - AROUND) // 160)
+        return Drawing(drawn[len(heard) - 1])
+
+    async def align(embed: Embed) -> Embedding:
+        texts = len(embed.prompt_ids) - 3
+        attention = np.full((texts + 3, 1, 1500), 1e-4, np.float32)
+        for row in range(texts + 1):
+            attention[row + 1, 0, row * 50 : (row + 1) * 50] = 1  # a token a second
+        return Embedding(embed.request_id, attention.tobytes(), texts + 3)
+
+    async def segments() -> list[Segment]:
+        common = Submit("", (), SamplingParams(max_tokens=1))
+        request = Request(TOKENS, common, lambda ids: "".join(f" {token}" for token in ids), 3000, 448, "en", "transcribe", (), align)
+        recording = Recording(with_surroundings(np.zeros(16_000 * 8, np.float32)), 0.5)
+        return [segment async for segment in segments_of(request, recording, run)]
+
+    first, second = asyncio.run(segments())
+    begin = round(first.end_s * 100)
+    assert heard == [800, 800 - begin] and second.seek == begin
+    assert first.words[-1].end_s == first.end_s == pytest.approx(2.0, abs=0.1)

@@ -1,0 +1,71 @@
+"""Find where speech begins and ends in audio that arrives piece by piece, by its loudness above the noise around it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+FRAME_MS = 20
+ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where this many of that many frames are loud
+QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the loudest sample
+LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech lies above the noise, for thresholds from 0 to 1
+FLOOR_RISE_DB = 0.02  # how fast the estimate of the noise rises in a frame; it falls at once
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDetection:
+    threshold: float = 0.5
+    prefix_ms: int = 300  # audio before the speech that belongs to it
+    silence_ms: int = 500  # silence that ends speech
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    at_ms: int  # from the beginning of all audio
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    at_ms: int
+
+
+class VoiceDetector:
+    """Follows one stream of 16-bit samples."""
+
+    def __init__(self, turns: TurnDetection, rate: int) -> None:
+        self._turns = turns
+        self._frame_bytes = 2 * rate * FRAME_MS // 1000
+        self._above_db = LEAST_ABOVE_DB + turns.threshold * (MOST_ABOVE_DB - LEAST_ABOVE_DB)
+        self._rest = b""
+        self._floor_db = 0.0
+        self._recent = deque[bool](maxlen=ONSET_OF)
+        self._num_frames = 0
+        self._num_quiet = 0
+        self.is_speaking = False
+
+    def feed(self, data: bytes) -> Iterator[Began | Ended]:
+        """Yield where speech begins and ends in the next samples."""
+        data = self._rest + data
+        whole = len(data) // self._frame_bytes * self._frame_bytes
+        self._rest = data[whole:]
+        frames = np.frombuffer(data[:whole], "<i2").reshape(-1, self._frame_bytes // 2).astype(np.float32) / 32768
+        for level_db in 10 * np.log10(np.maximum(np.mean(np.square(frames), axis=1), 1e-10)):
+            yield from self._step(float(level_db))
+
+    def _step(self, level_db: float) -> Iterator[Began | Ended]:
+        self._num_frames += 1
+        now_ms = self._num_frames * FRAME_MS
+        self._floor_db = min(self._floor_db + FLOOR_RISE_DB, max(level_db, QUIETEST_DB - self._above_db))
+        is_loud = level_db > self._floor_db + self._above_db
+        self._recent.append(is_loud)
+        self._num_quiet = 0 if is_loud else self._num_quiet + 1
+        if not self.is_speaking and sum(self._recent) >= ONSET_FRAMES:
+            self.is_speaking = True
+            yield Began(max(0, now_ms - ONSET_OF * FRAME_MS - self._turns.prefix_ms))
+        elif self.is_speaking and self._num_quiet * FRAME_MS >= max(self._turns.silence_ms, FRAME_MS):
+            self.is_speaking = False
+            self._recent.clear()
+            yield Ended(now_ms)

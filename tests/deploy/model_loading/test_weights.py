@@ -1,0 +1,54 @@
+"""The prepared weights of all programs of a model are stored: those of its step, and those of the program that hears."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler import bind
+from deploy.cache import Kept, Part
+from deploy.model_loading.known import silent
+from deploy.model_loading.load import load_model
+from runtime.sealed import key_of
+from runtime.sections import SectionFile
+from server.messages import Load
+
+WHISPER = Path(__file__).parents[2] / "golden" / "whisper"
+LOAD = Load("test", str(WHISPER), quantize="f32", max_batch=2)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def stored(cache: Path) -> list[Path]:
+    return sorted(item.paths[0] for item in Kept(cache).items() if item.part is Part.WEIGHTS)
+
+
+def test_a_second_start_prepares_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_model(LOAD, silent)
+    before = [(path, path.stat().st_ino) for path in stored(cache)]
+    assert len(before) == 2
+
+    def refused(*_: object) -> None:
+        raise AssertionError("weights are prepared again")
+
+    monkeypatch.setattr(bind, "_results", refused)
+    load_model(LOAD, silent)
+    assert [(path, path.stat().st_ino) for path in stored(cache)] == before
+
+
+def test_damage_is_found_in_each_file(cache: Path) -> None:
+    load_model(LOAD, silent)
+    for path in stored(cache):
+        again = load_model(LOAD, silent)
+        assert again.damage is not None and again.damage() == ""
+        content = bytearray(path.read_bytes())
+        largest = max(SectionFile(path, key_of(path.parent))._sections.values(), key=lambda section: section.size)
+        content[largest.offset + largest.size // 2] ^= 64
+        path.unlink()  # do not overwrite the file, because the loads have mapped it
+        path.write_bytes(content)
+        assert path.name in again.damage() and not path.exists()
