@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -117,8 +118,10 @@ def _loaded(load: Load, link: Link, is_busy: threading.Event) -> Stage:
 class Stage:
     """The layers of an early stage, with their pages."""
 
-    def __init__(self, link: Link, session: Session, pool: KVPool, is_busy: threading.Event, *, begins: bool, packed: Path | None) -> None:
-        """`begins`: the stage has the first layer, so it computes from tokens. `packed`: the file of its weights."""
+    def __init__(
+        self, link: Link, session: Session, pool: KVPool, is_busy: threading.Event, *, begins: bool, packed: Sequence[Path]
+    ) -> None:
+        """`begins`: the stage has the first layer, so it computes from tokens. `packed`: the files of its weights."""
         self._link = link
         self._session = session
         self._pool = pool
