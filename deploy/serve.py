@@ -57,7 +57,8 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
-    secret = "" if settings.stage_secret_file is None else read_secret(settings.stage_secret_file, "stage_secret_file")
+    file = settings.stage_secret_file if spec.stages else None
+    secret = "" if file is None else read_secret(file, "stage_secret_file")
     also = {"stage_secret": secret, "logs_cache": events is not None, "log_level": settings.log_level, "log_format": settings.log_format}
     load = msgspec.structs.replace(load_of(spec, hub_token), **also)
     cache = None if events is None else events.source_of(spec.name)
@@ -112,6 +113,8 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
     """Serve until stopped. Return False if `greet` ended the server. Invalid settings raise an error before a model loads."""
     Guard(settings)  # reads the keys
+    if settings.stage_secret_file is not None:
+        read_secret(settings.stage_secret_file, "stage_secret_file")
     switch_often()
     ignore_field_warnings()
     # the texts of one request are encoded on one core, so that running streams keep the other cores

@@ -3,25 +3,18 @@ compiles it if needed, and serves it."""
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 
+from deploy.computing import begin_process
 from deploy.logs import configure
 from deploy.model_loading.load import load_model
-from runtime import flags
-from runtime.remembered import remember_in
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.messages import Load
-from server.pauses import collect_in_small_portions, switch_often
+from server.pauses import collect_in_small_portions
 
 
 def main() -> None:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the tokenizers of constraints use one core
-    switch_often()
-    if not (switches := flags.current()).no_cache:
-        remember_in(switches.cache / "kernels")
-    gc.freeze()  # exclude imported modules from the garbage collection while compiling
+    begin_process()
     serve_worker(int(sys.argv[1]), build)
 
 

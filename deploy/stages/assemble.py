@@ -146,8 +146,10 @@ def _awaited(peer: Peer, kind: type[M], progress: Progress) -> M:
             case ProgressMessage():
                 progress(message.stage, message.fraction)
             case LoadFailed():
-                text = f"{peer.link.place} cannot load its layers: {message.message}"
-                raise LoadError(message.code, text, message.required_bytes, message.free_bytes)
+                text = f"{peer.link.place} cannot load its layers with its part of the memory: {message.message}"
+                # other models on this server can make room for a stage on this machine only
+                sizes = (message.required_bytes, message.free_bytes) if peer.process is not None else ()
+                raise LoadError(message.code, text, *sizes)
             case _ if isinstance(message, kind):
                 return message
             case _:

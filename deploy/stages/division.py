@@ -27,7 +27,7 @@ def loads_of_stages(load: Load, files: ModelFiles, machines: Sequence[str], free
     parts = [sum(sizes[i] for i in own) for own in layers]
     totals = {name: sum(size for size, machine in zip(parts, machines, strict=True) if machine == name) for name in machines}
     loads = [
-        _of_stage(load, own, machine, rooms[machine] * size // max(totals[machine], 1))
+        _of_stage(load, own, machine, rooms[machine], size / max(totals[machine], 1))
         for own, machine, size in zip(layers, machines, parts, strict=True)
     ]
     return _with_cache_bytes(load, files, loads)
@@ -39,10 +39,17 @@ def _room(load: Load, machine: str, free_bytes: int, num_stages: int) -> int:
     return max(0, free_bytes - num_stages * WORKER_BYTES)
 
 
-def _of_stage(load: Load, layers: range, machine: str, limit_bytes: int) -> Load:
-    """Return the load of a stage. Other machines need neither what the server keeps free for other models nor its token for downloads."""
+def _of_stage(load: Load, layers: range, machine: str, room: int, share: float) -> Load:
+    """Return the load of a stage, which has a share of its machine's memory. Other machines need neither what the server keeps free for
+    other models nor its token for downloads."""
     own = msgspec.structs.replace(
-        load, layers=(layers.start, layers.stop), memory_limit_bytes=limit_bytes, stages=(), stage_secret="", cuts=()
+        load,
+        layers=(layers.start, layers.stop),
+        memory_limit_bytes=int(room * share),
+        reserved_bytes=int(load.reserved_bytes * share),
+        stages=(),
+        stage_secret="",
+        cuts=(),
     )
     return own if machine == LOCAL else msgspec.structs.replace(own, reserved_bytes=0, kv_share=1.0, hub_token=None)
 

@@ -26,23 +26,46 @@ log = logging.getLogger(__name__)
 
 def offer(listener: socket.socket, secret: str) -> None:
     """Serve stages until this process ends. The kernel then ends the stages, too."""
-    strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+    strangers = Strangers()
     while True:
-        connection, address = listener.accept()
-        if not strangers.acquire(blocking=False):
-            connection.close()  # a worker that is turned away tries again
-            continue
-        name = f"{address[0]} port {address[1]}"
-        threading.Thread(target=_receive, args=(connection, name, secret, strangers), name=name, daemon=True).start()
+        try:
+            connection, address = listener.accept()
+            name = f"{address[0]} port {address[1]}"
+            strangers.admit(connection)
+            threading.Thread(target=_receive, args=(connection, name, secret, strangers), name=name, daemon=True).start()
+        except (OSError, RuntimeError) as error:  # no file descriptor or no thread is left, for now
+            log.warning("a connection is not accepted: %s", error)
+            time.sleep(POLL_S)
 
 
-def _receive(connection: socket.socket, name: str, secret: str, strangers: threading.BoundedSemaphore) -> None:
+class Strangers:
+    """Connections that have not introduced themselves. If there are too many, the oldest one ends: a worker introduces itself at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[socket.socket, None] = {}  # the oldest first
+
+    def admit(self, connection: socket.socket) -> None:
+        with self._lock:
+            if len(self._held) >= MOST_STRANGERS:
+                oldest = next(iter(self._held))
+                del self._held[oldest]
+                with suppress(OSError):  # it was faster
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._held[connection] = None
+
+    def forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._held.pop(connection, None)
+
+
+def _receive(connection: socket.socket, name: str, secret: str, strangers: Strangers) -> None:
     try:
         try:
             welcome(connection, secret)
             connection.settimeout(None)
         finally:
-            strangers.release()
+            strangers.forget(connection)
         _, process = start_process(connection)
     except (HandshakeFailed, OSError, LoadError) as error:
         log.warning("a connection from %s is refused: %s", name, error)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.decoder import PART
+from deploy.computing import begin_process
 from deploy.logs import configure
 from deploy.machine import free_memory
 from deploy.model_loading.fingerprint import fingerprint_of
@@ -48,6 +49,7 @@ Inbox = queue.SimpleQueue[tuple[StageMessage, list[Any]] | None]  # None: the wo
 
 
 def main() -> None:
+    begin_process()
     link = Link(socket.socket(fileno=int(sys.argv[1])), "the worker")
     is_busy = threading.Event()  # also while the stage loads
     is_busy.set()

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +14,14 @@ from pathlib import Path
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.stages.handshake import HandshakeFailed, introduce
+from server.stages.handshake import HandshakeFailed, TurnedAway, introduce
 from server.stages.link import Link
 from server.stages.places import Place
 from server.workers.worker_process import FROM_OUTSIDE, describe_status
 
 BOUND = Path(__file__).parents[1] / "bound.py"
 CONNECT_S = 10.0
+AGAIN_S = 0.2  # seconds before a host that turned this worker away is asked again
 ENDS_S = 2.0  # seconds from the end of a connection to the end of its process
 
 
@@ -45,18 +47,29 @@ def start_stage(place: Place, secret: str, number: int) -> Peer:
     if place.host is None:
         connection, process = start_process()
         return Peer(place, Link(connection, name, lambda: end_of(process)), process)
-    try:
-        connection = socket.create_connection((place.host, place.port), CONNECT_S)
-    except OSError as error:
-        text = f"{name} cannot be reached: {error.strerror or error}; run `relaxserve stage --listen` there, or name another host in stages"
-        raise LoadError(ErrorCode.LOAD_FAILED, text) from error
+    end_s = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return Peer(place, Link(_introduced(place.host, place.port, secret), name))
+        except OSError as error:
+            text = f"{name} cannot be reached: {error.strerror or error}"
+            remedy = "run `relaxserve stage --listen` there, or name another host in stages"
+            raise LoadError(ErrorCode.LOAD_FAILED, f"{text}; {remedy}") from error
+        except HandshakeFailed as error:
+            if not isinstance(error, TurnedAway) or time.monotonic() > end_s:
+                raise LoadError(ErrorCode.LOAD_FAILED, f"{name} was reached, but {error}") from error
+            time.sleep(AGAIN_S)
+
+
+def _introduced(host: str, port: int, secret: str) -> socket.socket:
+    connection = socket.create_connection((host, port), CONNECT_S)
     try:
         introduce(connection, secret)
-    except (HandshakeFailed, OSError) as error:
+    except BaseException:
         connection.close()
-        raise LoadError(ErrorCode.LOAD_FAILED, f"{name} was reached, but {error}") from error
+        raise
     connection.settimeout(None)
-    return Peer(place, Link(connection, name))
+    return connection
 
 
 def end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool] | None:

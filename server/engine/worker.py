@@ -85,6 +85,10 @@ def serve_worker(socket_fd: int, build: Build) -> None:
         channel.send(LoadFailed(error.code, error.message, error.required_bytes, error.free_bytes))
         channel.close()
         return
+    except StageLost as error:
+        channel.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{error}, while the last stage was loading; see the log of that stage"))
+        channel.close()
+        return
     except Exception as error:
         log.exception("loading %s failed", load.name)
         channel.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))

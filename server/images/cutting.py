@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_EDGE = 4096  # of an image before its edges become multiples of a crop's edge
 MOST_RATIO = 64  # of the longer edge to the shorter one in an image that is scaled as a whole before its middle is cut out
 MOST_FREE_RATIO = 200  # of the longer edge to the shorter one in an image that keeps its proportions
-LOW_EDGE = 16  # squares of an edge of an image that keeps its proportions, with detail `low`, or of a square with as many pixels
+LOW_EDGE = 16  # with detail `low`, an image that keeps its proportions has at most LOW_EDGE * LOW_EDGE squares
 
 Size = tuple[int, int]  # width and height
 

@@ -19,25 +19,38 @@ import time
 MAGIC = b"relaxserve stage 1\n"
 NONCE_BYTES = 32
 HANDSHAKE_S = 5.0
+REMEDY = "give both the same secret file, and load the model again if its secret has changed"
 
 
 class HandshakeFailed(Exception):
     """The other end is no stage or worker of this version, or has another secret."""
 
 
+class Ended(HandshakeFailed):
+    """The other end has ended the connection."""
+
+
+class TurnedAway(HandshakeFailed):
+    """The host has ended the connection before it said anything."""
+
+
 def introduce(connection: socket.socket, secret: str) -> None:
     """Introduce this worker to a host."""
     end_s = time.monotonic() + HANDSHAKE_S
     ours = secrets.token_bytes(NONCE_BYTES)
-    connection.sendall(MAGIC + ours)
-    theirs = _read(connection, NONCE_BYTES, end_s)
+    try:
+        connection.sendall(MAGIC + ours)
+        theirs = _read(connection, NONCE_BYTES, end_s)
+    except (Ended, ConnectionError):
+        text = "it ended the connection at once: it is no `relaxserve stage` of this version, or has too many connections of others"
+        raise TurnedAway(f"{text}; install the same version on both") from None
     connection.sendall(_proof(secret, b"worker", ours, theirs))
     try:
         proof = _read(connection, NONCE_BYTES, end_s)
     except HandshakeFailed:
-        raise HandshakeFailed("it refuses this server's stage secret: give both the same secret file") from None
+        raise HandshakeFailed(f"it refuses this server's stage secret: {REMEDY}") from None
     if not hmac.compare_digest(proof, _proof(secret, b"host", ours, theirs)):
-        raise HandshakeFailed("it does not know this server's stage secret: give both the same secret file")
+        raise HandshakeFailed(f"it does not know this server's stage secret: {REMEDY}")
 
 
 def welcome(connection: socket.socket, secret: str) -> None:
@@ -65,6 +78,6 @@ def _read(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
         except TimeoutError:
             raise HandshakeFailed(f"it did not introduce itself within {HANDSHAKE_S:g} s: is it `relaxserve stage`?") from None
         if not more:
-            raise HandshakeFailed("it ended the connection")
+            raise Ended("it ended the connection")
         data += more
     return data

@@ -24,7 +24,9 @@ HEADER = struct.Struct("<II")  # bytes of the message, and of the arrays
 MOST_MESSAGE_BYTES = 1 << 20
 MOST_ARRAY_BYTES = 1 << 31
 End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, number
+# Linux probes an idle connection after KEEPIDLE seconds, and then KEEPCNT times, KEEPINTVL seconds apart. A machine that does not
+# acknowledge what was sent is lost after USER_TIMEOUT milliseconds: before the front takes the worker that waits for it for stalled.
+WATCHED = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 
 
@@ -57,7 +59,7 @@ class Link:
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that loses power says nothing
-            for name, value in KEEPALIVE.items():
+            for name, value in WATCHED.items():
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: StageMessage, arrays: Sequence[NDArray[Any]] = ()) -> None:
@@ -79,17 +81,19 @@ class Link:
             if body_bytes > MOST_MESSAGE_BYTES or array_bytes > MOST_ARRAY_BYTES:
                 raise StageLost(f"{self.place} sent a message of {body_bytes} bytes with {array_bytes} bytes of arrays: no stage does")
             frame = _decode(self._read(body_bytes))
+            if (stated := _bytes_of(frame.arrays)) != array_bytes:
+                raise ValueError(f"its arrays have {stated} bytes, and {array_bytes} follow")
             found = list(_arrays_of(self._read(array_bytes), frame.arrays))
         except OSError as error:
             raise self._lost(f"has failed: {error.strerror or error}") from error
-        except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, KeyError, RecursionError, MemoryError) as error:
             raise StageLost(f"{self.place} sent something that is no message of a stage: {error}") from error
         if isinstance(frame.message, Ended):
             raise StageLost(f"the process of {self.place} ended: {frame.message.how}", from_outside=frame.message.from_outside)
         return frame.message, found
 
     def limit_silence(self, silence_s: float | None) -> None:
-        """Take the connection for lost when nothing arrives for so long; None: never."""
+        """Take the connection for lost if nothing arrives for this many seconds; None: never."""
         self._socket.settimeout(silence_s)
 
     def wait_for_end(self) -> None:
@@ -137,6 +141,12 @@ def _send_all(connection: socket.socket, parts: list[Any]) -> None:
             parts[0] = memoryview(parts[0])[sent:]
 
 
+def _bytes_of(forms: Sequence[tuple[str, tuple[int, ...]]]) -> int:
+    if any(size < 0 for _, shape in forms for size in shape):
+        raise ValueError("an array has a negative size")
+    return sum(math.prod(shape) * DTYPES[kind].itemsize for kind, shape in forms)
+
+
 def _arrays_of(data: bytearray, forms: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[Any]]:
     found: list[NDArray[Any]] = []
     at = 0
@@ -144,6 +154,4 @@ def _arrays_of(data: bytearray, forms: Sequence[tuple[str, tuple[int, ...]]]) ->
         dtype, count = DTYPES[kind], math.prod(shape)
         found.append(np.frombuffer(data, dtype, count, at).reshape(shape) if count else np.empty(shape, dtype))
         at += count * dtype.itemsize
-    if at != len(data):
-        raise ValueError(f"its arrays have {at} bytes, and {len(data)} were sent")
     return found

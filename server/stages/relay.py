@@ -53,6 +53,7 @@ class Relay:
         self._cpu_s = [0.0] * len(links)
         self._fault: StageLost | None = None
         self._is_closing = False
+        self._num_awaited = 0  # parts of the present step that are not received
         self._threads = [threading.Thread(target=self._pass_on, args=(number,), daemon=True) for number in range(len(links) - 1)]
         for thread in self._threads:
             thread.start()
@@ -64,6 +65,7 @@ class Relay:
     def begin(self, batch: StepBatch) -> list[StepBatch]:
         """Begin a step. Return its parts, each of which needs a `receive`."""
         parts = parts_of(batch, self.num_parts(len(batch.tokens)))
+        self._num_awaited = len(parts)
         for part in parts:
             slots, tables = [places.slots for places in part.places], [places.page_tables for places in part.places]
             arrays = [part.tokens, part.positions, part.query_starts, part.seq_ids, *slots, *tables]
@@ -75,6 +77,7 @@ class Relay:
         """Return the residual stream [tokens, size] of the next part."""
         began_s = time.perf_counter()
         stream = self._stream(len(self._links) - 1)
+        self._num_awaited -= 1
         self.waited_s += time.perf_counter() - began_s
         return stream
 
@@ -83,13 +86,16 @@ class Relay:
             link.send(CopyPage(group, source, target))
 
     def watch(self, on_lost: Callable[[StageLost], None]) -> None:
-        """Call `on_lost` when a stage is lost, also between steps. A step that runs notices it first, and knows more."""
+        """Call `on_lost` when a stage is lost between two steps. A step that runs raises StageLost itself, with what the host of the stage
+        says of its end."""
 
         def wait(link: Link) -> None:
             link.wait_for_end()
             time.sleep(NOTICES_S)
+            while self._num_awaited and not self._is_closing:
+                time.sleep(NOTICES_S)
             if not self._is_closing:
-                on_lost(link.lost())
+                on_lost(self._fault or link.lost())
 
         for link in self._links:
             threading.Thread(target=wait, args=(link,), daemon=True).start()
@@ -111,7 +117,7 @@ class Relay:
             except StageLost as error:
                 raise (self._fault or error) from None
             match message:
-                case Stream():
+                case Stream() if arrays:
                     return arrays[0]
                 case Working():
                     self._cpu_s[number] = message.cpu_s
@@ -124,8 +130,8 @@ class Relay:
         try:
             while True:
                 self._links[number + 1].send(Stream(), [self._stream(number)])
-        except StageLost as error:
-            self._fault = self._fault or error
+        except Exception as error:
+            self._fault = self._fault or (error if isinstance(error, StageLost) else StageLost(f"{type(error).__name__}: {error}"))
             self._links[-1].shut()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from server.interfaces import LoadError, ProgressCallback
-from server.messages import ErrorCode, Load, LoadFailed, Progress, Ready
+from server.messages import ErrorCode, Load, LoadFailed, Progress, Ready, Working
 from server.workers.worker_process import WorkerProcess
 
 
@@ -26,6 +26,8 @@ async def load_in(worker: WorkerProcess, load: Load, progress: ProgressCallback,
             match message:
                 case Progress():
                     progress(message)
+                case Working():
+                    pass
                 case Ready():
                     return message
                 case LoadFailed():

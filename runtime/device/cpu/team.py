@@ -59,6 +59,9 @@ _TEAM_BYTES = 384
 _BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 320, 328
 
 
+_OPTIONS: Mapping[str, Any] = {"opt": 3, "reloc": "pic", "codemodel": "small"}  # with which LLVM compiles team.ll
+
+
 def native_texts(arch: str, system: str) -> list[str]:
     """Return team.ll, and the code that differs by machine: how a thread pauses, and how it sleeps."""
     futex = _FUTEX.get(arch) if system == "linux" else None
@@ -80,7 +83,7 @@ def _compiled(texts: Sequence[str]) -> bytes:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=3, reloc="pic", codemodel="small")
+    machine = llvm.Target.from_default_triple().create_target_machine(**_OPTIONS)
     return machine.emit_object(linked_module(texts))
 
 
@@ -90,7 +93,7 @@ class _Native:
     def __init__(self) -> None:
         # layouts.ll has the functions that take NumPy arrays; exported libraries do without them
         texts = [*native_texts(ARCH, sys.platform), _text("layouts.ll").replace("@HEAD@", str(object.__basicsize__))]
-        code = remembered("team", "".join(texts).encode(), lambda: _compiled(texts))
+        code = remembered("team", "".join([str(_OPTIONS), *texts]).encode(), lambda: _compiled(texts))
         self._code = ObjectCode(code, COPIES | SLEEPING)
         self.run_alone = self._function("run_alone", ctypes.c_void_p, ctypes.c_void_p)
         self.lead = self._function("lead", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

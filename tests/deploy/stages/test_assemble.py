@@ -62,7 +62,7 @@ def that_talks_nonsense(link: Link) -> None:
     ("stage", "why"),
     [
         (of_another_version, r"stage 1 \(a\) runs relaxserve 0.0.1, and this server .*; install the same version"),
-        (that_cannot_load, r"stage 1 \(a\) cannot load its layers: the layers take 9 GiB; 1 GiB are free"),
+        (that_cannot_load, r"stage 1 \(a\) cannot load its layers with its part of the memory: the layers take 9 GiB; 1 GiB are free"),
         (with_other_files, r"stage 1 \(a\) would compute fp_other with 1024 tokens of context, and this server fp_.*copy the same files"),
         (that_ends, r"the connection to stage 1 \(a\) has ended, while it was loading"),
         (that_hangs, r"the connection to stage 1 \(a\) has failed: timed out, while it was loading"),
@@ -92,4 +92,4 @@ def test_a_stage_that_does_not_do_its_part_is_refused(stage: Stage, why: str, mo
         assemble(begin(load))
     actor.join()
     if stage is that_cannot_load:
-        assert (refused.value.required_bytes, refused.value.free_bytes) == (9, 1)
+        assert not refused.value.required_bytes, "models of this server make no room on another machine"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from server.stages import handshake
-from server.stages.handshake import MAGIC, HandshakeFailed, introduce, welcome
+from server.stages.handshake import MAGIC, HandshakeFailed, TurnedAway, introduce, welcome
 
 SECRET = "a secret of some length"
 
@@ -86,3 +86,11 @@ def _outcome(end: socket.socket) -> bytes:
     except HandshakeFailed:
         return b"refused"
     return b"trusted"
+
+
+def test_who_is_turned_away_hears_what_to_do() -> None:
+    near, far = socket.socketpair()
+    far.close()
+    with pytest.raises(TurnedAway, match="no `relaxserve stage` of this version, or has too many connections"):
+        introduce(near, SECRET)
+    near.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import threading
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 
 from server.messages import ErrorCode, Load, LoadFailed, Progress, Working
-from server.stages.link import HEADER, Link, StageLost
+from server.stages import link
+from server.stages.link import HEADER, MOST_MESSAGE_BYTES, Link, StageLost
 from server.stages.messages import CopyPage, Ended, Greeting, Loaded, Planned, Reserve, Run, Stream
 
 MESSAGES = [
@@ -86,14 +86,20 @@ def test_a_known_process_says_how_it_ended() -> None:
     near.close()
 
 
-def test_rubbish_is_refused_and_never_allocated() -> None:
+def test_rubbish_is_refused_and_never_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A header may claim gigabytes, and a message may have arrays that its bytes do not have."""
+    read, asked = Link._read, list[int]()
+    monkeypatch.setattr(Link, "_read", lambda self, num_bytes: asked.append(num_bytes) or read(self, num_bytes))
     rng = random.Random(5)
     for _ in range(300):
         near, far = socket.socketpair()
-        body = os.urandom(rng.randrange(0, 60))
-        far.sendall(rng.choice([HEADER.pack(len(body), rng.randrange(0, 9)), HEADER.pack(1 << 31, 0), b""]) + body)
+        shape = [rng.choice([0, 3, 1 << 40, -1]) for _ in range(rng.randrange(3))]
+        frame = link._encode(link._Frame(Stream(), ((rng.choice("ifx"), tuple(shape)),)))
+        body = rng.choice([rng.randbytes(rng.randrange(0, 60)), frame])
+        claimed = rng.choice([(len(body), rng.randrange(1, 9)), (len(body), (1 << 31) - 4), (1 << 31, 0), (1 << 20, 1 << 31)])
+        far.sendall(rng.choice([HEADER.pack(*claimed), b""]) + body)
         far.close()
         with pytest.raises(StageLost):
             Link(near, "there").receive()
         near.close()
+    assert max(asked) <= MOST_MESSAGE_BYTES

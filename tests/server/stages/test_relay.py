@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from server.engine.step_model import Places, StepBatch
 from server.stages.link import Link, StageLost
-from server.stages.messages import CopyPage, Run, Stream
+from server.stages.messages import CopyPage, Ended, Run, Stream
 from server.stages.relay import Relay, fastest, parts_of
 
 SIZE = 4
@@ -73,7 +75,7 @@ class Fake(threading.Thread):
     def __init__(self, link: Link, number: int, serve: Callable[[int], bool] = lambda _num: True) -> None:
         super().__init__(daemon=True)
         self.copied: list[CopyPage] = []
-        self._link, self._number, self._serve = link, number, serve
+        self.link, self._number, self._serve = link, number, serve
         self.start()
 
     def run(self) -> None:
@@ -81,7 +83,7 @@ class Fake(threading.Thread):
         num_runs = 0
         try:
             while True:
-                message, arrays = self._link.receive()
+                message, arrays = self.link.receive()
                 if isinstance(message, CopyPage):
                     self.copied.append(message)
                 elif isinstance(message, Run) and self._number == 0:
@@ -91,13 +93,13 @@ class Fake(threading.Thread):
                 if waiting:
                     num_runs += 1
                     if not self._serve(num_runs):
-                        self._link.shut()
+                        self.link.shut()
                         return
-                    self._link.send(Stream(), [waiting.pop()])
+                    self.link.send(Stream(), [waiting.pop()])
         except StageLost:
             return
         finally:
-            self._link.close()
+            self.link.close()
 
 
 @contextmanager
@@ -137,3 +139,32 @@ def test_a_lost_stage_ends_the_step(num_stages: int) -> None:
             for _ in range(3):
                 relay.begin(batch)
                 relay.receive()
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_a_stage_that_is_lost_between_steps_is_told(num_stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.stages.relay.NOTICES_S", 0.01)
+    told: queue.SimpleQueue[StageLost] = queue.SimpleQueue()
+    with stages(num_stages) as (relay, fakes):
+        relay.watch(told.put)
+        fakes[0].link.shut()
+        assert "stage 1" in str(told.get(timeout=60))
+
+
+def test_a_step_that_runs_tells_itself_that_a_stage_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host of the stage has said how its process ended. The step reads that, and the watch does not."""
+    monkeypatch.setattr("server.stages.relay.NOTICES_S", 0.01)
+    told = list[StageLost]()
+    near, far = socket.socketpair()
+    relay = Relay([Link(near, "stage 1")])
+    relay.watch(told.append)
+    relay.begin(batch_of([3], [0]))
+    host = Link(far, "the worker")
+    host.send(Ended("SIGSEGV", from_outside=False))
+    host.shut()
+    time.sleep(0.1)  # a part of this process's own is computed meanwhile
+    with pytest.raises(StageLost, match="SIGSEGV") as lost:
+        relay.receive()
+    assert not lost.value.from_outside and not told
+    relay.close()
+    host.close()

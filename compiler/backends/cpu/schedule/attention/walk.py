@@ -167,7 +167,7 @@ class Unit:
     """What computes attention with one kind of instructions."""
 
     token: Order
-    tile: Order  # its splits are as large as those of a token
+    tile: Order  # a split has as many keys as one of `token`
     tile_tokens: int  # number of tokens of a tile, at least 2: a tile computes all splits on one thread, which is slow for a single token
     rows: Callable[[Kernel, Item, Order], Rows]  # allocates the state of the rows of an item, in the current block of the kernel
     most_tiles: int = 1  # maximum number of adjacent tiles that an item joins
