@@ -164,7 +164,8 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
         attempts.append(_Attempt(token_ids, temperature, mean, _share(row, tokens.silence), text))
         if attempts[-1].is_good:
             return attempts[-1]
-    # if none is good, take the most probable one, at best one that does not repeat itself; marked as the hottest, its text is no context of later windows
+    # If none is good, take the most probable one, at best one that does not repeat itself. The highest temperature marks its text as no
+    # context of later windows.
     best = max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
     return replace(best, temperature=request.temperatures[-1])
 
