@@ -13,7 +13,7 @@ from deploy.model_loading import origins
 from runtime.split_files import parts_of, stem_of
 from server.defaults import FILE
 from server.interfaces import LoadError
-from server.messages import ErrorCode
+from server.messages import LOCAL, ErrorCode
 from server.models.state import ModelSpec
 
 CONFIG = "config.json"
@@ -122,8 +122,8 @@ BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bi
 
 
 def weigh(spec: ModelSpec) -> int:
-    """Estimate the bytes of the weights from the sizes of the files, as if every weight had 16 bits. Return 0 if no files are on this
-    machine."""
+    """Estimate the bytes of the weights from the sizes of the files, as if every weight had 16 bits, and as if all stages of the model had
+    the same number of them. Return 0 if no files are on this machine."""
     try:
         if (path := _here(spec.source)) is None:
             return 0
@@ -132,7 +132,8 @@ def weigh(spec: ModelSpec) -> int:
         )
     except (OSError, LoadError):  # a file is being replaced right now, or cannot be read
         return 0
-    return num_bytes * BITS.get(spec.quantize.partition("-")[0], 16) // 16
+    of_stages = num_bytes * spec.stages.count(LOCAL) // len(spec.stages) if spec.stages else num_bytes  # other machines have the others
+    return of_stages * BITS.get(spec.quantize.partition("-")[0], 16) // 16
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

@@ -50,7 +50,7 @@ from runtime.sections import SectionFile
 from server.engine.step_model import GroupLimits, Places, StepBatch
 from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
-from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Scoring, Submit
+from server.messages import LOCAL, ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Scoring, Submit
 from server.models.state import ModelSpec
 from tests.compiler.frontend.quantized_files import awq, bitsandbytes, gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf, write_random
@@ -728,6 +728,8 @@ def test_what_weights_will_take_is_estimated_by_their_files(folder_of: Callable[
     assert weigh(ModelSpec("m", str(folder))) == num_bytes
     assert weigh(ModelSpec("m", str(folder), "int4-64")) == num_bytes // 4
     assert weigh(ModelSpec("m", "nobody/nothing")) == 0
+    elsewhere = ModelSpec("m", str(folder), stages=("there", "there too", LOCAL))
+    assert weigh(elsewhere) == weigh(ModelSpec("m", str(folder))) // 3
 
 
 # --- GGUF files --------------------------------------------------------------------------------------------------------
