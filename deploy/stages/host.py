@@ -30,12 +30,18 @@ def offer(listener: socket.socket, secret: str) -> None:
     while True:
         try:
             connection, address = listener.accept()
-            name = f"{address[0]} port {address[1]}"
-            strangers.admit(connection)
-            threading.Thread(target=_receive, args=(connection, name, secret, strangers), name=name, daemon=True).start()
-        except (OSError, RuntimeError) as error:  # no file descriptor or no thread is left, for now
-            log.warning("a connection is not accepted: %s", error)
+        except OSError as error:  # no file descriptor is left for now, or the connection has ended already
+            log.warning("a connection is not accepted: %s", error.strerror or error)
             time.sleep(POLL_S)
+            continue
+        name = f"{address[0]} port {address[1]}"
+        strangers.admit(connection)
+        try:
+            threading.Thread(target=_receive, args=(connection, name, secret, strangers), name=name, daemon=True).start()
+        except RuntimeError as error:  # no thread is left for now
+            log.warning("a connection from %s is refused: %s", name, error)
+            strangers.forget(connection)
+            connection.close()
 
 
 class Strangers:
