@@ -8,9 +8,9 @@ from functools import partial
 
 from deploy.model_loading.description import Described
 from deploy.model_loading.known import Asked, Progress, begin
+from deploy.model_loading.plan import Planned
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
-from deploy.stages.assemble import assemble, require_supported
 from server.engine.scheduling.pace import Pace
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 def load_model(load: Load, progress: Progress) -> LoadedModel:
     """Load a model from its source. Every expected failure is a LoadError whose message contains a remedy."""
     if load.stages:
+        from deploy.stages.assemble import require_supported  # only here: other loads do without its imports
+
         require_supported(load)
     asks = load.label and not load.restart
     return loaded(replace(begin(load, progress), measure=_measured_label if asks else None))
@@ -38,9 +40,15 @@ def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
         return None
 
 
+def _assembled(begun: Asked) -> Planned:
+    from deploy.stages.assemble import assemble  # only here, too
+
+    return assemble(begun)
+
+
 def loaded(begun: Asked) -> LoadedModel:
     """Run the stages that a load has left."""
-    known = advance(assemble(begun) if begun.load.stages else begun, Described)
+    known = advance(_assembled(begun) if begun.load.stages else begun, Described)
     session, packed = known.session, known.packed  # the model must not keep the other things that are known
     model, costs = known.step_model, known.costs
     return LoadedModel(

@@ -24,7 +24,9 @@ SERVED = re.compile(r"(?:taskset -c \S+ )?relaxserve (?:serve|run)\b")
 ELSEWHERE = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",
-    "serve ./whisper-base": "tests/e2e/test_speech.py",
+    "serve whisper-base": "tests/real/test_speech.py",
+    "relaxserve stage --listen": "tests/e2e/test_lost_stages.py",
+    "--stages 10.0.0.2:7070,local": "tests/e2e/test_lost_stages.py",
     "serve ./SmolVLM-256M-Instruct": "tests/e2e/test_images.py",
     '"content": [': "tests/e2e/test_images.py",
     "inspect smollm2 --quality": "tests/deploy/quality/test_measure.py::test_inspect_shows_and_recommends",

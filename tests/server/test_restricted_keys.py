@@ -56,7 +56,9 @@ BODIES: dict[str, dict[str, Any]] = {
     **{path: {"tokens": [104]} for path in ("/v1/detokenize", "/detokenize")},
 }
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies are forms
-BY_QUERY = {"/props": "/props?model={}", "/slots": "/slots?model={}"}
+SOCKETS = {"/v1/realtime": "/v1/realtime?model={}"}
+UPGRADE = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg=="}
+BY_QUERY = {"/props": "/props?model={}", "/slots": "/slots?model={}", **SOCKETS}
 BY_PATH = {"/v1/models/{model:path}": "/v1/models/{}"}
 LISTS = ("/v1/models", "/api/tags", "/api/ps", "/health", "/health/ready", "/v1/files", "/v1/batches", "/v1/messages/batches")
 OTHERS = re.compile(
@@ -106,7 +108,7 @@ def asked(http, path: str, model: str):
         return http.post(path, json={"model": model, **BODIES[path]})
     if path in FORMS:
         return http.post(path, data={"model": model}, files={"file": ("a.wav", b"RIFF")})
-    return http.get({**BY_QUERY, **BY_PATH}[path].format(model))
+    return http.get({**BY_QUERY, **BY_PATH}[path].format(model), headers=UPGRADE if path in SOCKETS else {})
 
 
 def test_a_model_that_the_key_may_not_use_is_not_found(server):

@@ -22,7 +22,7 @@ from deploy.generate import Prompt, encode
 from deploy.model_loading.files import Opened, open_files
 from deploy.model_loading.known import begin, carried
 from deploy.model_loading.load import loaded
-from deploy.model_loading.servable import Servable, choose_program
+from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
 from server.engine.step_model import Places, StepBatch, StepModel
@@ -46,7 +46,7 @@ def golden(name: str, demo: Servable) -> Servable:
 def with_tokenizer(path: Path, quantize: str, demo: Servable) -> Servable:
     """Return a model that has the demo's tokenizer."""
     load = load_of(str(path), quantize, None, 1, None, "auto", NATIVE.name)
-    return choose_program(Opened(**carried(demo, Opened, files=open_files(path), load=load)))
+    return advance(Opened(**carried(demo, Opened, files=open_files(path), load=load)), Servable)
 
 
 def native(model: Servable, prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:

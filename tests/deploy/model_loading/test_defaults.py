@@ -12,9 +12,10 @@ import tokenizers
 
 from deploy.cli.inspect import _table
 from deploy.inspection import inspect_model
-from deploy.model_loading.files import open_source
+from deploy.model_loading.files import Opened
 from deploy.model_loading.known import begin
 from deploy.model_loading.locate import identity_of
+from deploy.model_loading.stages import advance
 from deploy.model_loading.tokenizer import load_tokenizer
 from server.defaults import FILE
 from server.interfaces import LoadError
@@ -54,7 +55,7 @@ def test_an_unknown_key_refuses_the_load(tmp_path: Path, form: str) -> None:
     """The message names the model, the file's key and the remedy."""
     path, file = model_in(tmp_path, form)
     file.write_text("temprature = 0.25")
-    for read in (lambda: load_tokenizer(str(path)), lambda: open_source(begin(Load("m", str(path), "f32")))):
+    for read in (lambda: load_tokenizer(str(path)), lambda: advance(begin(Load("m", str(path), "f32")), Opened)):
         with pytest.raises(LoadError, match=rf"{path.name}: 'temprature' in {FILE} is no default \(is temperature meant\?\)") as refused:
             read()
         assert refused.value.code == "load_refused"
@@ -81,7 +82,7 @@ def test_another_template_can_be_set(tmp_path: Path) -> None:
 def test_a_load_has_the_context_of_the_file_unless_it_names_one(tmp_path: Path, asked: int | None, expected: int) -> None:
     path, file = model_in(tmp_path, "folder")
     file.write_text('max_context = 32\nsystem = "Be brief."')
-    assert open_source(begin(Load("m", str(path), "f32", max_context=asked))).load.max_context == expected
+    assert advance(begin(Load("m", str(path), "f32", max_context=asked)), Opened).load.max_context == expected
 
 
 def test_a_worker_that_replaces_another_keeps_its_context(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_worker_that_replaces_another_keeps_its_context(tmp_path: Path) -> Non
     path, file = model_in(tmp_path, "folder")
     file.write_text("max_context = 32")
     again = Load("m", str(path), "f32", restart=True, least_context=64)
-    assert open_source(begin(again)).load.max_context == 64
+    assert advance(begin(again), Opened).load.max_context == 64
 
 
 def test_inspect_shows_the_file(tmp_path: Path) -> None:
