@@ -363,8 +363,8 @@ def _closing_early(cycle: RequestResponseCycle, send: Send) -> Send:
 
 def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
     """Return a `send` for a request that asks to become a WebSocket. After the status 101, bytes are sent as they are. In any case, the
-    connection closes after the answer."""
-    is_upgraded = False
+    connection closes after the answer. Several tasks may send at once."""
+    is_upgraded, turn = False, asyncio.Lock()
 
     async def send_raw(message: Message) -> None:
         nonlocal is_upgraded
@@ -372,10 +372,13 @@ def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
             is_upgraded = message["status"] == SWITCHING
             cycle.keep_alive = is_upgraded  # uvicorn adds no header that would contradict the upgrade
             cycle.chunked_encoding = False if is_upgraded else None
-        elif is_upgraded:
+        if not is_upgraded or message["type"] == "http.response.start":
+            await send(message)
+            return
+        async with turn:  # uvicorn compares lengths after it has waited for a slow reader
             cycle.keep_alive = False
-            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn refuses a body of another length
-        await send(message)
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
 
     return send_raw
 
