@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -36,6 +37,8 @@ class Caller:
     is_idle: bool = False  # the request is a line of a batch, and takes only what other requests leave
     limits: KeyLimits = UNLIMITED  # what the caller's key may use
     expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
+    # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
+    readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
 
     @property
     def quota_key(self) -> str:
