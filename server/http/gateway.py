@@ -26,12 +26,12 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
+from server.http.answer_framing import SWITCHING, UPGRADED
 from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
 from server.http.keys import KeyLimits
-from server.http.protocol import SWITCHING, UPGRADED
 from server.http.proxies import Proxies
 from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import BAD_REQUEST, ApiError
+from server.http.answer_framing import UPGRADED
 from server.http.auth import SOCKET_KEY
-from server.http.protocol import UPGRADED
 from server.http.websocket import CloseCode, Message, Opcode, Reader, WebSocketError, accept_of, close_frame, fault_of, frame
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from server.api.answer.socket import TURN, Connection, SocketLimits, WebSocket
-from server.http.protocol import UPGRADED
+from server.http.answer_framing import UPGRADED
 from server.http.websocket import CloseCode, Opcode, WebSocketError, frame
 
 LIMITS = SocketLimits(most_bytes=1000, message_s=30.0, open_s=3600.0)

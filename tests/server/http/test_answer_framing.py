@@ -8,7 +8,7 @@ import logging
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from server.http.protocol import _upgrading
+from server.http.answer_framing import _upgrading
 
 
 class Transport(asyncio.Transport):
