@@ -66,9 +66,9 @@ class Context:
         """Return the models that the caller may use. No endpoint of a client asks the registry itself."""
         return VisibleModels(self.registry, caller(request).limits)
 
-    def serve(self, request: Request, name: str | None) -> tuple[Model, Loaded]:
-        """Return the model that answers a request."""
-        return self.models_for(request).serve(name)
+    def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
+        """Return the model that answers a request. `has_begun`: a part of it, which is finished before the server stops."""
+        return self.models_for(request).serve(name, has_begun=has_begun)
 
     def metrics_of(self, model: str) -> ModelSeries:
         return self.metrics.of(model)

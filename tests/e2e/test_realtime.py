@@ -52,8 +52,8 @@ def server(cache_folder: Path, keys: Path) -> Iterator[DemoServer]:
         yield server
 
 
-def serving(cache_folder: Path, keys: Path) -> AbstractContextManager[DemoServer]:
-    return serving_demo(cache_folder, str(MODEL), "--quantize", "f32", "--max-audio-s", "5", "--api-key-file", str(keys))
+def serving(cache_folder: Path, keys: Path, *options: str) -> AbstractContextManager[DemoServer]:
+    return serving_demo(cache_folder, str(MODEL), "--quantize", "f32", "--max-audio-s", "5", "--api-key-file", str(keys), *options)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_several_connections_at_once(client: openai.OpenAI) -> None:
     ("event", "code", "param"),
     [
         ("no JSON", "invalid_json", None),
-        ('{"type":"x","a":[' + "[]," * 100_000 + "[]]}", "body_too_complex", None),
+        pytest.param('{"type":"x","a":[' + "[]," * 100_000 + "[]]}", "body_too_complex", None, id="many values"),
         ([], "missing_field", "type"),
         ({"type": "response.create"}, "invalid_value", "type"),
         ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_value", "audio"),
@@ -226,13 +226,14 @@ def commit(connection: ClientConnection, samples: bytes) -> None:
     connection.send(sent("input_audio_buffer.commit"))
 
 
-def code_of(connection: ClientConnection) -> tuple[int, str]:
-    """Return the code and the reason with which the server closes the connection."""
+def rest_of(connection: ClientConnection) -> tuple[list[str], tuple[int, str]]:
+    """Return the types of the events until the server closes the connection, and its code and reason."""
+    types = list[str]()
     with pytest.raises(ConnectionClosed) as closed:
         while True:
-            connection.recv(RECEIVE_S)
+            types.append(json.loads(connection.recv(RECEIVE_S))["type"])
     assert closed.value.rcvd is not None
-    return closed.value.rcvd.code, closed.value.rcvd.reason
+    return types, (closed.value.rcvd.code, closed.value.rcvd.reason)
 
 
 def test_a_session_goes_through_nginx(server: DemoServer, client: openai.OpenAI, tmp_path: Path) -> None:
@@ -258,13 +259,17 @@ def test_a_key_that_is_removed_ends_its_sessions(server: DemoServer, keys: Path)
         next_of(connection, "conversation.item.input_audio_transcription.completed")
         keys.write_text(keys.read_text().replace("leaving-key\n", ""))
         commit(connection, noise(0.2))
-        assert code_of(connection) == (1008, "the API key is valid no longer")
+        assert rest_of(connection)[1] == (1008, "the API key is valid no longer")
 
 
 def test_a_client_that_streams_hears_that_the_server_stops(cache_folder: Path, keys: Path) -> None:
-    with serving(cache_folder, keys) as server, plain(server) as connection, ThreadPoolExecutor(1) as pool:
-        commit(connection, noise(0.5))
-        next_of(connection, "input_audio_buffer.committed")
+    """It hears it long before the server would end its requests."""
+    with serving(cache_folder, keys, "--drain-s", "600") as server, plain(server) as connection, ThreadPoolExecutor(1) as pool:
+        for seed in range(4):
+            commit(connection, noise(0.5, seed))
+        events = list[str]()
+        while events.count("input_audio_buffer.committed") < 4:
+            events.append(json.loads(connection.recv(RECEIVE_S))["type"])
 
         def stream() -> None:
             piece = sent("input_audio_buffer.append", audio=b64encode(bytes(4800)).decode())
@@ -278,8 +283,9 @@ def test_a_client_that_streams_hears_that_the_server_stops(cache_folder: Path, k
 
         streaming = pool.submit(stream)
         os.kill(server.pid, signal.SIGTERM)
-        next_of(connection, "conversation.item.input_audio_transcription.completed")
-        assert code_of(connection) == (1001, "the server stops")
+        rest, closed = rest_of(connection)
+        assert [*events, *rest].count("conversation.item.input_audio_transcription.completed") == 4, "what was committed is transcribed"
+        assert closed == (1001, "the server stops")
         streaming.result(RECEIVE_S)
 
 

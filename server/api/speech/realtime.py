@@ -250,8 +250,8 @@ class Speech:
         _, loaded, tokens = self._model(session.model)
         request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
-    def _model(self, name: str | None) -> tuple[Model, Loaded, SpeechTokens]:
-        model, loaded = self._context.serve(self._request, name)
+    def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
+        model, loaded = self._context.serve(self._request, name, has_begun=has_begun)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
         return model, loaded, loaded.speech
@@ -260,7 +260,7 @@ class Speech:
         """Yield the texts of an item's segments. For the rates of the key, an item is a request."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
-        model, loaded, tokens = self._model(item.session.model)
+        model, loaded, tokens = self._model(item.session.model, has_begun=True)
         who = replace(caller(self._request), arrived_s=time.monotonic())  # later than the connection
         series = self._context.metrics_of(model.spec.name)
 
