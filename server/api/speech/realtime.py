@@ -55,7 +55,7 @@ SAMPLE_BYTES = 2
 LEAST_MS = 100  # shortest buffer that can be committed
 MOST_ITEMS = 32  # items of a connection that wait for their transcripts; beyond them, the client is not read
 MOST_MESSAGE_BYTES = 1 << 20  # 16 s of audio in base64
-MOST_SESSION_S = 3600.0
+MOST_SESSION_S = 3600.0  # after this time, the client must connect again
 EVENT = "conversation.item.input_audio_transcription."
 
 
