@@ -130,8 +130,8 @@ AUDIO_BUFFER_FULL = ErrorKind(
     "input_audio_buffer_full",
     400,
     INVALID,
-    "A realtime session holds as much audio as it may, or as many items without transcripts.",
-    "Commit or clear the buffer, and wait for transcripts.",
+    "The buffer of a realtime session would have more audio than it may.",
+    "Commit or clear the buffer.",
 )
 INVALID_IMAGE = ErrorKind(
     "invalid_image",
@@ -354,6 +354,14 @@ MODEL_NOT_READY = ErrorKind(
 )
 AUDIO_NOT_DECODED = ErrorKind(
     "audio_not_decoded", 503, OVERLOADED, "The server was too busy to decode the audio file.", "Send it again.", retry=True
+)
+AUDIO_MEMORY_FULL = ErrorKind(
+    "audio_memory_full",
+    503,
+    OVERLOADED,
+    "The realtime sessions of the server, or of the API key, hold as much audio as they may.",
+    "Append the audio again later.",
+    retry=True,
 )
 IMAGE_NOT_DECODED = ErrorKind(
     "image_not_decoded",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -36,6 +37,8 @@ class Caller:
     is_idle: bool = False  # the request is a line of a batch, and takes only what other requests leave
     limits: KeyLimits = UNLIMITED  # what the caller's key may use
     expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
+    # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
+    readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
 
     @property
     def quota_key(self) -> str:
@@ -63,9 +66,9 @@ class Context:
         """Return the models that the caller may use. No endpoint of a client asks the registry itself."""
         return VisibleModels(self.registry, caller(request).limits)
 
-    def serve(self, request: Request, name: str | None) -> tuple[Model, Loaded]:
-        """Return the model that answers a request."""
-        return self.models_for(request).serve(name)
+    def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
+        """Return the model that answers a request. `has_begun`: a part of it, which is finished before the server stops."""
+        return self.models_for(request).serve(name, has_begun=has_begun)
 
     def metrics_of(self, model: str) -> ModelSeries:
         return self.metrics.of(model)

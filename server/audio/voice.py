@@ -12,6 +12,8 @@ FRAME_MS = 20
 ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where this many of that many frames are loud
 QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the loudest sample
 LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech lies above the noise, for thresholds from 0 to 1
+CLEAR_DB = 6.0  # what lies below the loudest frame by this much more than noise lies below speech, is noise
+MOST_EARLY_FRAMES = 100  # frames that wait until the noise is known
 FLOOR_RISE_DB = 0.02  # how fast the estimate of the noise rises in a frame; it falls at once
 
 
@@ -33,18 +35,35 @@ class Ended:
 
 
 class VoiceDetector:
-    """Follows one stream of 16-bit samples."""
+    """Follows one stream of 16-bit samples.
 
-    def __init__(self, turns: TurnDetection, rate: int) -> None:
+    A stream may begin inside speech, when the noise is unknown. So the first frames wait until one is much quieter than another, as
+    happens within the first words. Then all of them are judged by the level of the quiet one.
+    """
+
+    def __init__(self, turns: TurnDetection, rate: int, noise_db: float | None = None) -> None:
+        """`noise_db` is the level of the noise before the stream, if an earlier detector knows it."""
         self._turns = turns
         self._frame_bytes = 2 * rate * FRAME_MS // 1000
         self._above_db = LEAST_ABOVE_DB + turns.threshold * (MOST_ABOVE_DB - LEAST_ABOVE_DB)
         self._rest = b""
-        self._floor_db = 0.0
+        self._floor_db = 0.0 if noise_db is None else noise_db
+        self._early: list[float] | None = [] if noise_db is None else None  # levels of the frames that wait
         self._recent = deque[bool](maxlen=ONSET_OF)
         self._num_frames = 0
         self._num_quiet = 0
         self.is_speaking = False
+
+    @property
+    def noise_db(self) -> float | None:
+        """Return the level of the noise, or None while it is unknown."""
+        return self._floor_db if self._early is None else None
+
+    @property
+    def kept_ms(self) -> int:
+        """Return how much of the audio so far may belong to speech that is found later."""
+        num_frames = ONSET_OF + len(self._early or ()) + 1  # the last one is incomplete
+        return self._turns.prefix_ms + num_frames * FRAME_MS
 
     def feed(self, data: bytes) -> Iterator[Began | Ended]:
         """Yield where speech begins and ends in the next samples."""
@@ -56,10 +75,23 @@ class VoiceDetector:
             yield from self._step(float(level_db))
 
     def _step(self, level_db: float) -> Iterator[Began | Ended]:
+        self._floor_db = min(self._floor_db + FLOOR_RISE_DB, max(level_db, QUIETEST_DB - self._above_db))
+        if self._early is None:
+            yield from self._judged(level_db, self._above_db)
+            return
+        self._early.append(level_db)
+        is_known = max(self._early) > self._floor_db + self._above_db + CLEAR_DB
+        if is_known or len(self._early) == MOST_EARLY_FRAMES:
+            # the quietest frame may be a weak part of speech, so those before it need less
+            above_db = self._above_db / 2 if is_known else self._above_db
+            early, self._early = self._early, None
+            for level_db in early:
+                yield from self._judged(level_db, above_db)
+
+    def _judged(self, level_db: float, above_db: float) -> Iterator[Began | Ended]:
         self._num_frames += 1
         now_ms = self._num_frames * FRAME_MS
-        self._floor_db = min(self._floor_db + FLOOR_RISE_DB, max(level_db, QUIETEST_DB - self._above_db))
-        is_loud = level_db > self._floor_db + self._above_db
+        is_loud = level_db > self._floor_db + above_db
         self._recent.append(is_loud)
         self._num_quiet = 0 if is_loud else self._num_quiet + 1
         if not self.is_speaking and sum(self._recent) >= ONSET_FRAMES:

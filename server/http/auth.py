@@ -120,6 +120,15 @@ class Guard:
         now = self._api.limits_of(passed.key_digest)
         return passed.limits if now is None else now
 
+    def limits_now(self, passed: Passed) -> KeyLimits:
+        """Return the present limits of the key that has passed earlier. Raise ApiError if the key is gone."""
+        if not self._api.exists:
+            return passed.limits
+        for ring in (self._admin, self._api):
+            if (limits := ring.limits_of(passed.key_digest)) is not None:
+                return limits
+        raise ApiError(INVALID_API_KEY, "the API key is valid no longer", headers={"www-authenticate": "Bearer"})
+
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())
         if name not in self._hosts:

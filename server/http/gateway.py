@@ -26,11 +26,12 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
+from server.http.answer_framing import SWITCHING, UPGRADED
 from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
-from server.http.protocol import SWITCHING, UPGRADED
+from server.http.keys import KeyLimits
 from server.http.proxies import Proxies
 from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
@@ -138,6 +139,7 @@ class Gateway:
                     inward is not None,
                     limits,
                     expects,
+                    lambda: self._readmit(passed, record),
                 )
                 if headers.get("content-type", "").startswith(FORM):
                     # no endpoint takes a form, and `curl -d` declares one whatever it sends; without a type, the body is read as JSON
@@ -175,6 +177,14 @@ class Gateway:
                 self._kept.keep(record, exchange)
             for watcher in self._watchers:
                 watcher(record)
+
+    def _readmit(self, passed: Passed, record: RequestRecord) -> KeyLimits:
+        limits = self._guard.limits_now(passed)
+        use = self._rates.of(passed.key_digest, limits)
+        record.charge = None if use is None else use.charge
+        if use is not None:
+            use.take()
+        return limits
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body, because no endpoint can begin without it. Limit its size, its number of values and the time it takes."""

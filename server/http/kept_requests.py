@@ -43,6 +43,8 @@ class Exchange:
         self.is_complete = False
 
     def add(self, part: bytes, *, more: bool) -> None:
+        if not self.body:
+            return
         self.num_bytes += len(part)
         self.is_complete = not more
         if self.num_bytes <= MOST_ANSWER_BYTES:

@@ -13,11 +13,11 @@ from typing import Any
 from weakref import proxy
 
 import httptools
-from starlette.types import Message, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, ApiError
+from server.http.answer_framing import UPGRADED, framed
 from server.http.body_framing import Body, MeasuredBody, body_of
 from server.http.connections import PROBES, Connections
 from server.http.turns import Turns
@@ -26,12 +26,10 @@ from server.http.write_coalescing import CoalescingTransport, Outbox
 from server.settings import ServerSettings
 
 MAX_HEADERS = 128
-SWITCHING = 101  # the status of an answer that becomes a WebSocket
 MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond them
 HEAD_END = b"\r\n\r\n"
 HALF_CLOSED = "relaxserve.half_closed"  # in the scope of a request: an event, set once the client has stopped sending
-UPGRADED = "relaxserve.upgraded"  # in the scope of a request that asks to become a WebSocket: what follows its head is its body
-ENDLESS = 1 << 62  # bytes of such a body
+ENDLESS = 1 << 62  # bytes of the body of a request that asks to become a WebSocket
 PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
@@ -303,7 +301,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Start the application in a turn. A pipelined request has had its turn, and a probe that was not pipelined does not wait."""
-        app = _adapted(app, cycle)
+        app = framed(app, cycle)
         if not self._is_fresh or cycle.scope["raw_path"] in PROBES:
             super()._start_asgi_task(cycle, app)
         else:
@@ -337,65 +335,3 @@ class GuardedProtocol(HttpToolsProtocol):
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(f"HTTP/1.1 {error.kind.status} {error.kind.code}\r\n{lines}\r\n".encode() + body)
         self.transport.close()
-
-
-def _adapted(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """Return the application with a `send` for this request. The cycle must not hold this `send`: reference counts could then free neither,
-    and collecting such garbage pauses the event loop."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)
-        await app(scope, receive, _without_chunks(cycle, send) if scope["http_version"] == "1.0" else send)  # type: ignore[arg-type]
-
-    return answer  # type: ignore[return-value]  # uvicorn's types of messages are narrower
-
-
-def _closing_early(cycle: RequestResponseCycle, send: Send) -> Send:
-    """Return a `send` that closes the connection after an answer that begins before the whole body is here."""
-
-    async def send_and_close(message: Message) -> None:
-        if message["type"] == "http.response.start" and cycle.more_body:
-            cycle.keep_alive = False
-        await send(message)
-
-    return send_and_close
-
-
-def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
-    """Return a `send` for a request that asks to become a WebSocket. After the status 101, bytes are sent as they are. In any case, the
-    connection closes after the answer."""
-    is_upgraded = False
-
-    async def send_raw(message: Message) -> None:
-        nonlocal is_upgraded
-        if message["type"] == "http.response.start":
-            is_upgraded = message["status"] == SWITCHING
-            cycle.keep_alive = is_upgraded  # uvicorn adds no header that would contradict the upgrade
-            cycle.chunked_encoding = False if is_upgraded else None
-        elif is_upgraded:
-            cycle.keep_alive = False
-            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn refuses a body of another length
-        await send(message)
-
-    return send_raw
-
-
-def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
-    """Return a `send` for HTTP/1.0, which has no chunked encoding. An answer without a length ends when the connection closes. After an
-    answer with a length, the connection stays open only if the client asked for that; a header then confirms it."""
-    is_measured = True
-
-    async def send_plainly(message: Message) -> None:
-        nonlocal is_measured
-        if message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message["headers"]}
-            is_measured = b"content-length" in names
-            if not is_measured:
-                cycle.chunked_encoding = cycle.keep_alive = False
-            elif cycle.keep_alive and b"connection" not in names:
-                message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
-        elif not is_measured:
-            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn refuses a body of another length
-        await send(message)
-
-    return send_plainly

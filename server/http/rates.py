@@ -44,15 +44,19 @@ class KeyUse:
 
     def begin(self) -> None:
         """Count a request that begins, or raise ApiError if it exceeds a rate."""
-        self._fill()
         most = self.limits.concurrent_requests
         if most is not None and self.num_running >= most:
             raise _refusal(f"the key has {self.num_running} running requests, as many as it may have", BUSY_S)
+        self.take()
+        self.num_running += 1
+
+    def take(self) -> None:
+        """Count a part of a running request as a request of its own, or raise ApiError if it exceeds a rate."""
+        self._fill()
         for name, bucket in self._buckets.items():
             if bucket.level < 1:
                 wait_s = max(1, math.ceil(bucket.seconds_to(1)))
                 raise _refusal(f"the key has used its {bucket.per_minute} {name} per minute", wait_s)
-        self.num_running += 1
         if "requests" in self._buckets:
             self._buckets["requests"].level -= 1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -33,10 +34,11 @@ class CloseCode(IntEnum):
     POLICY = 1008
     TOO_LARGE = 1009
     INTERNAL = 1011
+    TRY_AGAIN = 1013
 
 
 class WebSocketError(Exception):
-    """The client breaks the protocol, so the connection must be closed with this code."""
+    """The connection must be closed with this code, mostly because the client breaks the protocol."""
 
     def __init__(self, code: CloseCode, reason: str) -> None:
         super().__init__(reason)
@@ -97,21 +99,30 @@ def close_frame(code: CloseCode, reason: str = "") -> bytes:
 class Reader:
     """Parses what a client sends. A message may have `most_bytes`."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._most_bytes, self._now_s = most_bytes, now_s
+        self.begun_s: float | None = None  # when the message began that is incomplete; None: there is none
         self._received = bytearray()
         self._parts = bytearray()  # of a message in several frames
         self._kind: Opcode | None = None  # of that message
 
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete now. Raise WebSocketError if the client breaks the protocol."""
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the message that is incomplete."""
+        return len(self._parts) + len(self._received)
+
+    def feed(self, data: bytes) -> Iterator[Message | None]:
+        """Yield for each frame that is complete now the message that it completes, or None. Raise WebSocketError if the client breaks the
+        protocol."""
         self._received += data
         while (found := self._frame()) is not None:
             is_last, opcode, payload = found
-            if opcode >= Opcode.CLOSE:
-                yield Message(opcode, payload)
-            elif (message := self._joined(is_last, opcode, payload)) is not None:
-                yield message
+            message = Message(opcode, payload) if opcode >= Opcode.CLOSE else self._joined(is_last, opcode, payload)
+            if self._kind is None:
+                self.begun_s = None
+            yield message
+        if self.begun_s is None and (self._received or self._kind is not None):
+            self.begun_s = self._now_s()
 
     def _joined(self, is_last: bool, opcode: Opcode, payload: bytes) -> Message | None:
         if (opcode is Opcode.CONTINUATION) == (self._kind is None):
@@ -121,8 +132,6 @@ class Reader:
         if is_last and not self._parts:
             self._kind = None
             return Message(kind, payload)
-        if len(self._parts) + len(payload) > self._most_bytes:
-            raise self._too_large()
         self._parts += payload
         self._kind = None if is_last else kind
         if not is_last:
@@ -150,16 +159,13 @@ class Reader:
                 return None
             size = int.from_bytes(received[at : at + num_bytes])
             at += num_bytes
-        if size > self._most_bytes:
-            raise self._too_large()
+        if size + (len(self._parts) if opcode < Opcode.CLOSE else 0) > self._most_bytes:
+            raise WebSocketError(CloseCode.TOO_LARGE, f"a message has more than {self._most_bytes} bytes; send smaller ones")
         if len(received) < at + 4 + size:
             return None
         payload = _unmasked(bytes(received[at : at + 4]), received[at + 4 : at + 4 + size])
         del received[: at + 4 + size]
         return is_last, opcode, payload
-
-    def _too_large(self) -> WebSocketError:
-        return WebSocketError(CloseCode.TOO_LARGE, f"a message has more than {self._most_bytes} bytes; send smaller ones")
 
 
 def _unmasked(mask: bytes, data: bytearray) -> bytes:

@@ -182,10 +182,10 @@ class Registry:
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
         return model
 
-    def serve(self, name: str | None) -> tuple[Model, Loaded]:
+    def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
-        if there are several."""
-        if self.closing:
+        if there are several. `has_begun`: it is a part of a request that the server finishes before it stops."""
+        if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
             if len(self._models) != 1:

@@ -16,20 +16,20 @@ class VisibleModels:
     registry: Registry
     limits: KeyLimits
 
-    def serve(self, name: str | None) -> tuple[Model, Loaded]:
+    def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded."""
         if not self.limits.models:
-            return self.registry.serve(name)
+            return self.registry.serve(name, has_begun=has_begun)
         names = [one for model in self.registry.models() for one in self.names_of(model)]
         shown = ", ".join(sorted(names)) or "none"
         if name is None:
             models = {self.registry.find(one).spec.name for one in names}
             if len(models) != 1:
                 raise ApiError(MISSING_FIELD, f"model is absent, and the key may use {len(models)} models: {shown}", param="model")
-            return self.registry.serve(names[0])
+            return self.registry.serve(names[0], has_begun=has_begun)
         if not any(one in names for one in names_like(name)):
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {shown}", param="model")
-        return self.registry.serve(name)
+        return self.registry.serve(name, has_begun=has_begun)
 
     def names_of(self, model: Model) -> list[str]:
         """Return the names of a model that the caller may use, its own name first."""

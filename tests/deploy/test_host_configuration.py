@@ -20,7 +20,9 @@ import yaml
 from deploy.nginx.__main__ import with_admin_paths
 from deploy.settings import PREFIX, SETTINGS, num_bytes
 from runtime.flags import SWITCHES
+from server.api.answer.socket import SILENT_S
 from server.http.auth import Access, access_of
+from server.http.websocket import PATHS
 from server.settings import ServerSettings
 from tests.debian import file, program
 
@@ -39,6 +41,14 @@ def test_nginx_passes_streams_on_as_they_come() -> None:
     assert set(directive("proxy_buffering")) == {"off"} and len(directive("proxy_buffering")) == locations
     assert directive("proxy_http_version") == ["1.1"] * locations
     assert NGINX.count("{") == NGINX.count("}")
+
+
+def test_nginx_passes_on_what_a_websocket_asks_for() -> None:
+    for path in PATHS:
+        (location,) = re.findall(rf"location = {path.decode()} {{(.*?)\n    }}", NGINX, re.DOTALL)
+        assert 'proxy_set_header Connection "upgrade";' in location and "proxy_set_header Upgrade $http_upgrade;" in location
+        (read_s,) = re.findall(r"proxy_read_timeout (\d+)s;", location)
+        assert int(read_s) > SILENT_S
 
 
 def test_nginx_waits_as_long_as_the_server_and_takes_what_it_takes() -> None:

@@ -24,25 +24,33 @@ BELOW = NGINX.replace("location / {", "location /llm/ {", 1).replace("proxy_pass
 PATIENCE_S = 60.0
 
 
+@contextmanager
+def nginx_before(upstream: str, folder: Path, text: str = NGINX) -> Iterator[Path]:
+    """Start an nginx that passes requests on to `upstream`, a host and a port. Yield the socket at which it listens."""
+    place = folder / "socket"
+    path = whole(folder, f"listen unix:{place};", upstream=upstream, text=text)
+    with subprocess.Popen([program("nginx"), "-c", path]) as process:
+        try:
+            until = time.monotonic() + PATIENCE_S
+            while not place.exists():
+                assert process.poll() is None and time.monotonic() < until, (folder / "log").read_text()
+                time.sleep(0.01)
+            yield place
+        finally:
+            process.terminate()
+
+
 @pytest.fixture
 def front(tmp_path: Path) -> Callable[..., Any]:
     """Return a context manager: an HTTP client of an nginx that passes requests on to `upstream`, a host and a port."""
-    nginx = program("nginx")
 
     @contextmanager
     def start(upstream: str, text: str = NGINX) -> Iterator[httpx.Client]:
-        place = tmp_path / "socket"
-        path = whole(tmp_path, f"listen unix:{place};", upstream=upstream, text=text)
-        with subprocess.Popen([nginx, "-c", path]) as process:
-            try:
-                until = time.monotonic() + PATIENCE_S
-                while not place.exists():
-                    assert process.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()
-                    time.sleep(0.01)
-                with httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://localhost", timeout=PATIENCE_S) as client:
-                    yield client
-            finally:
-                process.terminate()
+        with (
+            nginx_before(upstream, tmp_path, text) as place,
+            httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://localhost", timeout=PATIENCE_S) as client,
+        ):
+            yield client
 
     return start
 

@@ -4,11 +4,16 @@ a session's texts are those of the same samples in a file."""
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
+import struct
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,10 +23,11 @@ import numpy as np
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from server.audio.wav import pcm_file
 from tests.conftest import DemoServer, serving_demo
+from tests.deploy.test_nginx import nginx_before
 
 MODEL = Path(__file__).parents[1] / "golden" / "whisper"
 RATE, RECEIVE_S = 24_000, 60
@@ -34,11 +40,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text("secret-key\n")
-    with serving_demo(cache_folder, str(MODEL), "--quantize", "f32", "--max-audio-s", "5", "--api-key-file", str(keys)) as server:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text("secret-key\nslow-key requests_per_minute=1\nleaving-key\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path, keys: Path) -> Iterator[DemoServer]:
+    with serving(cache_folder, keys) as server:
         yield server
+
+
+def serving(cache_folder: Path, keys: Path, *options: str) -> AbstractContextManager[DemoServer]:
+    return serving_demo(cache_folder, str(MODEL), "--quantize", "f32", "--max-audio-s", "5", "--api-key-file", str(keys), *options)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +151,7 @@ def test_several_connections_at_once(client: openai.OpenAI) -> None:
     ("event", "code", "param"),
     [
         ("no JSON", "invalid_json", None),
+        pytest.param('{"type":"x","a":[' + "[]," * 100_000 + "[]]}", "body_too_complex", None, id="many values"),
         ([], "missing_field", "type"),
         ({"type": "response.create"}, "invalid_value", "type"),
         ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_value", "audio"),
@@ -182,15 +198,95 @@ def test_refusals_are_answers(server: DemoServer, path: str, options: dict[str, 
 
 
 def test_a_key_may_be_a_protocol_as_in_browsers(server: DemoServer) -> None:
-    with plain(server, additional_headers={}, subprotocols=["realtime", "openai-insecure-api-key.secret-key"]) as connection:
-        assert connection.subprotocol == "realtime"
-        assert json.loads(connection.recv(RECEIVE_S))["type"] == "session.created"
+    for names in (["realtime", "openai-insecure-api-key.secret-key"], ["openai-insecure-api-key.secret-key", "realtime"]):
+        with plain(server, additional_headers={}, subprotocols=names) as connection:
+            assert connection.subprotocol == "realtime"
+            assert json.loads(connection.recv(RECEIVE_S))["type"] == "session.created"
 
 
 def test_a_plain_request_is_told_what_the_path_is(server: DemoServer) -> None:
     answer = httpx.get(f"{server.url}/v1/realtime", headers={"authorization": "Bearer secret-key"}, timeout=60, verify=False)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
-    assert "asks for no upgrade" in answer.json()["error"]["message"]
+    assert "asks for no upgrade; send `Upgrade: websocket`, and let a proxy in between" in answer.json()["error"]["message"]
+
+
+def sent(event: str, **fields: Any) -> str:
+    return json.dumps({"type": event, **fields})
+
+
+def next_of(connection: ClientConnection, kind: str) -> Any:
+    while (event := json.loads(connection.recv(RECEIVE_S)))["type"] != kind:
+        assert event["type"] != "error", event
+    return event
+
+
+def commit(connection: ClientConnection, samples: bytes) -> None:
+    connection.send(sent("session.update", session=MANUAL))
+    connection.send(sent("input_audio_buffer.append", audio=b64encode(samples).decode()))
+    connection.send(sent("input_audio_buffer.commit"))
+
+
+def rest_of(connection: ClientConnection) -> tuple[list[str], tuple[int, str]]:
+    """Return the types of the events until the server closes the connection, and its code and reason."""
+    types = list[str]()
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            types.append(json.loads(connection.recv(RECEIVE_S))["type"])
+    assert closed.value.rcvd is not None
+    return types, (closed.value.rcvd.code, closed.value.rcvd.reason)
+
+
+def test_a_session_goes_through_nginx(server: DemoServer, client: openai.OpenAI, tmp_path: Path) -> None:
+    samples = noise(0.4)
+    with nginx_before(server.url.removeprefix("http://"), tmp_path) as place:
+        headers = {"authorization": "Bearer secret-key"}
+        with unix_connect(str(place), "ws://localhost/v1/realtime?model=whisper", additional_headers=headers) as connection:
+            commit(connection, samples)
+            completed = next_of(connection, "conversation.item.input_audio_transcription.completed")
+            assert completed["transcript"] == text_of(client, samples)
+
+
+def test_each_item_counts_for_the_rates_of_the_key(server: DemoServer) -> None:
+    with plain(server, additional_headers={"authorization": "Bearer slow-key"}) as connection:
+        commit(connection, noise(0.2))
+        failed = next_of(connection, "conversation.item.input_audio_transcription.failed")
+        assert failed["error"]["code"] == "rate_limit_exceeded" and "1 requests per minute" in failed["error"]["message"]
+
+
+def test_a_key_that_is_removed_ends_its_sessions(server: DemoServer, keys: Path) -> None:
+    with plain(server, additional_headers={"authorization": "Bearer leaving-key"}) as connection:
+        commit(connection, noise(0.2))
+        next_of(connection, "conversation.item.input_audio_transcription.completed")
+        keys.write_text(keys.read_text().replace("leaving-key\n", ""))
+        commit(connection, noise(0.2))
+        assert rest_of(connection)[1] == (1008, "the API key is valid no longer")
+
+
+def test_a_client_that_streams_hears_that_the_server_stops(cache_folder: Path, keys: Path) -> None:
+    """It hears it long before the server would end its requests."""
+    with serving(cache_folder, keys, "--drain-s", "600") as server, plain(server) as connection, ThreadPoolExecutor(1) as pool:
+        for seed in range(4):
+            commit(connection, noise(0.5, seed))
+        events = list[str]()
+        while events.count("input_audio_buffer.committed") < 4:
+            events.append(json.loads(connection.recv(RECEIVE_S))["type"])
+
+        def stream() -> None:
+            piece = sent("input_audio_buffer.append", audio=b64encode(bytes(4800)).decode())
+            try:
+                while True:
+                    connection.send(piece)
+                    connection.send(sent("input_audio_buffer.clear"))
+                    time.sleep(0.01)
+            except ConnectionClosed:
+                pass
+
+        streaming = pool.submit(stream)
+        os.kill(server.pid, signal.SIGTERM)
+        rest, closed = rest_of(connection)
+        assert [*events, *rest].count("conversation.item.input_audio_transcription.completed") == 4, "what was committed is transcribed"
+        assert closed == (1001, "the server stops")
+        streaming.result(RECEIVE_S)
 
 
 def test_what_breaks_the_protocol_closes_with_its_code(server: DemoServer) -> None:
@@ -201,12 +297,20 @@ def test_what_breaks_the_protocol_closes_with_its_code(server: DemoServer) -> No
             connection.recv()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1003
     with plain(server) as connection:
-        connection.ping().wait(10)
+        assert connection.ping().wait(RECEIVE_S), "no pong"
         connection.recv()
-        connection.send("x" * (9 << 20))
+        connection.send("x" * ((1 << 20) + 1))
         with pytest.raises(ConnectionClosed) as closed:
             connection.recv()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+def used(server: DemoServer) -> dict[str, float]:
+    """Return what requests use of the server."""
+    text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer secret-key"}, timeout=60, verify=False).text
+    found = re.findall(r"^(vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc))\{.*\} (\S+)$", text, re.MULTILINE)
+    assert len(found) == 3
+    return {name: float(value) for name, value in found}
 
 
 def test_a_client_that_vanishes_leaves_the_server_whole(server: DemoServer, client: openai.OpenAI) -> None:
@@ -221,4 +325,13 @@ def test_a_client_that_vanishes_leaves_the_server_whole(server: DemoServer, clie
             assert connection.recv(20).startswith(b"HTTP/1.1 101 ")
     with client.realtime.connect(model="whisper") as talk:
         append(talk, noise(1.0))
+    with plain(server) as connection:
+        commit(connection, noise(4.0))
+        next_of(connection, "input_audio_buffer.committed")
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.socket.close()  # with a reset
+    until_s = time.monotonic() + RECEIVE_S
+    while any((left := used(server)).values()):
+        assert time.monotonic() < until_s, left
+        time.sleep(0.05)
     assert text_of(client, noise(0.3))

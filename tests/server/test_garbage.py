@@ -64,13 +64,13 @@ def test_a_request_leaves_no_cycles(shared_server, name):
 
 def test_a_cycle_per_request_is_found(shared_server, monkeypatch):
     """With a cycle that refers to its own `send`, the test above fails."""
-    adapted = protocol._adapted
+    framed = protocol.framed
 
     def circular(app, cycle):
         cycle.itself = cycle
-        return adapted(app, cycle)
+        return framed(app, cycle)
 
-    monkeypatch.setattr(protocol, "_adapted", circular)
+    monkeypatch.setattr(protocol, "framed", circular)
     assert garbage_of(shared_server, REQUESTS["a probe"]) > 2 * NUM_REQUESTS
 
 

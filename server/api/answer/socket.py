@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import BAD_REQUEST, ApiError
-from server.http.protocol import UPGRADED
+from server.http.answer_framing import UPGRADED
+from server.http.auth import SOCKET_KEY
 from server.http.websocket import CloseCode, Message, Opcode, Reader, WebSocketError, accept_of, close_frame, fault_of, frame
 
 log = logging.getLogger(__name__)
@@ -21,15 +23,31 @@ log = logging.getLogger(__name__)
 PING_S = 20.0  # a silent client is asked for a sign of life after this time
 SILENT_S = 60.0  # a client without a sign of life is gone after this time
 WATCH_S = 1.0  # seconds between looks at whether the server stops
-TURN = 32  # messages handled before other tasks may run
+TURN = 32  # frames handled before other tasks may run
+NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and let a proxy in between pass on Upgrade and Connection"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    most_bytes: int  # of a message
+    message_s: float  # time for the whole of a message
+    open_s: float  # time for which the connection stays open
 
 
 class Connection:
     """The messages of one WebSocket."""
 
-    def __init__(self, receive: Receive, send: Send, most_bytes: int, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        limits: SocketLimits,
+        is_stopping: Callable[[], bool],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._receive, self._send, self._is_stopping = receive, send, is_stopping
-        self._reader = Reader(most_bytes)
+        self._limits, self._now_s, self._opened_s = limits, now_s, now_s()
+        self._reader = Reader(limits.most_bytes, now_s)
 
     async def send_text(self, text: bytes) -> None:
         await self.write(frame(Opcode.TEXT, text))
@@ -37,19 +55,24 @@ class Connection:
     async def write(self, data: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def texts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed."""
+    async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
+        """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed. `hold` is
+        told the bytes of the message that is incomplete, and may raise."""
         count = 0
-        async for data in self._received():
-            for message in self._reader.feed(data):
-                count += 1
-                if count % TURN == 0:
-                    await asyncio.sleep(0)
-                if message.opcode is Opcode.CLOSE:
-                    return
-                text = await self._text_of(message)
-                if text is not None:
-                    yield text
+        async with aclosing(self._received()) as received:
+            async for data in received:
+                for message in self._reader.feed(data):
+                    count += 1
+                    if count % TURN == 0:
+                        await asyncio.sleep(0)
+                    if message is None:
+                        continue
+                    if message.opcode is Opcode.CLOSE:
+                        return
+                    text = await self._text_of(message)
+                    if text is not None:
+                        yield text
+                hold(self._reader.num_bytes)
 
     async def _text_of(self, message: Message) -> bytes | None:
         match message.opcode:
@@ -65,50 +88,59 @@ class Connection:
 
     async def _received(self) -> AsyncGenerator[bytes, None]:
         """Yield received bytes until the client has gone."""
-        heard_s = pinged_s = time.monotonic()
+        heard_s = pinged_s = self._now_s()
         while True:
+            self._check()
             try:
                 async with asyncio.timeout(WATCH_S):
                     event = await self._receive()
             except TimeoutError:
-                now_s = time.monotonic()
-                if self._is_stopping():
-                    raise WebSocketError(CloseCode.GOING_AWAY, "the server stops") from None
+                now_s = self._now_s()
                 if now_s - heard_s > SILENT_S:
-                    return
+                    raise WebSocketError(CloseCode.POLICY, f"the client has been silent for {SILENT_S:g} s; answer pings") from None
                 if now_s - max(heard_s, pinged_s) > PING_S:
                     pinged_s = now_s
                     await self.write(frame(Opcode.PING))
                 continue
             if event["type"] == "http.disconnect":
                 return
-            heard_s = time.monotonic()
             yield event.get("body", b"")
+            heard_s = self._now_s()  # later than the event came, if its messages took long
+
+    def _check(self) -> None:
+        limits, now_s, begun_s = self._limits, self._now_s(), self._reader.begun_s
+        if self._is_stopping():
+            raise WebSocketError(CloseCode.GOING_AWAY, "the server stops")
+        if now_s - self._opened_s > limits.open_s:
+            raise WebSocketError(CloseCode.GOING_AWAY, f"the session has lasted {limits.open_s / 60:g} minutes; connect again")
+        if begun_s is not None and now_s - begun_s > limits.message_s:
+            raise WebSocketError(CloseCode.POLICY, f"a message did not arrive whole within {limits.message_s:g} s")
 
 
 class WebSocket(Response):
-    """An answer that becomes a WebSocket, which `serve` uses until it returns. Messages of the client may have `most_bytes`."""
+    """An answer that becomes a WebSocket, which `serve` uses until it returns."""
 
     def __init__(
-        self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, most_bytes: int, is_stopping: Callable[[], bool]
+        self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, limits: SocketLimits, is_stopping: Callable[[], bool]
     ) -> None:
         """Raise ApiError if the request does not ask for a WebSocket."""
         headers = request.headers
-        fault = fault_of(headers) if request.scope.get(UPGRADED) else "the request asks for no upgrade; send `Upgrade: websocket`"
+        fault = fault_of(headers) if request.scope.get(UPGRADED) else NO_UPGRADE
         if fault:
             raise ApiError(BAD_REQUEST, f"{request.url.path} is a WebSocket, and {fault}")
         asked = [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",") if name.strip()]
-        chosen = {"sec-websocket-protocol": asked[0]} if asked else {}  # further ones may be keys
+        open_names = [name for name in asked if not name.startswith(SOCKET_KEY)]
+        chosen = {"sec-websocket-protocol": open_names[0]} if open_names else {}
         accept = accept_of(headers["sec-websocket-key"])
         super().__init__(
             status_code=101, headers={"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-accept": accept, **chosen}
         )
         del self.headers["content-length"]
-        self._serve, self._most_bytes, self._is_stopping = serve, most_bytes, is_stopping
+        self._serve, self._limits, self._is_stopping = serve, limits, is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        connection = Connection(receive, send, self._most_bytes, self._is_stopping)
+        connection = Connection(receive, send, self._limits, self._is_stopping)
         code, reason = CloseCode.INTERNAL, "the server failed; its log has the cause"
         try:
             await self._serve(connection)

@@ -14,6 +14,7 @@ import secrets
 import time
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +22,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.answer.generate import Generation, Job
-from server.api.answer.socket import Connection, WebSocket
+from server.api.answer.socket import Connection, SocketLimits, WebSocket
 from server.api.context import Context, caller
 from server.api.routes import new_router
 from server.api.speech import transcribe
 from server.api.speech.form import SpeechForm
 from server.api.speech.prepare import request_of
+from server.api.speech.realtime_memory import SessionMemory, Share
 from server.api.speech.realtime_session import RATE, Session, updated
 from server.audio.decoder import AudioDecoder
 from server.audio.voice import Began, VoiceDetector
@@ -35,12 +37,15 @@ from server.errors import (
     AUDIO_BUFFER_EMPTY,
     AUDIO_BUFFER_FULL,
     INTERNAL,
+    INVALID_API_KEY,
     INVALID_JSON,
     INVALID_VALUE,
     MISSING_FIELD,
     NOT_A_SPEECH_MODEL,
     ApiError,
 )
+from server.http.json_scan import PIECE_BYTES, JsonScan
+from server.http.websocket import CloseCode, WebSocketError
 from server.models.model import Loaded, Model
 from server.speech.tokens import SpeechTokens
 
@@ -48,8 +53,9 @@ log = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 2
 LEAST_MS = 100  # shortest buffer that can be committed
-MOST_HELD_BYTES = 512 << 20  # of the audio that all connections hold
-MOST_ITEMS = 32  # items of a connection that wait for their transcripts
+MOST_ITEMS = 32  # items of a connection that wait for their transcripts; beyond them, the client is not read
+MOST_MESSAGE_BYTES = 1 << 20  # 16 s of audio in base64
+MOST_SESSION_S = 3600.0  # after this time, the client must connect again
 EVENT = "conversation.item.input_audio_transcription."
 
 
@@ -63,36 +69,56 @@ class _Item:
 class _Talk:
     """One connection."""
 
-    def __init__(self, connection: Connection, speech: Speech, model: str | None, talks: set[_Talk]) -> None:
-        """`talks` are all connections of the server."""
-        self._connection, self._speech, self._talks = connection, speech, talks
+    def __init__(self, connection: Connection, speech: Speech, model: str | None, share: Share) -> None:
+        """`share` counts what the connection holds."""
+        self._connection, self._speech, self._share = connection, speech, share
         self._session, self._id = Session(model), f"sess_{secrets.token_hex(8)}"
         self._buffer = bytearray()
         self._num_dropped = 0  # bytes of all audio before the buffer
         self._num_waiting = 0  # bytes of the items that wait
-        self._items = asyncio.Queue[_Item]()
+        self._num_unread = 0  # bytes of a message that is incomplete
+        self._items = asyncio.Queue[_Item](MOST_ITEMS)
+        self._item_ended = asyncio.Event()
         self._last_id: str | None = None
         self._next_id = _new_id()
+        self._voice: VoiceDetector | None = None
         self._voice = self._new_voice()
 
     async def serve(self) -> None:
         await self._send("session.created", session=self._session.described(self._id))
-        writing = asyncio.create_task(self._transcribe_items())
-        self._talks.add(self)
+        tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._transcribe_items())]
         try:
-            async for text in self._connection.texts():
-                if writing.done():
-                    await writing  # raises what ended it
-                await self._handle(text)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
-            self._talks.discard(self)
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._share.hold(0)
+
+    async def _read_events(self) -> None:
+        try:
+            async with aclosing(self._connection.texts(self._hold_unread)) as texts:
+                async for text in texts:
+                    await self._handle(text)
+        except WebSocketError as error:
+            if error.code is CloseCode.GOING_AWAY:
+                await self._items.join()  # what was committed gets its transcript
+            raise
+
+    # what the connection holds
 
     @property
-    def num_bytes(self) -> int:
-        """Return the bytes of audio that the connection holds."""
-        return len(self._buffer) + self._num_waiting
+    def _num_bytes(self) -> int:
+        return len(self._buffer) + self._num_waiting + self._num_unread
+
+    def _hold_unread(self, num_bytes: int) -> None:
+        self._num_unread = num_bytes
+        try:
+            self._share.hold(self._num_bytes)
+        except ApiError as error:
+            raise WebSocketError(CloseCode.TRY_AGAIN, error.message) from None
 
     async def _send(self, kind: str, **fields: Any) -> None:
         await self._connection.send_text(msgspec.json.encode({"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **fields}))
@@ -100,7 +126,7 @@ class _Talk:
     async def _handle(self, text: bytes) -> None:
         event_id = None
         try:
-            event = _event_of(text)
+            event = await _event_of(text)
             event_id = event.get("event_id")
             await self._apply(event)
         except ApiError as error:
@@ -118,6 +144,8 @@ class _Talk:
             case "input_audio_buffer.append":
                 await self._append(_audio_of(event))
             case "input_audio_buffer.commit":
+                if (ms := _ms(len(self._buffer))) < LEAST_MS:
+                    raise ApiError(AUDIO_BUFFER_EMPTY, f"the buffer has {ms} ms of audio; expected at least {LEAST_MS} ms")
                 await self._commit(len(self._buffer))
                 self._voice = self._new_voice()
             case "input_audio_buffer.clear":
@@ -131,28 +159,25 @@ class _Talk:
     # the buffer
 
     def _new_voice(self, session: Session | None = None) -> VoiceDetector | None:
-        """Return a detector that begins with what follows the buffer."""
+        """Return a detector that begins with what follows the buffer, and knows the noise that the present one knows."""
         turns = (session or self._session).turns
         self._voice_begin_ms = _ms(self._num_dropped + len(self._buffer))
-        return None if turns is None else VoiceDetector(turns, RATE)
+        return None if turns is None else VoiceDetector(turns, RATE, self._voice and self._voice.noise_db)
 
     async def _append(self, data: bytes) -> None:
         most = self._speech.most_bytes
-        if sum(talk.num_bytes for talk in self._talks) + len(data) > MOST_HELD_BYTES:
-            text = f"the connections of this server hold {MOST_HELD_BYTES >> 20} MiB of audio, which is the most; try again later"
+        if len(self._buffer) + len(data) > most:
+            text = f"audio would bring the buffer to more than {most // (RATE * SAMPLE_BYTES)} s; commit or clear the buffer"
             raise ApiError(AUDIO_BUFFER_FULL, text, param="audio")
-        if self.num_bytes + len(data) > most:
-            raise ApiError(
-                AUDIO_BUFFER_FULL,
-                f"audio would bring the buffer and the items without transcripts to more than {most // (RATE * SAMPLE_BYTES)} s; "
-                "commit or clear the buffer, and wait for transcripts",
-                param="audio",
-            )
+        while len(self._buffer) + self._num_waiting + len(data) > most:
+            self._item_ended.clear()
+            await self._item_ended.wait()
+        self._share.hold(self._num_bytes + len(data))
         self._buffer += data
-        voice, session = self._voice, self._session
-        if voice is None or session.turns is None:
+        voice = self._voice
+        if voice is None:
             return
-        for found in voice.feed(data):
+        for found in [*voice.feed(data)]:
             at_ms = self._voice_begin_ms + found.at_ms
             if isinstance(found, Began):
                 self._drop(_bytes(at_ms) - self._num_dropped)
@@ -161,32 +186,27 @@ class _Talk:
                 await self._send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._next_id)
                 await self._commit(_bytes(at_ms) - self._num_dropped)
         if not voice.is_speaking:  # keep only what may belong to the next speech
-            self._drop(len(self._buffer) - _bytes(session.turns.prefix_ms + 200))
+            self._drop(len(self._buffer) - _bytes(voice.kept_ms))
 
     def _drop(self, num_bytes: int) -> None:
         num_bytes = max(0, min(num_bytes, len(self._buffer))) // SAMPLE_BYTES * SAMPLE_BYTES
         del self._buffer[:num_bytes]
         self._num_dropped += num_bytes
+        self._share.hold(self._num_bytes)
 
     async def _commit(self, num_bytes: int) -> None:
-        """Make the first bytes of the buffer an item."""
+        """Make the first bytes of the buffer an item, as soon as fewer than MOST_ITEMS wait."""
         samples = bytes(self._buffer[: num_bytes // SAMPLE_BYTES * SAMPLE_BYTES])
-        if _ms(len(samples)) < LEAST_MS:
-            text = f"the buffer has {_ms(len(samples))} ms of audio; expected at least {LEAST_MS} ms"
-            raise ApiError(AUDIO_BUFFER_EMPTY, text)
-        if self._items.qsize() >= MOST_ITEMS:
-            raise ApiError(AUDIO_BUFFER_FULL, f"{MOST_ITEMS} items wait for their transcripts; commit more after the first of them")
         item_id, self._next_id, before = self._next_id, _new_id(), self._last_id
         self._last_id = item_id
-        self._drop(len(samples))
         self._num_waiting += len(samples)
+        self._drop(len(samples))
         await self._send("input_audio_buffer.committed", item_id=item_id, previous_item_id=before)
         content = [{"type": "input_audio", "transcript": None}]
         item = {"id": item_id, "object": "realtime.item", "type": "message", "status": "completed", "role": "user", "content": content}
         for kind in ("added", "done"):
             await self._send(f"conversation.item.{kind}", item=item, previous_item_id=before)
-        self._items.put_nowait(_Item(item_id, samples, self._session))
-        self._speech.is_busy = True
+        await self._items.put(_Item(item_id, samples, self._session))
 
     # the items
 
@@ -196,12 +216,15 @@ class _Talk:
             names = {"item_id": item.item_id, "content_index": 0}
             try:
                 texts: list[str] = []
-                async for text in self._speech.texts(item):
-                    texts.append(text if texts else text.lstrip())
-                    await self._send(f"{EVENT}delta", delta=texts[-1], **names)
+                async with aclosing(self._speech.texts(item)) as found:
+                    async for text in found:
+                        texts.append(text if texts else text.lstrip())
+                        await self._send(f"{EVENT}delta", delta=texts[-1], **names)
                 usage = {"type": "duration", "seconds": math.ceil(len(item.samples) / (RATE * SAMPLE_BYTES))}
                 await self._send(f"{EVENT}completed", transcript="".join(texts).strip(), usage=usage, **names)
             except ApiError as error:
+                if error.kind is INVALID_API_KEY:
+                    raise WebSocketError(CloseCode.POLICY, error.message) from None
                 await self._send(f"{EVENT}failed", error=_described(error), **names)
             except Exception:
                 log.exception("the transcription of %s failed", item.item_id)
@@ -209,7 +232,9 @@ class _Talk:
                 await self._send(f"{EVENT}failed", error=_described(error), **names)
             finally:
                 self._num_waiting -= len(item.samples)
-                self._speech.is_busy = not self._items.empty()
+                self._share.hold(self._num_bytes)
+                self._item_ended.set()
+                self._items.task_done()
 
 
 class Speech:
@@ -217,7 +242,6 @@ class Speech:
 
     def __init__(self, context: Context, request: Request, decoder: AudioDecoder) -> None:
         self._context, self._request, self._decoder = context, request, decoder
-        self.is_busy = False  # an item waits for its transcript
         settings = context.settings
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
 
@@ -226,15 +250,17 @@ class Speech:
         _, loaded, tokens = self._model(session.model)
         request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
-    def _model(self, name: str | None) -> tuple[Model, Loaded, SpeechTokens]:
-        model, loaded = self._context.serve(self._request, name)
+    def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
+        model, loaded = self._context.serve(self._request, name, has_begun=has_begun)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
         return model, loaded, loaded.speech
 
     async def texts(self, item: _Item) -> AsyncGenerator[str, None]:
-        """Yield the texts of an item's segments."""
-        model, loaded, tokens = self._model(item.session.model)
+        """Yield the texts of an item's segments. For the rates of the key, an item is a request."""
+        who = caller(self._request)
+        self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
+        model, loaded, tokens = self._model(item.session.model, has_begun=True)
         who = replace(caller(self._request), arrived_s=time.monotonic())  # later than the connection
         series = self._context.metrics_of(model.spec.name)
 
@@ -245,13 +271,15 @@ class Speech:
         wanted = request_of(_form(item.session), "transcribe", loaded, tokens, who)
         if wanted.language is None and tokens.languages:
             wanted = await transcribe.with_language(wanted, recording, run)
-        async for segment in transcribe.segments_of(wanted, recording, run):
-            yield segment.text
+        async with aclosing(transcribe.segments_of(wanted, recording, run)) as segments:
+            async for segment in segments:
+                yield segment.text
 
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder, talks = AudioDecoder(settings.max_audio_s), set[_Talk]()
+    decoder, memory = AudioDecoder(settings.max_audio_s), SessionMemory()
+    limits = SocketLimits(min(settings.max_body_bytes, MOST_MESSAGE_BYTES), settings.body_timeout_s, MOST_SESSION_S)
 
     @routes.get("/v1/realtime", include_in_schema=False)
     async def realtime(request: Request) -> Response:
@@ -259,11 +287,9 @@ def router(context: Context) -> APIRouter:
         speech, model = Speech(context, request, decoder), request.query_params.get("model") or None
 
         async def serve(connection: Connection) -> None:
-            await _Talk(connection, speech, model, talks).serve()
+            await _Talk(connection, speech, model, Share(memory, caller(request).quota_key)).serve()
 
-        socket = WebSocket(
-            request, serve, most_bytes=settings.max_body_bytes, is_stopping=lambda: context.registry.closing and not speech.is_busy
-        )
+        socket = WebSocket(request, serve, limits=limits, is_stopping=lambda: context.registry.closing)
         speech.check(Session(model))
         return socket
 
@@ -274,7 +300,12 @@ def _form(session: Session) -> SpeechForm:
     return SpeechForm(session.model, session.language, session.prompt, "json", 0.0, True, 0, frozenset({"segment"}), ())
 
 
-def _event_of(text: bytes) -> Mapping[str, Any]:
+async def _event_of(text: bytes) -> Mapping[str, Any]:
+    scan = JsonScan()
+    for at in range(0, len(text), PIECE_BYTES):
+        if at:
+            await asyncio.sleep(0)
+        scan.feed(text[at : at + PIECE_BYTES])
     try:
         event = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

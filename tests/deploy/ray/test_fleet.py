@@ -136,7 +136,7 @@ def test_a_stream_survives_the_death_of_its_replica(fleet: Cluster) -> None:
 
 
 def test_what_means_one_server_is_refused(fleet: Cluster) -> None:
-    for path in ("/admin/models", "/metrics", "/v1/files"):
+    for path in ("/admin/models", "/metrics", "/v1/files", "/v1/realtime"):
         answer = httpx.get(fleet.url + path)
         assert answer.status_code == 404
         assert "means one server" in answer.json()["error"]["message"]

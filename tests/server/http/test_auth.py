@@ -10,8 +10,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from server.app import create_app
-from server.http.auth import HEALTH_PATHS, UNTYPED, Access, _is_own, access_of
-from server.http.keys import KeyRing
+from server.errors import ApiError
+from server.http.auth import HEALTH_PATHS, UNTYPED, Access, Guard, _is_own, access_of
+from server.http.keys import UNLIMITED, KeyLimits, KeyRing
 from server.models.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
@@ -103,6 +104,22 @@ def test_key_file_is_read_again_when_it_changes(tmp_path):
     file.write_text("another-key\n")
     os.utime(file, ns=(1, 1))
     assert ring.find("another-key") and not ring.find(KEY)
+
+
+def test_a_running_request_learns_the_present_limits_of_its_key(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY} requests_per_minute=5\nother-0123456789\n")
+    guard = Guard(ServerSettings(api_key_file=file, admin_keys=(ADMIN,)))
+    passed, admin = (guard.check("GET", "/v1/models", bearer(key)) for key in (KEY, ADMIN))
+    assert guard.limits_now(passed) == passed.limits == KeyLimits(requests_per_minute=5)
+    file.write_text(f"{KEY} requests_per_minute=50\nother-0123456789\n")
+    assert guard.limits_now(passed) == KeyLimits(requests_per_minute=50)
+    file.write_text("other-0123456789\n")
+    with pytest.raises(ApiError, match="the API key is valid no longer"):
+        guard.limits_now(passed)
+    assert guard.limits_now(admin) == UNLIMITED
+    without = Guard(ServerSettings())
+    assert without.limits_now(without.check("GET", "/v1/models", {"host": "localhost"})) == UNLIMITED
 
 
 def test_a_key_file_that_vanishes_keeps_its_keys(tmp_path):

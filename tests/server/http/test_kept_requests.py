@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.http.kept_requests import KeptRequests
+from server.http.kept_requests import Exchange, KeptRequests
 from server.settings import ServerSettings, SettingsError
 
 SECRET = "sk-secret"
@@ -47,6 +47,16 @@ def test_requests_and_answers_are_kept_without_keys(serve: Any, tmp_path: Path) 
     assert SECRET not in place.read_text()
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert len(place.read_text().splitlines()) == 2, "no model answered the others"
+
+
+def test_an_answer_without_a_request_is_not_held() -> None:
+    """A session over a WebSocket has no body that could be repeated, and its answer may be long."""
+    exchange = Exchange()
+    exchange.add(b"x" * 1000, more=True)
+    assert not exchange.answer and not exchange.is_kept
+    exchange.body = b"{}"
+    exchange.add(b"y", more=False)
+    assert exchange.answer == [b"y"] and exchange.is_kept
 
 
 def test_a_compressed_answer_is_kept_in_plain(serve: Any, tmp_path: Path, answering: Any) -> None:

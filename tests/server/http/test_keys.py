@@ -130,3 +130,19 @@ def test_a_key_keeps_its_use_until_its_limits_change():
     assert rates.of("a", KeyLimits(requests_per_minute=1)) is first
     assert rates.of("b", KeyLimits(requests_per_minute=1)) is not first
     assert rates.of("a", KeyLimits(requests_per_minute=2)) is not first
+
+
+def test_a_part_of_a_request_counts_as_a_request_and_runs_within_it():
+    clock = Clock()
+    use = use_of(clock, requests_per_minute=2, tokens_per_minute=60, concurrent_requests=1)
+    use.begin()
+    use.take()
+    with pytest.raises(ApiError, match="2 requests per minute; retry in 30 s"):
+        use.take()
+    clock.now_s += 30
+    use.charge(100)
+    with pytest.raises(ApiError, match="60 tokens per minute"):
+        use.take()
+    clock.now_s += 60
+    use.take()
+    assert use.num_running == 1

@@ -31,6 +31,10 @@ def masked(opcode: int, data: bytes, *, is_last: bool = True, first: int | None 
     return bytes(own[:at]) + MASK + bytes(byte ^ MASK[i % 4] for i, byte in enumerate(data))
 
 
+def whole(reader: Reader, data: bytes) -> list[Message]:
+    return [message for message in reader.feed(data) if message is not None]
+
+
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536])
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 def test_messages_of_every_length_in_any_pieces(size: int, step: int) -> None:
@@ -40,13 +44,13 @@ def test_messages_of_every_length_in_any_pieces(size: int, step: int) -> None:
     sent = masked(1, data) + masked(9, b"ping") + masked(1, b"next")
     reader, found = Reader(1 << 17), list[Message]()
     for at in range(0, len(sent), step):
-        found += reader.feed(sent[at : at + step])
+        found += whole(reader, sent[at : at + step])
     assert found == [Message(Opcode.TEXT, data), Message(Opcode.PING, b"ping"), Message(Opcode.TEXT, b"next")]
 
 
 def test_a_message_in_several_frames_may_have_control_frames_between() -> None:
     sent = masked(1, b"", is_last=False) + masked(0, b"ab", is_last=False) + masked(10, b"") + masked(0, b"c") + masked(2, b"d")
-    assert [*Reader(10).feed(sent)] == [Message(Opcode.PONG, b""), Message(Opcode.TEXT, b"abc"), Message(Opcode.BINARY, b"d")]
+    assert whole(Reader(10), sent) == [Message(Opcode.PONG, b""), Message(Opcode.TEXT, b"abc"), Message(Opcode.BINARY, b"d")]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,7 @@ def test_a_message_in_several_frames_may_have_control_frames_between() -> None:
         (masked(9, b"x" * 126), CloseCode.PROTOCOL_ERROR),
         (masked(1, b"x" * 201), CloseCode.TOO_LARGE),
         (masked(1, b"x" * 150, is_last=False) + masked(0, b"x" * 51), CloseCode.TOO_LARGE),
+        (masked(1, b"x" * 150, is_last=False) + masked(0, b"x" * 51)[:6], CloseCode.TOO_LARGE),  # before its bytes are here
         (b"\x81\xff\x7f" + b"\xff" * 7, CloseCode.TOO_LARGE),  # the length alone is refused
     ],
 )
@@ -70,13 +75,31 @@ def test_what_breaks_the_protocol_is_refused(sent: bytes, code: CloseCode) -> No
     assert refused.value.code == code
 
 
+def test_an_incomplete_message_is_counted_and_has_a_time() -> None:
+    now_s = 5.0
+    reader = Reader(1000, lambda: now_s)
+    assert whole(reader, masked(1, b"done")) and (reader.num_bytes, reader.begun_s) == (0, None)
+    assert not whole(reader, masked(1, b"x" * 100, is_last=False)) and (reader.num_bytes, reader.begun_s) == (100, 5.0)
+    now_s = 6.0
+    assert whole(reader, masked(9, b"ping") + masked(0, b"y" * 50)[:30])
+    assert (reader.num_bytes, reader.begun_s) == (130, 5.0), "a ping does not make the message younger"
+    now_s = 7.0
+    assert whole(reader, masked(0, b"y" * 50)[30:] + masked(1, b"next")[:3]) and (reader.num_bytes, reader.begun_s) == (3, 7.0)
+    assert whole(reader, masked(1, b"next")[3:]) and (reader.num_bytes, reader.begun_s) == (0, None)
+
+
+def test_each_frame_is_told_even_if_it_completes_no_message() -> None:
+    sent = masked(1, b"", is_last=False) + masked(0, b"", is_last=False) * 99 + masked(0, b"")
+    assert [*Reader(10).feed(sent)] == [None] * 100 + [Message(Opcode.TEXT, b"")]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_bytes_end_in_an_error_or_wait_for_more(seed: int) -> None:
     rng = random.Random(seed)
     reader = Reader(1000)
     for _ in range(200):
         try:
-            for message in reader.feed(rng.randbytes(rng.randrange(40))):
+            for message in whole(reader, rng.randbytes(rng.randrange(40))):
                 assert len(message.data) <= 1000
         except WebSocketError:
             reader = Reader(1000)

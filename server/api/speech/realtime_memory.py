@@ -1,0 +1,43 @@
+"""Count the bytes that realtime sessions hold: all of them together, and the sessions of each key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+from server.errors import AUDIO_MEMORY_FULL, ApiError
+
+MOST_BYTES = 512 << 20  # of all sessions
+MOST_OF_OWNER_BYTES = MOST_BYTES // 4  # of the sessions of one key, or of one session on a server without keys
+
+
+class SessionMemory:
+    def __init__(self, most_bytes: int = MOST_BYTES, most_of_owner: int = MOST_OF_OWNER_BYTES) -> None:
+        self.most_bytes, self.most_of_owner = most_bytes, most_of_owner
+        self.num_bytes = 0
+        self.of_owner = Counter[Hashable]()  # without owners that hold nothing
+
+
+class Share:
+    """The bytes of one session."""
+
+    def __init__(self, memory: SessionMemory, owner: str) -> None:
+        """`owner` names a key. An empty name means the session itself."""
+        self._memory, self._owner = memory, owner or self
+        self._num_bytes = 0
+
+    def hold(self, num_bytes: int) -> None:
+        """Hold this many bytes in place of those before. Raise ApiError, and change nothing, if they are more than there may be."""
+        memory, more = self._memory, num_bytes - self._num_bytes
+        of_owner = memory.of_owner[self._owner] + more
+        for num, most, name in (
+            (memory.num_bytes + more, memory.most_bytes, "the sessions of this server"),
+            (of_owner, memory.most_of_owner, "the sessions of the key" if isinstance(self._owner, str) else "the session"),
+        ):
+            if more > 0 and num > most:
+                raise ApiError(AUDIO_MEMORY_FULL, f"{name} would hold {num} bytes of audio; expected at most {most}; try again later")
+        self._num_bytes = num_bytes
+        memory.num_bytes += more
+        memory.of_owner[self._owner] = of_owner
+        if not of_owner:
+            del memory.of_owner[self._owner]

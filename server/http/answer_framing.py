@@ -1,0 +1,90 @@
+"""Frame the answers of uvicorn as the protocol of their client demands: those of WebSockets, of HTTP/1.0, and early ones."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+SWITCHING = 101  # the status of an answer that becomes a WebSocket
+UPGRADED = "relaxserve.upgraded"  # in the scope of a request that asks to become a WebSocket: what follows its head is its body
+
+
+def framed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """Return the application with a `send` for this request. The cycle must not hold this `send`: reference counts could then free neither,
+    and collecting such garbage pauses the event loop."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)
+        await app(scope, receive, _without_chunks(cycle, send) if scope["http_version"] == "1.0" else send)  # type: ignore[arg-type]
+
+    return answer  # type: ignore[return-value]  # uvicorn's types of messages are narrower
+
+
+def _closing_early(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return a `send` that closes the connection after an answer that begins before the whole body is here."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start" and cycle.more_body:
+            cycle.keep_alive = False
+        await send(message)
+
+    return send_and_close
+
+
+def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return a `send` for a request that asks to become a WebSocket. After the status 101, bytes are sent as they are. In any case, the
+    connection closes after the answer."""
+    is_upgraded, send_part = False, _without_length(cycle, send)
+
+    async def send_raw(message: Message) -> None:
+        nonlocal is_upgraded
+        if message["type"] == "http.response.start":
+            is_upgraded = message["status"] == SWITCHING
+            cycle.keep_alive = is_upgraded  # uvicorn adds no header that would contradict the upgrade
+            cycle.chunked_encoding = False if is_upgraded else None
+            await send(message)
+        elif is_upgraded:
+            cycle.keep_alive = False
+            await send_part(message)
+        else:
+            await send(message)
+
+    return send_raw
+
+
+def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return a `send` for HTTP/1.0, which has no chunked encoding. An answer without a length ends when the connection closes. After an
+    answer with a length, the connection stays open only if the client asked for that; a header then confirms it."""
+    is_measured, send_part = True, _without_length(cycle, send)
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal is_measured
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            is_measured = b"content-length" in names
+            if not is_measured:
+                cycle.chunked_encoding = cycle.keep_alive = False
+            elif cycle.keep_alive and b"connection" not in names:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
+            await send(message)
+        elif is_measured:
+            await send(message)
+        else:
+            await send_part(message)
+
+    return send_plainly
+
+
+def _without_length(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return a `send` for the parts of a body whose length no header names. Several tasks may send."""
+    turn = asyncio.Lock()
+
+    async def send_part(message: Message) -> None:
+        async with turn:  # uvicorn compares the lengths after it has waited for a slow reader
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+    return send_part
