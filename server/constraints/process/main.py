@@ -11,6 +11,7 @@ input; the worker has the other end.
 from __future__ import annotations
 
 import gc
+import signal
 import socket
 import sys
 import time
@@ -42,6 +43,8 @@ TIMER_SLACK_S = 0.01  # added to every timer, for its resolution and because a t
 
 def main(settings_fd: str, parent_pid: str) -> None:
     die_with(int(parent_pid))
+    # When the zygote ends, the kernel hangs up its stopped descendants and lets them go on. Under nohup they would ignore the signal.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     settings, tokenizer_json = msgspec.msgpack.decode(Path(f"/proc/self/fd/{settings_fd}").read_bytes(), type=tuple[GrammarSettings, str])
     tokenizer = _tokenizer(tokenizer_json, settings)
     del tokenizer_json

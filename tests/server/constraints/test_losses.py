@@ -248,8 +248,14 @@ def test_an_evicted_grammar_ends_when_its_sequences_have(compiler) -> None:
     wait_until(lambda: not is_running(grammar))
 
 
-def test_closing_ends_all_at_once(compiler) -> None:
-    one = compiler()
+@pytest.mark.parametrize("hangs_up", [signal.SIG_DFL, signal.SIG_IGN], ids=["in a terminal", "under nohup"])
+def test_closing_ends_all_at_once(compiler, hangs_up: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, hangs_up)
+    try:
+        one = compiler()
+        zygote_of(one)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     matcher = matcher_of(one, LIST)
     first = allowed_by(mask_of(matcher))[:1]
     (own,) = levels_of(one)["sequence"]
