@@ -12,6 +12,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.process_states import state_of
+
 # Makes the standard input the controlling terminal of a new session, and becomes the program. Tests that run in the background of a shell
 # ignore interrupts; a program in a terminal does not.
 CONTROLLED = (
@@ -43,7 +45,7 @@ class Terminal:
         """Press Ctrl-C while the program waits. Between the prompt and the wait for a line, Python only notes an interrupt, and handles it
         at the next key."""
         end = time.monotonic() + 60
-        while _state(self.process.pid) != "S":
+        while state_of(self.process.pid) != "S":
             assert time.monotonic() < end, "the program computes without end"
             time.sleep(0.001)
         self.write("\x03")
@@ -66,11 +68,6 @@ class Terminal:
             return False
         self.said += found.decode(errors="replace")
         return bool(found)
-
-
-def _state(pid: int) -> str:
-    """Return R if the main thread of a process runs or could run, and S if it waits."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from deploy.verification import damage_of
 from runtime import sections
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
+from tests.process_states import is_running
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -159,12 +160,5 @@ def test_verification_ends_with_its_worker(path: Path) -> None:
     write(path, {"large": bytes(64 << 20)})
     script = "import os, sys, subprocess; print(subprocess.Popen([sys.executable, '-m', 'deploy.verification', sys.argv[1]]).pid)"
     orphan = int(subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    while _runs(orphan):
+    while is_running(orphan):
         os.sched_yield()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -23,6 +23,7 @@ from server.interfaces import LoadError
 from server.messages import Load, SamplingParams, Submit
 from server.workers.supervisor import Care, Supervisor
 from tests.e2e.stage_host import SECRET, stage_host
+from tests.process_states import is_running
 
 LOAD = Load("demo", str(demo.MODEL), "bf16", max_batch=16, kv_cache_bytes=32 << 20)
 STALL_S = 2.0
@@ -138,10 +139,7 @@ def test_a_stage_that_is_lost_between_requests_is_replaced_at_once() -> None:
 def _has_ended(pid: int) -> bool:
     end_s = time.monotonic() + 10.0
     while time.monotonic() < end_s:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
+        if not is_running(pid):
             return True
         time.sleep(0.05)
     return False

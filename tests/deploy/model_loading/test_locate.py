@@ -26,6 +26,7 @@ from deploy.model_loading import hub
 from deploy.model_loading.locate import files_of_model, identity_of, locate
 from server.interfaces import LoadError
 from server.models.library import Pulled
+from tests.process_states import is_running
 
 COMMIT = "a" * 40
 FILES = {
@@ -225,7 +226,7 @@ def test_a_stopped_download_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -
 
     pid = asyncio.run(stopped())
     until = time.monotonic() + 60
-    while (stat := Path(f"/proc/{pid}/stat")).exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+    while is_running(pid):
         assert time.monotonic() < until, "the process of the download still runs"
         time.sleep(0.01)
 

@@ -17,6 +17,7 @@ pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 from deploy.ray.process import FOLDER, ServerEnded, ServerProcess
 from server.settings import SettingsError
 from tests.conftest import ROOT
+from tests.process_states import is_running
 
 OWNER = """
 import time
@@ -25,13 +26,6 @@ server = ServerProcess(["demo"], {}, address="127.0.0.1")
 print(server.pid, flush=True)
 time.sleep(600)
 """
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_server_starts_answers_and_stops() -> None:
@@ -64,12 +58,12 @@ def test_a_server_ends_with_its_owner() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
-        assert is_alive(pid)
+        assert is_running(pid)
         owner.kill()
     end_s = time.monotonic() + 60
-    while is_alive(pid) and time.monotonic() < end_s:
+    while is_running(pid) and time.monotonic() < end_s:
         time.sleep(0.02)
-    assert not is_alive(pid)
+    assert not is_running(pid)
 
 
 def test_an_owner_that_has_ended_starts_nothing() -> None:

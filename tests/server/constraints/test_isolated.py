@@ -23,7 +23,8 @@ from server.constraints.process.wire import Answer, Question, Source, write_answ
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
-from tests.server.constraints.processes import allowed_by, answered, forced_by, is_running, mask_of, matcher_of, processes_of, wait_until
+from tests.process_states import is_running
+from tests.server.constraints.processes import allowed_by, answered, forced_by, mask_of, matcher_of, processes_of, wait_until
 
 EOS, VOCAB = 0, 320
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,11 @@ from server.constraints.process.process_socket import ProcessSocket
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit, Trigger
+from tests.process_states import is_running, state_of
 from tests.server.constraints.processes import (
     allowed_by,
     answered,
     below,
-    is_running,
     mask_of,
     matcher_of,
     processes_of,
@@ -260,7 +259,7 @@ def test_closing_ends_all_at_once(compiler, hangs_up: signal.Handlers) -> None:
     first = allowed_by(mask_of(matcher))[:1]
     (own,) = levels_of(one)["sequence"]
     os.kill(own, signal.SIGSTOP)  # busy for longer than any grammar takes
-    wait_until(lambda: Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(lambda: state_of(own) == "T")
     matcher.advance(first)
     left = {zygote_of(one), *processes_of(one)}
     one.close()

@@ -13,6 +13,7 @@ from starlette.types import Message
 from server.api.answer.socket import TURN, Connection, SocketLimits, WebSocket
 from server.http.answer_framing import UPGRADED
 from server.http.websocket import CloseCode, Opcode, WebSocketError, frame
+from tests.server.other_tasks import turns_during
 
 LIMITS = SocketLimits(most_bytes=1000, message_s=30.0, open_s=3600.0)
 OPEN = b"\x01\x80mask"  # a first frame without bytes
@@ -103,23 +104,13 @@ def test_incomplete_messages_are_counted() -> None:
 
 def test_frames_without_a_message_let_other_tasks_run() -> None:
     client, num_frames = Client((0.0, OPEN + EMPTY * 50 * TURN)), 50 * TURN
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     async def run() -> None:
-        other = asyncio.create_task(count())
         with pytest.raises(WebSocketError):
             async for _ in client.connection().texts(client.held.append):
                 pass
-        other.cancel()
 
-    asyncio.run(run())
-    assert turns >= num_frames // TURN
+    assert turns_during(run()) >= num_frames // TURN
 
 
 def request(**headers: str) -> Request:
