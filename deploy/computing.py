@@ -1,4 +1,4 @@
-"""What each process that computes a model does first: a worker, and an early stage."""
+"""Begin a process that computes a model: a worker, or an early stage of one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from compiler.ops.reduce import SUM
 
 
 class AnySize(TowerLayers):
-    """What the encoders have in common. Each has a subclass with the function `rows`, which returns the rows of squares."""
+    """Build the layers that all encoders share. A subclass for each encoder has the function `rows`, which returns the rows of squares."""
 
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]

@@ -55,7 +55,7 @@ class PlacedCrop:
 
     @property
     def offset(self) -> int:
-        """What is added to the positions of the tokens after it, up to the next crop, to get their coordinates."""
+        """The number that is added to the positions of the tokens between this crop and the next one to get their coordinates."""
         return self.origin + max(self.crop.rows, self.crop.columns) - self.stop
 
 

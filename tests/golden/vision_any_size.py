@@ -13,6 +13,16 @@ QWEN = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LATER_ENCODER = {  # of Qwen2.5-VL and Qwen3-VL
+    "depth": 3,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "out_hidden_size": TEXT["hidden_size"],
+    "num_heads": 4,
+    "patch_size": PATCH,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 
 
 def _qwen2_vl() -> Subject:
@@ -68,14 +78,7 @@ def _qwen2_5_vl() -> Subject:
     like = _qwen2_vl()
     vision = {
         "model_type": "qwen2_5_vl",
-        "depth": 3,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "out_hidden_size": TEXT["hidden_size"],
-        "num_heads": 4,
-        "patch_size": PATCH,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
+        **LATER_ENCODER,
         "window_size": 48,  # 3 tokens
         "fullatt_block_indexes": [1],
     }
@@ -93,14 +96,7 @@ def _qwen3_vl() -> Subject:
     text = {**like.config["text_config"], "model_type": "qwen3_vl_text", "head_dim": 16, "num_hidden_layers": 3}
     vision = {
         "model_type": "qwen3_vl",
-        "depth": 3,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "out_hidden_size": TEXT["hidden_size"],
-        "num_heads": 4,
-        "patch_size": PATCH,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
+        **LATER_ENCODER,
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0, 1],
     }

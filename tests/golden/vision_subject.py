@@ -1,4 +1,4 @@
-"""What small random vision models are, and the conversations in which their goldens are made (`make_vision.py`)."""
+"""Describe small random vision models, and the conversations in which their goldens are made (`make_vision.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LLVM makes for every start is remembered on the machine that it was made for."""
+"""A machine remembers what LLVM makes for every start; another machine makes it anew."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Talk:
                 await self._items.join()  # what was committed gets its transcript
             raise
 
-    # what the connection holds
+    # --- bytes that the connection holds ---
 
     @property
     def _num_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What a client of `/v1/realtime` may set, and how its session is described."""
+"""Read the settings of a session of `/v1/realtime`, and describe the session to its client."""
 
 from __future__ import annotations
 

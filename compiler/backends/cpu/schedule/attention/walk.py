@@ -164,7 +164,7 @@ class Rows(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What computes attention with one kind of instructions."""
+    """A kind of instructions that computes attention: its numbers, its orders, and its class of rows."""
 
     token: Order
     tile: Order  # a split has as many keys as one of `token`
