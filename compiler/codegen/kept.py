@@ -1,4 +1,4 @@
-"""Keep machine code on disk, sealed (runtime/sealed.py), so that other programs need not compile it again.
+"""Keep machine code on disk, sealed (runtime/sealed.py), so that it is not compiled again for other programs (models) or at later starts.
 
 On a CPU, a kernel is kept under a digest of its loop nest before it is scheduled. If another program has the same nest, its kernel is
 neither scheduled nor emitted nor compiled (compiler/passes/recall_kernels.py). Other machine code is kept under a digest of its LLVM IR.
@@ -82,7 +82,7 @@ class KeptCode:
 
     def recall(self, key: str) -> KeptKernel | None:
         if key not in self._found and (content := self._load(key)) is not None:
-            with suppress(msgspec.MsgspecError):  # the key holds the compiler's version, so only damage gets here
+            with suppress(msgspec.MsgspecError):  # the key covers the compiler's version, so only a damaged entry fails to decode
                 self._found[key] = msgspec.msgpack.decode(content, type=KeptKernel)
         return self._found.get(key)
 
@@ -115,7 +115,7 @@ class KeptCode:
         return sorted(self.folder.glob(f"*{SUFFIX}"))
 
     def trim(self) -> None:
-        """Remove the entries that were used least recently until the rest fits."""
+        """Remove the entries that were used least recently, until the rest has at most `most_bytes`."""
         total = 0
         for _, num_bytes, path in sorted(self._used(), reverse=True):
             total += num_bytes
@@ -152,5 +152,6 @@ def _stated(target: Target) -> str:
 
 @lru_cache(maxsize=1)
 def _version() -> str:
-    """Return the release of LLVM's binding, and a digest of the module that runs LLVM's passes. All else shows in the LLVM IR."""
+    """Return the release of LLVM's binding, and a digest of the module that runs LLVM's passes. Whatever else determines the code changes
+    the LLVM IR."""
     return f"{llvmlite.__version__} {hashlib.sha256(Path(link_file).read_bytes()).hexdigest()}"

@@ -19,7 +19,7 @@ class Phase:
     symbols: PhaseSymbols
     code: Code  # the function that runs the phase
     text: str
-    host: str = ""  # LLVM IR of the functions that run on the host, if the host cannot run `text`
+    host: str = ""  # LLVM IR of the functions that the host calls, such as those that return grids, if the host cannot run `text`
 
 
 def kernel_of(name: str, prim: PrimFunc, phase: Callable[[str, Parameters, Stmt], Phase]) -> KernelCode:

@@ -85,7 +85,7 @@ def _renamed(parts: Object, name: str) -> Object:
 
 
 def _ordered(whole: Object) -> list[Symbol]:
-    """Return the global symbols, and before them the local symbols that relocations refer to."""
+    """Return the local symbols that relocations refer to, and then all global symbols: ELF requires this order."""
     used = dict.fromkeys(whole.symbols[r.symbol] for r in whole.relocations)
     return [*(s for s in used if not s.is_global), *dict.fromkeys(s for s in whole.symbols if s.is_global)]
 

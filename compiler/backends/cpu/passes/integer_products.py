@@ -3,16 +3,16 @@
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After: rows of x are quantised, and `integer_linear` multiplies
 integers. compiler/passes/number_schemes.py says how rows are rounded, which is the same for all targets; this pass chooses the format of
 the tile that multiplies them. Products of the same rows share the quantised rows. q and its scales are packed into panels; for weights,
-this happens when they are loaded. If rows of the weight are looked up as well, because it is the table of embeddings, they are looked up in
-these panels. No other pass changes results more, within the errors that docs/decisions states.
+this happens when they are loaded. If the weight is also the table of embeddings, its rows are looked up in these panels. This pass changes
+results more than any other pass; decisions 0009 and 0100 in docs/decisions state the errors.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
 8 bits are stored as bytes or as words. If rows are capped, most of their upper plane is zero, and tiles skip its zeros.
 
 If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the product gets zero * scale or the shift as
-offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Floats of 4 bits count as
-integers of 4 bits: doubled, they are integers. So do indices of a table of integers. On machines whose instructions do not look up such
-numbers, they are stored in 8 bits.
+offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Weights may also be codes
+of 4 bits that the product looks up in a table of integers: indices of such a table, or floats of 4 bits, which are integers when they are
+doubled. Machines without instructions for this look-up store these weights as integers of 8 bits.
 
 If a matrix unit multiplies bytes, and the program tolerates rows of bf16, the product may use schemes of its own. 4-bit weights with groups
 become `widened_linear`: they are widened to 8 bits with one scale per channel. Each row has one scale, and elements of 8 bits, or of 16
@@ -88,7 +88,8 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _tables(self, module: IRModule) -> dict[Atom, QuantisedWeight]:
-        """Return the weights of which rows are looked up as well, by their integers. Their panels serve both."""
+        """Return the weights whose rows are also looked up as embeddings, by the atom of their integers. Product and look-up read the same
+        panels."""
         found: dict[Atom, QuantisedWeight] = {}
         for func in module.graph_functions.values():
             values = {b.var: b.value for b in func.body.bindings}
@@ -115,7 +116,7 @@ class IntegerProducts:
         return scheme_on_unit(weight) if self._has_own_scheme(weight) else scheme_of(weight)
 
     def _has_own_scheme(self, weight: QuantisedWeight) -> bool:
-        """Return whether a matrix unit multiplies the weight, and the program lets it round."""
+        """Return whether a matrix unit multiplies the weight, and the program lets the product round as this unit needs it."""
         return weight.tolerates is DType.BF16 and self.tiles.on_matrix_unit
 
     def _is_widened(self, weight: QuantisedWeight) -> bool:

@@ -26,7 +26,7 @@ from compiler.machine.target import LINE_BYTES
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_module
 
-CLASHING_BYTES = 1024
+CLASHING_BYTES = 1024  # rows are padded if their length is a multiple of this number of bytes
 Output = tuple[Var, int]  # the variable of a call, and the index of one of its outputs
 
 

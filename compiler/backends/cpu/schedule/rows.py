@@ -1,8 +1,8 @@
 """Reductions along rows, with the stages that follow them: sums, maxima, softmax, norms.
 
 All stages have the same leading axes, which number the rows. A stage either reduces each row to a number, or writes the elements of each
-row. A thread runs all stages of a row while the row is in cache, with the numbers of the row in registers. Further stages may divide a row
-into parts and treat these as rows, for example to round the result of a norm in groups.
+row. A thread runs all stages of a row while the row is in cache, and keeps the reduced numbers of the row in registers. Further stages may
+divide a row into parts and treat these as rows, for example to round the result of a norm in groups.
 
 A reduction has PARTS vectors of partial results, or fewer if these suffice for a short row. Element `r` is added to lane `r mod (parts *
 width)`. At the end, the vectors are combined by halves, and then their lanes. The order depends only on the length of the row. Softmax
@@ -84,7 +84,7 @@ class _Rows:
                 parts.write(k, [*point, part])
 
     def write_number(self, k: Kernel, stage: RowStage, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Write the number of a row, which the stage computes from reductions along the row."""
+        """Compute the reductions of a stage along the row, and write the number that the stage computes from them."""
         store, mapping = stage.nest.store, dict(zip(stage.nest.vars, point, strict=False))
         with k.scope():
             results = {fold: k.local("fold", 1, dtype=dtype_of(fold)) for fold in reversed(stage.folds)}

@@ -1,9 +1,10 @@
 """Softmax, and other reductions of exp(x - max x): one loop computes both reductions of a row, block by block.
 
-If the loop for the sum came after the loop for the maximum, first memory and then arithmetic would limit the speed. Instead, the loop loads
-the next block for its maximum while it computes the exponentials of a block. So it does not prefetch the next row. Exponentials are
-relative to the largest element so far. When a larger element comes, the sum so far is scaled down. If exponentials are stored for the last
-stage, that stage corrects them with one factor per block. A row has at most MOST factors, so a longer row has larger blocks.
+If the loop for the sum came after the loop for the maximum, first memory and then arithmetic would limit the speed. Instead, the loop finds
+the maximum of the next block while it computes the exponentials of a block. Since this already loads data ahead, the loop does not prefetch
+the next row. Exponentials are relative to the largest element so far. When a larger element comes, the sum so far is scaled down. If
+exponentials are stored for the last stage, that stage corrects them with one factor per block. A row has at most MOST factors, so a longer
+row has larger blocks.
 
 A row of one block has the same bits as with separate reductions. The maximum is at least the lowest finite number, so that it can be
 subtracted: a block of only -inf adds 0, and a row of only -inf gives 0 / 0. Even if the comparison drops a NaN, the sum is NaN.

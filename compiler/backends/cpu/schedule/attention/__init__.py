@@ -1,4 +1,4 @@
-"""Attention on a CPU: one walk over blocks of keys, with units as data.
+"""Attention on a CPU: one loop over blocks of keys (the walk), which several kinds of instructions (the units) share.
 
 A row is a query head of a token. The walk of a row is its loop over blocks of keys (FlashAttention's online softmax). It computes the
 scores of a block, their maximum, exponentials and weighted values while the block is in a cache. If the maximum rises, it rescales the sums

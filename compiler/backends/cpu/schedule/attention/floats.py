@@ -1,4 +1,5 @@
-"""The unit of floats: pages of floats on vectors, and pages of bytes where integers do not fit.
+"""Attention by vector instructions that multiply floats: a unit as walk.py defines it. It serves pages of floats, and those pages of 8-bit
+integers that the unit of integers.py does not support.
 
   F32Rows     multiply one element of the summed axis at a time, in f32; each multiply-add is rounded once
   PairRows    multiply two elements at a time, in bf16 (`dot_bf16_rows`), where this is faster; queries and weights are rounded to bf16
@@ -44,7 +45,7 @@ TILE = Order(Cut(PAGES, 1, SPLIT // PAGES), keys=PAGES, values=PAGES, whole_apar
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """The unit: which instructions of the target multiply."""
+    """How the target multiplies floats, and the unit that follows from it."""
 
     operands: PagedOperands
     shape: TileShape
@@ -53,7 +54,8 @@ class Floats:
 
     @staticmethod
     def of(operands: PagedOperands, tiles: ProductTiles) -> Floats:
-        """Return the instructions. They multiply pairs of bf16 where that is faster than f32."""
+        """Choose the instructions: they multiply pairs of bf16 where the target does that faster than f32 and the program allows it, else
+        f32."""
         in_pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit and operands.fits_pairs
         return Floats(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
 
@@ -86,7 +88,8 @@ class Floats:
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """A step over the keys of a page that begins at key `at`. Only keys `begin` to `end` - 1 are seen."""
+    """Adjacent keys of a page, from key `at` on, whose values are multiplied together. Rows see only keys `begin` to `end` - 1 of the
+    page."""
 
     at: Dim
     begin: Dim
@@ -140,8 +143,9 @@ class FloatRows(Rows):
         """Add the products of `step` elements of queries and keys, from element `r` on, to the scores of each page."""
 
     def later_head(self, page: HeadPage) -> tuple[Dim, Dim] | None:
-        """Return the head that is prefetched a second time. Pairs are multiplied faster than memory delivers pages, so more prefetches are
-        pending than the CPU can track, and it drops some. Therefore every head is prefetched again, `count` / 2 heads before it is read."""
+        """Return the kv head that is prefetched a second time, and 1 if it is read in the next page or 0 if in this page. Pairs are
+        multiplied faster than memory delivers pages, so more prefetches are pending than the CPU can track, and it drops some. Therefore
+        every head is prefetched again, `count` / 2 heads before it is read."""
         if not self.floats.in_pairs:
             return None
         first, count = self.item.kv_first, self.item.kv_count
@@ -166,7 +170,7 @@ class FloatRows(Rows):
                 self.multiply_parts(k, below, n, Dim.of(whole * at_once), left, part.seen)
 
     def multiply_parts(self, k: Kernel, pages: Sequence[HeadPage], n: int, first: Dim, parts: int, seen: Seen | None) -> None:
-        """Add some parts of the weighted values of pages that the same `n` rows read."""
+        """Add the weighted values of pages to `n` rows: of each value, only `parts` vectors from vector `first` on."""
         values, width, row, size = self.softmax.values, self.floats.operands.width, pages[0].row, self.cache.size
         with k.scope():
             total = k.local("total", n, parts, width)
@@ -185,7 +189,8 @@ class FloatRows(Rows):
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, seen: Seen | None) -> Iterator[KeyStep]:
-        """Loop in steps over the seen keys of a page. The code that the caller's `for` emits becomes the body of the loop."""
+        """Loop over the keys of a page that rows see, `step` keys at a time. The code that the caller's `for` emits becomes the body of the
+        loop."""
         step = self.step
         if seen is None:
             unrolled = step * self.floats.steps

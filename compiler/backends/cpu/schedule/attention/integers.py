@@ -1,12 +1,13 @@
-"""The unit of integers: pages of bytes, with exact sums of integers.
+"""Attention by instructions that multiply integers: a unit as walk.py defines it. It serves pages of 8-bit integers, and its sums are
+exact.
 
 A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row in a block, after each is multiplied by
 the scale of its value. Rounding changes a weight by at most 2^-16 of the largest weight of its block. Products with the bytes of the cache
 are exact in 32 bits, whatever instruction computes them. So a row has the same bits in any tile and with all instruction sets that have
 these products. Keys and values that a row does not see are finite numbers with weight 0, so they do not affect it.
 
-Tiles multiply signed integers by unsigned ones, so the packed bytes of the cache are larger by 128. The sums of a row begin at -128 times
-the sum of its integers.
+The instructions multiply signed by unsigned integers, so packing adds 128 to the bytes of the cache. To make up for it, the sums of a row
+begin at -128 times the sum of the row's integers.
 
 A block is read in panels: first all panels of keys, and then those of values, head by head. A tile computes a block for all its rows.
 """
@@ -40,7 +41,7 @@ from compiler.ops.attention.plain import capped
 PAGES = 8  # number of pages of a block
 SPLIT = 4  # number of blocks of a split
 LEVELS = 127 * 256 + 127  # largest integer whose planes are two signed bytes
-LEAST = 1e-30  # rows of smaller numbers become zeros
+LEAST = 1e-30  # a row whose largest magnitude is smaller becomes zeros
 LONGEST = 512  # maximum size of a head; LEVELS * 127 * LONGEST < 2^31
 
 # An f32 with this summand has no fraction bits, so the addition rounds to an integer, which is in the lowest bits of the sum.
@@ -51,15 +52,16 @@ I8, I16, I32, U8 = DType.I8, DType.I16, DType.I32, DType.U8
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """The unit: which instructions of the target multiply integers, and the sizes that follow."""
+    """The instructions of the target that multiply integers, the sizes that follow from them, and the unit."""
 
     operands: PagedOperands
     tile: ProductTile  # the tile in registers that multiplies integers by bytes
-    attention_rows: int  # number of rows of a register tile of floats; tiles of tokens have a multiple of it
+    # number of rows of the register tile in floats.py; it determines the number of tokens of a tile, which is the same in both units
+    attention_rows: int
 
     @staticmethod
     def find(operands: PagedOperands, tiles: ProductTiles) -> Integers | None:
-        """Return the instructions, if the target has any for these pages. They need values that are stored beside their keys."""
+        """Choose the instructions. Return None if the target has none that fit these pages. Pages must store values, not only keys."""
         tile = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
         fits = operands.cache.dtype is I8 and operands.size % PAGE == 0 and operands.size <= LONGEST and operands.pages.has_values
         return Integers(operands, tile, tiles.attention.shape.rows) if tile is not None and fits else None
@@ -81,7 +83,8 @@ class Integers:
 
     @property
     def columns(self) -> int:
-        """The number of keys of a panel of keys, and of elements of a panel of values: the largest number that divides the head size."""
+        """The number of keys of a panel of keys, and of elements of a panel of values: that of the tile, or PAGE if the tile's number does
+        not divide the head size."""
         return self.tile.op.columns if self.operands.size % self.tile.op.columns == 0 else PAGE
 
     @property
@@ -196,8 +199,8 @@ class IntegerRows(Rows):
     def multiply(
         self, k: Kernel, rows: Rounded, row: Dim, n: int, begin: Dim, panel: Load, dims: tuple[Dim | int, int], later: Sequence[Load]
     ) -> Array:
-        """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns]. `dims` are the length of the
-        product and of the rows of the panel. Meanwhile prefetch what begins at `later`."""
+        """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns]. `dims` are the number of elements
+        to multiply and the length of a row. Meanwhile, prefetch what begins at the places `later`."""
         planes, columns = self.integers.planes, self.integers.columns
         total = k.local("total", n, planes, columns, dtype=I32)
         with k.unroll("m", n) as m:
@@ -256,8 +259,8 @@ class IntegerRows(Rows):
                             values[place] = fma(self.total(total, m, v * PAGE + lane), self.weights.factors[row + m], values[place])
 
     def next_keys(self, k: Kernel, block: Block, kv_head: Dim, p: Dim) -> list[Load]:
-        """Return the places of the next block's keys that a token's product of panel `p` of values prefetches. All products prefetch equal
-        parts."""
+        """Return the places of the next block's keys that the product with panel `p` of values prefetches, for a single token. Each product
+        prefetches an equal part of these keys."""
         item, size, streams = self.item, self.cache.size, self.order.cut.panel_pages
         found: list[Load] = []
         for i in range(streams):

@@ -1,8 +1,8 @@
-"""The unit of matrices: pages of bf16 on a matrix unit, and the blocks of its tiles.
+"""Attention on a CPU's matrix unit (AMX), for pages of bf16: a unit as walk.py defines it, and how a tile of tokens adds a block of keys.
 
-The unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no branches, and
-its exponentials have base 2 and few instructions (SoftmaxRows): queries are multiplied by log2(e). Where many rows share a block, the
-softmax of some rows takes place while the unit multiplies others (AmxAttend).
+The matrix unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no
+branches, and its exponentials have base 2 and few instructions (SoftmaxRows): queries are multiplied by log2(e). Where many rows share a
+block, the kernel computes the softmax of some rows while the unit multiplies other rows (AmxAttend).
 
 A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
 products to its sums. A key that the row does not see has weight 0, so it adds a zero. That can only change the sign of a zero, and the sign
@@ -63,7 +63,7 @@ def _height(count: int) -> int:
 class TileRows(MatrixRows):
     """The rows of adjacent tiles, which share keys and values."""
 
-    reach: Array  # [products, 2]: the smallest and the largest position of the tokens of each product
+    reach: Array  # [products, 2]: the smallest and the largest of the last positions that the rows of each product see
 
     def add(self, k: Kernel, block: Block) -> None:
         """Add a block. Load it once, and multiply it by all rows, `height` rows at a time. A row gives weight 0 to the keys that it does
@@ -94,8 +94,9 @@ class TileRows(MatrixRows):
         return [block.prefetching_page(k, Dim.of(half), page, page.slot + CUT.pages) for page in block.panel(k, number)]
 
     def attend_in_turns(self, k: Kernel, block: Block, whole: Scalar) -> None:
-        """Add a block, whose keys and values are loaded, to all rows. `whole` says whether all of them see the whole block. The softmax of
-        some rows takes place while the unit multiplies those after and before them, in the other buffer."""
+        """Add a block, whose keys and values are loaded, to all rows. `whole` says whether all of them see the whole block. While the
+        kernel computes the softmax of some rows in one buffer, the unit multiplies keys for the rows after them and values for the rows
+        before them, in the other buffer."""
         count, height, value_panels, zero = self.num_products, self.height, self.products.shape[0], Dim.of(0)
         last, stage = count - 1, AmxAttend(height, PANELS, self.depth, value_panels.const)
         with k.serial("c", self.seen_panels(k, block, zero)) as panel:
@@ -146,8 +147,8 @@ class TileRows(MatrixRows):
         return Span(dim_min(end, dim_max(0, first + 1 - block.start) // PANEL), end)
 
     def look_for_infinite(self, k: Kernel, found: Array, block: Block) -> None:
-        """Make the first element of `found`, which is 0, NaN if a value of keys that only some rows see is infinite or NaN. Such a value
-        would affect even rows that do not see its key. The code uses that x - x is 0 only for finite numbers."""
+        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN; otherwise leave it 0. Such a
+        value would affect even rows that do not see its key. The code uses that x - x is 0 only for finite numbers."""
         item, (panels, _, length) = self.item, self.values.shape
         ranges = [(item.seen_by_all.high + 1, item.seen.high)]
         if item.seen.has_window:

@@ -1,4 +1,4 @@
-"""The rows of an item on a matrix unit: how panels of keys and values are loaded and multiplied, and the blocks of a token.
+"""The rows of a work item on a matrix unit: how panels of keys and values are loaded and multiplied, and how a single token adds a block.
 
 The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
 they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
@@ -138,8 +138,8 @@ class MatrixRows(Rows):
         return self.item.kv_count * self.item.group
 
     def sharing(self, pages: Sequence[HeadPage]) -> tuple[list[HeadPage], Load]:
-        """Return the pages of a panel, which prefetch one page together, and the place of the next page, which products prefetch. So memory
-        does not wait for products."""
+        """Divide the two pages that are prefetched next. Loading the panel prefetches the first: each of the returned pages prefetches a
+        half of it. Products prefetch the second, whose place is returned, so memory does not wait for products."""
         first, second = (page.next_page for page in pages)
         assert first is not None and second is not None, pages
         parts = [replace(page, next_page=replace(first, part=v)) for v, page in enumerate(pages)]

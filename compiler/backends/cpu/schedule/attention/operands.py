@@ -1,4 +1,4 @@
-"""The operands of paged attention: their sizes, and what they say about tokens, positions and pages. Which keys a row sees."""
+"""The operands of paged attention: their sizes, which tokens and pages a sequence has, and which keys a row sees."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ I64 = DType.I64
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Positions `low` to `high`, which a row sees, or at least one of several rows."""
+    """Positions `low` to `high`: those that a row sees, or those that at least one of several rows sees, or those that all of them see."""
 
     low: Dim
     high: Dim
-    has_window: bool  # whether keys before `low` exist
+    has_window: bool  # whether there may be keys before `low`, which are not seen
 
     def overlaps(self, begin: Dim, end: Dim) -> Scalar:
         """Return whether any of the positions `begin` to `end` - 1 is seen."""
@@ -118,7 +118,7 @@ class PagedOperands:
         return fold(fn, (self.tokens_from(first, count),), lambda i: last_position(self.positions, first + i))
 
     def token_of(self, first: Dim, i: Dim) -> Dim:
-        """Return the number of token `i` of those from token `first` on. The last token takes the places of those that do not exist."""
+        """Return the index of token `first` + `i` in the batch, or of the last token if the batch has fewer tokens."""
         return dim_min(first + i, self.num_tokens - 1)
 
     def tokens_from(self, first: Dim, count: Dim) -> Dim:

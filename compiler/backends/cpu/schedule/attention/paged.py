@@ -30,7 +30,7 @@ from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16
 BUSY = 8  # number of work items that keep all threads busy
-BUSY_TILES = 32  # the same for tiles, which take different times because later tokens see more keys
+BUSY_TILES = 32  # the same for tiles, of which more are needed, because tiles of later tokens see more keys and take longer
 
 
 def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFunc | None:
@@ -119,7 +119,8 @@ class _PagedAttention(Walk):
 
     @contextmanager
     def runs(self, k: Kernel, first: Dim, end: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the runs of tiles of one sequence. Yield the first tile of each run, and the number of its tiles."""
+        """Loop over the tiles `first` to `end` - 1, cut into runs of adjacent tiles of one sequence. Yield the first tile of each run, and
+        the number of its tiles."""
         extent = end - first
         with k.serial("i", extent) as i:
             tile = k.let("tile", first + i)

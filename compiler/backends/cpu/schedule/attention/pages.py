@@ -1,4 +1,4 @@
-"""Pages of the cache, as units read them.
+"""Pages of the KV cache, as the units read and prefetch them.
 
 A page of keys is [size, PAGE], with the keys innermost, but products with weights read values one after another. If pages have only keys,
 and values are their beginnings, a unit turns the values of a page into the layout [PAGE, value size] before the first product, once for all
@@ -37,7 +37,7 @@ class NextPage:
 
 @dataclass(frozen=True, slots=True)
 class HeadPage:
-    """A page of one kv head. The rows from `row` on read the page."""
+    """The keys and values of one page for one kv head. The rows from `row` on attend to them."""
 
     page: Dim  # its number in the cache
     slot: Dim  # its index in its block
@@ -47,13 +47,13 @@ class HeadPage:
     next_page: NextPage | None = None
 
     def below(self, at: Dim) -> HeadPage:
-        """Return the page as the rows from row `at` of these rows on read it."""
+        """Return the same page for the rows that begin `at` rows later."""
         return replace(self, row=self.row + at)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A kv head, and the first of the rows that read it."""
+    """A kv head, and the first of the rows that attend to it."""
 
     kv_head: Dim
     row: Dim
@@ -71,7 +71,7 @@ class Cache:
     layer: Dim
     size: int
     value_size: int
-    turned: Array | None  # [TURNED, PAGE, value size]: the values of some pages, if pages have only keys
+    turned: Array | None  # [TURNED, PAGE, value size]: transposed values of some pages, if pages have only keys
 
     @staticmethod
     def open(k: Kernel, operands: PagedOperands) -> Cache:
@@ -93,7 +93,7 @@ class Cache:
         return cast(self.scales[self.layer, KEYS if self.turned is not None else half, page.page, page.kv_head, lane], F32)
 
     def turn(self, k: Kernel, page: HeadPage) -> None:
-        """Prepare the values of a page."""
+        """Transpose the values of a page into `turned`, if the page has only keys."""
         if self.turned is None:
             return
         place, (squares, left) = page.slot % TURNED, divmod(self.value_size, PAGE)

@@ -27,7 +27,7 @@ class PartialSoftmax:
 
 @dataclass(frozen=True, slots=True)
 class PartialSoftmaxes:
-    """An array of partial softmaxes: those of splits are in workspace, and those of rows are in the thread's own memory."""
+    """An array of partial softmaxes, in workspace for the splits of a sequence, or in the thread's own memory for the rows of an item."""
 
     maximum: Array
     total: Array

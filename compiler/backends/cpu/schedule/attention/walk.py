@@ -1,4 +1,4 @@
-"""The walk of an item over its keys, which is the same for all units, and what a unit is.
+"""The loop of a work item over its keys (the walk), which is the same for all units, and what a unit is.
 
     for each split of the sequence, in order         a split may be an item of its own: then a later phase merges the splits
         for each block of the split                  (`Rows.add`)
@@ -41,14 +41,14 @@ class Order:
     keys: int  # number of pages whose keys are multiplied at once
     values: int  # number of pages whose values are multiplied at once: a part of a panel, a panel, or the block
     heads: int = 1  # number of kv heads whose scores are computed at once
-    by_panel: bool = False  # whether a softmax is that of a panel, and not of the block
+    by_panel: bool = False  # whether the softmax is updated after each panel, not once per block
     prefetches: bool = False  # whether reading pages prefetches the pages that are read next
     whole_apart: bool = False  # whether rows share only blocks that all of them see whole; other blocks are added token by token
 
 
 @dataclass(frozen=True, slots=True)
 class Rows(ABC):
-    """The rows of an item, as a unit computes them."""
+    """The rows of an item (each is a query head of a token): their state, and how a unit computes with it."""
 
     item: Item
     order: Order
@@ -62,19 +62,19 @@ class Rows(ABC):
 
     @abstractmethod
     def multiply_keys(self, k: Kernel, pages: Sequence[HeadPage], count: int) -> None:
-        """Compute the scores of `count` rows of each head for the keys of pages. The pages of a run have one or more heads."""
+        """Compute the scores of `count` rows of each head for the keys of `pages`, which has an entry for each page and head."""
 
     @abstractmethod
     def load_values(self, k: Kernel, pages: Sequence[HeadPage], seen: Seen | None) -> None:
-        """Prepare the values of pages for products."""
+        """Prepare the values of pages for products. `seen` says which keys rows see; None means all keys of the block."""
 
     @abstractmethod
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
-        """Add weighted values, which are prepared, to a part of the rows of a head: those of `pages`, or of the whole block if there are
-        no pages."""
+        """Add weighted values to a part of the rows of a head: the values of `pages`, or of the whole block if `pages` is empty.
+        `load_values` has prepared them."""
 
     def weigh(self, k: Kernel, row: Dim, slot: Dim) -> Array:
-        """Round the weights of a row for the page at `slot`. Return the array of the rounded weights."""
+        """Round the weights of a row for the page at `slot`, if the unit rounds weights. Return the array that holds the weights."""
         return self.scores
 
     # --- a block -------------------------------------------------------------------------------------------------------
@@ -111,7 +111,8 @@ class Rows(ABC):
                         self.multiply_values(k, block, head, of_head, part)
 
     def runs(self, k: Kernel, block: Block, half: int, span: Span) -> Iterator[list[HeadPage]]:
-        """Loop over the pages of a span that are read at once. The code that the caller's `for` emits becomes the body of the loop."""
+        """Loop over a span and yield lists of pages that are read at once. The code that the caller's `for` emits becomes the body of the
+        loop."""
         panel_pages = self.order.cut.panel_pages
         at_once = min(panel_pages, self.order.keys if half == KEYS else self.order.values)
         with each(k, span.count * (panel_pages // at_once)) as v:
@@ -164,7 +165,7 @@ class Rows(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A kind of instructions that computes attention: its numbers, its orders, and its class of rows."""
+    """What the walk must know of one kind of instructions: the orders in which items read a block, the size of tiles, the class of rows."""
 
     token: Order
     tile: Order  # a split has as many keys as one of `token`
@@ -184,13 +185,14 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The walk of items over the splits of their sequence."""
+    """The loops of an item over the splits of its sequence and over the blocks of each split."""
 
     operands: PagedOperands
     unit: Unit
 
     def attend(self, k: Kernel, item: Item) -> None:
-        """Compute an item, split after split."""
+        """Compute attention for all rows of an item: compute the splits of the sequence in order, merge the softmax of each into that of
+        the splits before it, and store the results."""
         joined = self.softmaxes(k.local, "joined", item.most_rows)
         with item.rows(k) as (row, _, head):
             joined.store(k, (row,), self.initial(head))
@@ -204,7 +206,7 @@ class Walk:
             self.store_result(k, token, head, joined.at(row))
 
     def store_split(self, k: Kernel, item: Item, place: Dim, split: Dim, splits: PartialSoftmaxes) -> None:
-        """Compute a split of a token, and write it to workspace at `place`."""
+        """Compute the softmax of a token over one split, and write it to workspace at `place`."""
         with k.when(item.seen.overlaps(*self.bounds(split))):
             rows = self.rows(k, item)
             self.add_split(k, item, rows, split)
@@ -212,7 +214,7 @@ class Walk:
                 splits.store(k, (place, head, split), rows.softmax.partial(k, row))
 
     def merge_splits(self, k: Kernel, token: Dim, place: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
-        """Merge the splits of a row, which an earlier phase wrote to workspace at `place`."""
+        """Merge the softmaxes of a row over all splits, which an earlier phase wrote to workspace at `place`, and store the result."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
@@ -256,7 +258,8 @@ class Walk:
         return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
 
     def initial(self, head: Dim) -> PartialSoftmax:
-        """Return the softmax before the first split. It contains no key, or only the head's sink: the score of a key without a value."""
+        """Return the softmax with which merging begins. It contains no key, or only the head's sink, which is the score of a key without a
+        value."""
         sinks, zero = self.operands.sinks, const(0.0, F32)
         if sinks is None:
             return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)

@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class NextPart:
-    """The part that is read next: its panel, and the k at which it begins."""
+    """The part of a panel that is read next, to be prefetched: the panel, and the index along k at which the part begins."""
 
     panel: Dim
     begin: Dim
@@ -92,8 +92,9 @@ class Blocks:
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
     def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, NextPart]]:
-        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. The caller's `for` emits its code
-        three times: for the first part, for the parts after it, and for a shorter last part."""
+        """Yield each part of k for all panels of the claim before the next part of k: the panel, the part, and the part that is read next.
+        The caller's `for` emits its code up to three times: for the first part, in a loop over the later parts of full size, and for a
+        shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
         yield from self._panels(k, claim, Part(ZERO, dim_min(self.extent, size)), 1 - dim_min(last, 1))
         if not prove_le(self.extent, 2 * size - 1):
@@ -176,7 +177,7 @@ def multiply(
     height: Dim | None = None,
 ) -> None:
     """Add the products of a part of the contracted axis to `sums`. `stride` is the number of elements from one row to the next. `height` is
-    the number of rows of a `counted` operation."""
+    the number of rows if `op` reads it at run time (`counted`)."""
     if ahead is None:
         k.tile(op, sums, rows, columns, dims=(part.depth, stride, *(() if height is None else (height,))))
     else:

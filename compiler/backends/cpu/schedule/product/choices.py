@@ -30,7 +30,7 @@ def chosen_blocks(k: Kernel, product: AnyProduct, most_rows: int, groups: Dim) -
     begins = k.workspace("begins", num_rows + 1, dtype=I32)
     count = k.workspace("count", 1, dtype=I32)
     _cut(k, product.choice, row, num_rows, most_rows, begins, count)
-    # If equal choices are adjacent, there are at most `usual` blocks. If there are more, each iteration computes several blocks.
+    # If equal choices are adjacent, there are at most `usual` blocks. If there are more blocks, an iteration computes several of them.
     usual = dim_max(dim_min(num_rows, num_rows // most_rows + _num_matrices(names[0], num_rows)), 1)
     with k.parallel("p", usual * groups) as p:
         start, group = k.unravel(p, [("start", usual), ("group", groups)])

@@ -48,8 +48,8 @@ class Floats:
 
     @property
     def abreast(self) -> int:
-        """The number of panels that a single row computes together. With two panels of one sum, additions do not take longer than reads
-        from memory, and enough registers remain for scales even on machines with 16 registers."""
+        """The number of panels that a single row computes together. With two panels of one sum, the additions of a panel need not wait for
+        each other and take no longer than reads from memory, and enough registers remain for scales even on machines with 16 registers."""
         return 2 if self.product.row_axis is not None and self.rows > 1 and len(self.product.sums) == 1 else 1
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:

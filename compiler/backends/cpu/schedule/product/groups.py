@@ -1,12 +1,14 @@
 """Sums of groups of integers: each group is summed exactly in i32, and the groups are added in order in f32.
 
-The exact sum of a group has the same bits in any tile. All planes of a row are rows of the tile, so they share the weights that the tile
-reads. Beside weights of 4 bits, most numbers of the upper plane are zero. There, both planes share one sum: the tile multiplies the lower
-plane, and then the other numbers of the upper plane. The sum fits in 32 bits, and as f32 it equals the join of two sums.
+The exact sum of a group has the same bits in any tile. Each plane of a row is a row of the tile, so the planes share the weights that the
+tile reads. With weights of 4 bits, most numbers of the upper plane are zero. Then both planes are added to one sum: the tile multiplies the
+lower plane, and then those numbers of the upper plane that are not zero. This sum fits in 32 bits, and as f32 it equals the two sums of the
+planes joined.
 
-Memory limits a single row, and a core reads a single dense stream fastest. So a single row first reads the scales of several groups, stores
-the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the weights of their group, it
-reads them where they are. If there are several sums, it computes some panels of one sum before panels of the next sum.
+Memory limits a single row, and a core reads a single dense stream fastest. So for a single row, the kernel first reads the scales of
+several groups, stores the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the
+weights of their group, the kernel reads them there. If there are several sums, it computes some panels of one sum before panels of the next
+sum.
 
 If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
 """

@@ -1,8 +1,8 @@
-"""Products of rows of bf16 and numbers with scales. A group of numbers shares a scale: the sum of each group, in f32, is multiplied by the
-scale, and groups are added in order.
+"""Products of bf16 rows by weights with scales, such as 8-bit floats. A group of weights shares a scale: the sum of each group, in f32, is
+multiplied by the scale, and groups are added in order.
 
-Registers keep the sums of a tile for all groups. For a matrix unit, a thread decodes a part of a panel into memory that stays in the
-first-level cache, and multiplies all rows of its block by it. Then sums and totals are in memory.
+On vectors, the sums of a tile stay in registers for all groups. On a matrix unit, a thread decodes a part of a panel into memory that stays
+in the first-level cache, and multiplies all rows of its block by it; there, the sum of a group and the total over groups are in memory.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The operands of one sum."""
+    """The operands of one sum: the rows, the stored numbers of the weights, and their scales."""
 
     rows: Load
     stored: Load

@@ -1,4 +1,5 @@
-"""Sums of groups of integers as in groups.py, for weights in the format `ScaledPanels`: each run of groups is in the next stream.
+"""Sums of groups of integers as in groups.py, for weights in the format `ScaledPanels`, in which adjacent runs of groups are in different
+streams (parts of the matrix), and a core reads all streams in turn.
 
 The loop over the groups is three loops, so that addresses advance by constants.
 """
@@ -15,8 +16,9 @@ from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Array, Kernel
 from compiler.machine.formats import ScaledPanels
 
-# The CPU cannot prefetch here, so each change to the next sum waits for memory. Then a single row computes more panels before, if there are
-# FEWEST_CLAIMS claims for threads to share.
+# Targets with this format have no prefetch instruction, so a core waits for memory whenever it changes from the weights of one sum to those
+# of the next. Therefore a single row computes up to MOST_ABREAST panels of one sum before the next sum, but not so many that fewer than
+# FEWEST_CLAIMS claims are left for the threads.
 MOST_ABREAST, FEWEST_CLAIMS = 16, 16
 
 

@@ -25,8 +25,8 @@ Element = tuple[Dim, Dim, Dim]  # a row, vector and lane of a tile
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """A tile: `shape.rows` rows from row `first`, and the columns of `panel`. The nest's other axes have the values of `point`. A number of
-    rows that is known only at run time is `height`, and `shape.rows` is its largest value."""
+    """A tile: `shape.rows` rows from row `first`, and the columns of `panel`. The nest's other axes have the values of `point`. If the
+    number of rows is known only at run time, it is `height`, and `shape.rows` is its largest value."""
 
     product: AnyProduct
     shape: TileShape

@@ -217,7 +217,8 @@ class Widened:
         return begin
 
     def add_few(self, k: Kernel, s: WidenedSum, begin: Array, plane: Dim, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
-        """Multiply one plane of a tile by a part of a panel. The products are summed in eighths, without half a step per weight."""
+        """Multiply one plane of a tile by a part of a panel. `DotWidened` adds up a * (8 * w - 4) for each element a and widened weight w.
+        The sum begins at 4 times the sum of the elements, so at the end it is 8 times the product."""
         group, rows = shared_multiplier(s.grouped), tile.shape.rows
         eighths = k.local("eighths", rows, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         with k.serial("i", rows) as i:
@@ -250,7 +251,7 @@ class Widened:
 
 @dataclass(frozen=True, slots=True)
 class WidenedSum:
-    """One sum of the product, and the thread's own memory for a block of rows."""
+    """One sum of the product, and where a thread stores its results for a block of rows."""
 
     grouped: GroupedSum
     exact: Array  # exact sums by plane, panel, row of a register, vector and lane
@@ -297,7 +298,7 @@ class WidenedSum:
         return self.at(self.grouped.node.two_planes, place)
 
     def at(self, scalar: Scalar, place: Point) -> Scalar:
-        """Return the scalar at an element. The group's index is 0, because the only group is the whole of k."""
+        """Return the scalar for the element at `place`. The index of the group is 0, because the only group is the whole of k."""
         return rewrite_dims(scalar, {**place, self.grouped.axis: ZERO})
 
 
@@ -324,7 +325,7 @@ class Registers:
         return self.claim.first + dim_min(at * TILE_ROWS, dim_max(rows - TILE_ROWS, 0))
 
     def place(self, m: Dim) -> Dim:
-        """Return the place of row `m` of the claim, counted in rows of registers."""
+        """Return the index of row `m` of the claim among the rows of all registers, where some rows occur twice."""
         rows, last = dim_max(self.claim.end - self.claim.first, TILE_ROWS), (self.count - 1) * TILE_ROWS
         return m + dim_min(dim_max(m - last + 1, 0), 1) * (self.count * TILE_ROWS - rows)
 
@@ -339,7 +340,7 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of k of one panel."""
+    """What is widened and multiplied at once: a part of k of one panel."""
 
     panel: Dim
     begin: Dim
