@@ -27,8 +27,8 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of an element or, in a vector loop, of one element per lane. `lanes` is each lane's offset from `pointer`: constants, or
-    an operand. It is None if all lanes access the same element."""
+    """The address of an element or, in a vector loop, of one element per lane. `lanes` has the offset of each lane from `pointer`, in
+    elements: as constants, or as the name of a vector in LLVM IR. It is None if all lanes access the same element."""
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
@@ -161,7 +161,8 @@ class MemoryAccess:
     # --- lanes ---------------------------------------------------------------------------------------------------------
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
-        """Split `dim` into a sum of three parts: a part that all lanes share, a constant per lane, and an operand per lane."""
+        """Split `dim` into a sum of three parts: a part that all lanes share, a constant per lane, and a value per lane that is computed at
+        run time (a vector)."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes

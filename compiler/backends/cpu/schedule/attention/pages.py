@@ -28,7 +28,7 @@ TURNED = 2  # number of pages whose values are turned at once
 @dataclass(frozen=True, slots=True)
 class NextPage:
     """The page to prefetch while another page is read. `half` says which half of it to prefetch: KEYS or VALUES. If `part` is 0 or 1, only
-    the first or second part of a head's keys or values is prefetched, evenly."""
+    the first or second half of a head's keys or values is prefetched, evenly divided among the calls of `Cache.prefetch`."""
 
     half: Dim
     page: Dim

@@ -148,8 +148,8 @@ class Heights:
             configure_counted(k, self.tile, self.claim.end - self.claim.first)
 
     def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
-        """Yield the tiles of a panel. The caller's `for` emits its code once per height. If there are several heights, tiles of another
-        height have changed the configuration."""
+        """Yield the tiles of a panel. The caller's `for` emits its code once per height. If there are several heights, the unit is
+        configured again for each, because tiles of another height have changed its configuration."""
         full = self.claim.full_tiles
         rest = (self.claim.end - self.claim.first) % full.rows
         several = less(0, full.count) & less(0, rest)
