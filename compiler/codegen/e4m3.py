@@ -11,7 +11,7 @@ SHIFT: Final = 20  # the significand of an f32 has this many bits more
 NAN: Final = 0x7F
 REBIASED: Final = (127 - 7) << 23  # the difference of the exponents' biases, at the exponent's place in an f32
 LEAST_NORMAL: Final = (127 - 6) << 23  # the least normal e4m3, 2^-6, as f32
-TOO_LARGE: Final = 0x43E80001  # the least f32 beyond 464, from where on numbers become NaN; 464 is between 448 and the next number
+TOO_LARGE: Final = 0x43E80001  # the least f32 above 464; it and larger ones become NaN. 464 is halfway from 448, the largest e4m3, to 480
 QUIET: Final = 0x7FC00000  # NaN as f32
 
 

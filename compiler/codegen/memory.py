@@ -240,7 +240,7 @@ class MemoryAccess:
 
 
 def _run_of(lanes: tuple[int, ...]) -> int:
-    """Return the number of consecutive lanes that access consecutive elements, if it is the same everywhere. Return 0 otherwise."""
+    """Return how many consecutive lanes access consecutive elements, if all such runs of lanes are equally long. Return 0 otherwise."""
     breaks = [i for i in range(1, len(lanes)) if lanes[i] != lanes[i - 1] + 1]
     run = breaks[0] if breaks else len(lanes)
     return run if breaks == list(range(run, len(lanes), run)) else 0

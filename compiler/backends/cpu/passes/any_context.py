@@ -15,7 +15,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.visit import substitute
 from compiler.ir.module import IRModule
 
-MANY: Final = 128  # pages: more than a split of any schedule has
+MANY: Final = 128  # number of columns from which the bound is dropped: more pages than a split of any schedule has
 
 
 def any_context(module: IRModule) -> IRModule:

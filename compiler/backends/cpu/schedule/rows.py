@@ -121,7 +121,8 @@ class _Rows:
             result[0] = partial[0, 0]
 
     def write_elements(self, k: Kernel, stage: RowStage, store: Store, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Write the elements of a row. If a SELECT has the same condition for all elements, it becomes a branch around the loop."""
+        """Write the elements of a row. If the value is a SELECT with the same condition for all elements, the SELECT becomes a branch
+        around the loop."""
         nest, value, mapping = stage.nest, store.value, dict(zip(stage.nest.vars, point, strict=False))
         assert stage.inner is not None
         inner, length = stage.inner

@@ -124,8 +124,8 @@ class _Row:
     # --- the loop over blocks ------------------------------------------------------------------------------------------
 
     def write_sums(self, k: Kernel) -> None:
-        """Compute `top` and `sums` of the row. The loop compares the elements of a block while it adds the exponentials of the block
-        before."""
+        """Compute `top` and `sums` of the row. The loop updates the maximum with the elements of a block while it adds the exponentials of
+        the block before."""
         with k.vector(self.width) as lane:
             self.most[lane] = LOWEST
             self.top[lane] = LOWEST

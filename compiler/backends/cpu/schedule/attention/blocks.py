@@ -16,7 +16,8 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The sizes of panels, blocks and splits. They determine in which order a row adds keys, so they do not depend on other rows."""
+    """The sizes of panels, blocks and splits. The order in which a row adds its keys follows from them alone, so it does not depend on
+    other rows."""
 
     panel_pages: int
     panels: int  # number of panels of a block
@@ -127,8 +128,9 @@ class Block:
         return self.item.operands.page(k, self.item.sequence, self.number * self.cut.pages + slot, self.item.seen)
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
-        """Return adjacent pages that prefetch what a token reads after them: after the last keys of the block its first values, and after
-        the last values the first keys of the next block. If pages have only keys, the token does not read values."""
+        """Return adjacent pages with what is prefetched while they are read: the pages that the token reads next. After the last keys of
+        the block, these are its first values; after the last values, the first keys of the next block. If pages have only keys, the token
+        does not read values."""
         after, begin, end = pages[0].slot + len(pages), self.span.first * self.cut.panel_pages, self.span.end * self.cut.panel_pages
         is_last = dim_max(0, after + 1 - end)  # 1 after the last page, else 0
         if half == KEYS:
@@ -139,5 +141,6 @@ class Block:
         return [self.prefetching_page(k, half_after, page, after + v) for v, page in enumerate(pages)]
 
     def prefetching_page(self, k: Kernel, half: Dim, page: HeadPage, slot: Dim) -> HeadPage:
-        """Return a page that prefetches half of the page at index `slot` of this block, or of the blocks after it."""
+        """Return `page` with what is prefetched while it is read: the keys or the values (`half`) of the page at index `slot`, which may be
+        in a later block."""
         return replace(page, next_page=NextPage(half, self.page(k, slot)))

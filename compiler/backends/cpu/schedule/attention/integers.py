@@ -44,7 +44,8 @@ LEVELS = 127 * 256 + 127  # largest integer whose planes are two signed bytes
 LEAST = 1e-30  # a row whose largest magnitude is smaller becomes zeros
 LONGEST = 512  # maximum size of a head; LEVELS * 127 * LONGEST < 2^31
 
-# An f32 with this summand has no fraction bits, so the addition rounds to an integer, which is in the lowest bits of the sum.
+# Adding ROUNDER to an f32 rounds it to an integer, because the sum has no bits for a fraction. The bits of the sum minus ROUNDER_BITS are
+# this integer.
 ROUNDER, ROUNDER_BITS = 1.5 * 2**23, 0x4B400000
 MAGNITUDE = 0x7FFFFFFF  # all bits of an f32 but its sign
 I8, I16, I32, U8 = DType.I8, DType.I16, DType.I32, DType.U8

@@ -18,7 +18,7 @@ TILE_ROWS = 32  # number of rows of a tile, approximately
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of each kv head of an item to which a block is added together: those of one token, or all of them."""
+    """The rows that add a block together, for each kv head of an item: the rows of one token, or all rows."""
 
     row: Dim  # the first row, counted from the first row of a kv head
     count: int
@@ -79,7 +79,8 @@ class Item:
 
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Dim, Seen]]:
-        """Loop over the tokens. Yield the first row of each, counted from the first row of a kv head, and what it sees."""
+        """Loop over the tokens. Yield the first row of each, counted from the first row of a kv head, and the positions that the token
+        sees."""
         if not self.is_tile:
             yield Dim.of(0), self.seen
             return
@@ -87,7 +88,7 @@ class Item:
             yield i * self.group, self.seen_by_row(k, i * self.group)
 
     def seen_by_row(self, k: Kernel, row: Dim) -> Seen:
-        """Return what a row sees, counted from the first row of its kv head."""
+        """Return the positions that a row sees. `row` is counted from the first row of its kv head."""
         if not self.is_tile:
             return self.seen
         token = self.operands.token_of(self.first, row // self.group)

@@ -126,7 +126,7 @@ class PagedOperands:
         return dim_min(count, self.num_tokens - first)
 
     def seen(self, k: Kernel, token: Dim) -> Seen:
-        """Return what a token sees."""
+        """Return the positions that a token sees."""
         last = k.let("position", last_position(self.positions, token))
         first = first_position(k, self.node, self.positions, token, last)
         return Seen(k.let("low", first) if self.node.window else first, last, has_window(self.node))

@@ -21,7 +21,7 @@ from compiler.ops.attention.kv_cache import PAGE
 @dataclass(frozen=True, slots=True)
 class PartialSoftmax:
     maximum: Scalar
-    total: Scalar  # sum of the weights, relative to the maximum
+    total: Scalar  # sum of the weights; the weight of a key is exp(its score - maximum)
     values: Callable[[Dim, Dim], Scalar]  # weighted values, by part and lane
 
 
@@ -50,8 +50,8 @@ class PartialSoftmaxes:
             self.values[*index, c, lane] = softmax.values(c, lane)
 
     def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
-        """Merge a softmax over other keys into the softmax at `index`. If that contains no key so far, replace it: the exponential of its
-        maximum, -inf, would be an underflow, which takes hundreds of cycles."""
+        """Merge a softmax over other keys into the softmax at `index`. If the latter contains no key so far, replace it: the exponential of
+        its maximum, -inf, would underflow, which takes hundreds of cycles."""
         maximum, total, values = self.maximum, self.total, self.values
         with k.when(equal(maximum[index], float("-inf"))):
             self.store(k, index, softmax)
@@ -115,7 +115,7 @@ class OnlineSoftmax:
 
 
 def fill(k: Kernel, array: Array, row: Dim | None, value: float) -> None:
-    """Fill the lanes of a vector, or those of a row of vectors."""
+    """Set all lanes to `value`: those of a vector, or those of row `row` of an array of vectors."""
     with k.vector(PAGE) as lane:
         array[(lane,) if row is None else (row, lane)] = value
 

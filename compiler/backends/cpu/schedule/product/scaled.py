@@ -109,7 +109,7 @@ class Scaled:
         return max(n for n in range(self.tile.depth, self.tile.block + 1, self.tile.depth) if group % n == 0)
 
     def add_part(self, k: Kernel, numbers: Numbers, heights: Heights, g: Dim, begin: Dim, pairs: Array, acc: Array) -> None:
-        """Add the products of a part of a group to `acc`. The first part overwrites it."""
+        """Decode a part of a group, and add its products to `acc`, which the first part of the group overwrites."""
         claim, length, step = heights.claim, Dim.of(self.part(numbers.group)), self.tile.depth
         assert self.tile.widen is not None, self.tile
         with k.serial("some", length // step) as some:

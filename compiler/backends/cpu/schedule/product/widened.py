@@ -208,7 +208,8 @@ class Widened:
                         self.add_few(k, s, begin, plane, panel - claim.panel, m, tile, part)
 
     def begin_groups(self, k: Kernel, s: WidenedSum, tile: TileOrigin) -> Array:
-        """Store the value with which the sum of each group begins, for each plane and row: minus what the weights' offset adds."""
+        """Store the value with which the sum of each group begins, for each plane and row: the negative of what the offset of the stored
+        weights adds to the sum."""
         group = shared_multiplier(s.grouped)
         begin = k.local("begin", PLANES, tile.shape.rows, s.grouped.group // group, dtype=I32)
         with s.planes(k, s.num_planes[ZERO]) as plane, tile.lines(k) as (i, line):
@@ -305,7 +306,7 @@ class WidenedSum:
 @dataclass(frozen=True, slots=True)
 class Registers:
     """The rows of a claim in registers of the unit. All registers have the same height, so the unit is configured once. If the rows do not
-    fill the last of several registers, it also has rows of the register before it, which are computed twice."""
+    fill the last of several registers, the last one also has rows of the register before it, which are computed twice."""
 
     claim: Claim
     height: Dim
