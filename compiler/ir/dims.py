@@ -128,13 +128,15 @@ class _Node:
             text = f"a dimension nests //, %, min and max {self.rank[1]} deep, expected at most {MAX_DEPTH}"
             raise ValueError(f"{text}; bind a part of it to a variable")
         self.factor = self._factor()
-        self._hash = hash(self.key)
+        self._hash = hash((self.order, operands))
 
     def _factor(self) -> int:
         return math.gcd(*(o.factor for o in self.operands))
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Node) and self.key == other.key)
+        if self is other:
+            return True
+        return isinstance(other, _Node) and self._hash == other._hash and self.order == other.order and self.operands == other.operands
 
     def __hash__(self) -> int:
         return self._hash
@@ -194,16 +196,22 @@ Term = tuple[int, Monomial]
 class Dim(_Operators):
     """An immutable expression in canonical form. `==` and `hash` look at structure; a `Dim` never equals an int or a DimVar."""
 
-    __slots__ = ("_hash", "key", "terms")
+    __slots__ = ("_hash", "_key", "terms")
 
     terms: tuple[Term, ...]
-    key: Key
 
     def __init__(self, terms: tuple[Term, ...]) -> None:
         """Create a Dim from terms that are already canonical. Other packages use `Dim.of` and operators."""
         self.terms = terms
-        self.key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in terms])
-        self._hash = hash(self.key)
+        self._hash = hash(terms)
+        self._key: Key | None = None
+
+    @property
+    def key(self) -> Key:
+        """What Dims are sorted by. It is computed when first needed, because most Dims are never sorted."""
+        if self._key is None:
+            self._key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in self.terms])
+        return self._key
 
     @staticmethod
     def of(x: DimLike) -> Dim:
@@ -239,7 +247,7 @@ class Dim(_Operators):
     @property
     def factor(self) -> int:
         """The greatest integer known to divide every value of the expression; 0 if the expression is zero."""
-        return math.gcd(*(c * math.prod(a.factor for a in m) for c, m in self.terms))
+        return factor_of(self.terms)
 
     def atoms(self) -> Iterator[Atom]:
         """Yield the atoms that are factors of the terms, with repeats, without the atoms inside them."""
@@ -276,7 +284,7 @@ class Dim(_Operators):
             raise UnboundDimError(f"cannot evaluate {self}: no value for {_names(missing)}") from None
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Dim) and self._hash == other._hash and self.key == other.key)
+        return self is other or (isinstance(other, Dim) and self._hash == other._hash and self.terms == other.terms)
 
     def __hash__(self) -> int:
         return self._hash
@@ -292,6 +300,18 @@ class Dim(_Operators):
 
 
 DimLike = int | DimVar | Dim
+
+
+def factor_of(terms: Sequence[Term]) -> int:
+    """Return the greatest integer known to divide every value of a sum of terms; 0 if there are none."""
+    common = 0
+    for c, m in terms:
+        for atom in m:
+            c *= atom.factor
+        common = math.gcd(common, c)
+        if common == 1:
+            break
+    return common
 
 
 def as_dim(x: object) -> Dim:
@@ -342,18 +362,29 @@ MINUS_ONE = _constant(-1)
 def canonical(sums: dict[Monomial, int]) -> Dim:
     """Return the Dim with these coefficients: drop zeros, recombine division nodes, sort terms by falling degree."""
     terms = [(c, m) for m, c in sums.items() if c]
-    if any(isinstance(a, _Division) for _, m in terms for a in m):
-        from compiler.ir.simplify import recombine  # imported late, see _divide
+    for _, m in terms:
+        for atom in m:
+            if isinstance(atom, _Division):
+                return _recombined(sums, terms)
+    return _sorted(terms)
 
-        if (simpler := recombine(sums)) is not None:
-            return simpler
+
+def _recombined(sums: dict[Monomial, int], terms: list[Term]) -> Dim:
+    from compiler.ir.simplify import recombine  # imported late, see _divide
+
+    simpler = recombine(sums)
+    return _sorted(terms) if simpler is None else simpler
+
+
+def _sorted(terms: list[Term]) -> Dim:
     if len(terms) > 1:
         terms.sort(key=_term_order)
     return Dim(tuple(terms))
 
 
 def _term_order(term: Term) -> Key:
-    return (-len(term[1]), tuple(a.key for a in term[1]))
+    monomial = term[1]
+    return (-len(monomial), *[a.key for a in monomial])
 
 
 def _plus(a: Dim, b: Dim, sign: int) -> Dim:
@@ -370,7 +401,11 @@ def _times(a: Dim, b: Dim) -> Dim:
         a, b = b, a
     if a.is_const:
         factor = a.const
-        return b if factor == 1 else canonical({m: factor * c for c, m in b.terms})
+        if factor == 1:
+            return b
+        if factor == -1:  # the other sign neither changes the order of terms nor lets division nodes combine
+            return Dim(tuple([(-c, m) for c, m in b.terms]))
+        return canonical({m: factor * c for c, m in b.terms})
     return canonical(products(a.terms, b.terms))
 
 
@@ -403,7 +438,7 @@ def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
         else:
             rest.append((c, m))
     # Removing terms keeps a form canonical. Removing a factor from terms may not.
-    return canonical({m: c for c, m in inside}), Dim(tuple(rest))
+    return _constant(inside[0][0]) if len(inside) == 1 and not inside[0][1] else canonical({m: c for c, m in inside}), Dim(tuple(rest))
 
 
 def _substitute_atom(atom: Atom, mapping: Mapping[DimVar, DimLike]) -> Dim:

@@ -15,7 +15,7 @@ import math
 from functools import lru_cache
 from operator import attrgetter
 
-from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, bare, canonical, split
+from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, bare, canonical, factor_of, split
 
 Extended = int | float  # an integer, or plus or minus infinity as a float
 INF = math.inf
@@ -153,7 +153,8 @@ def _lower_bound(p: Dim, budget: int) -> Extended:
     if budget > 0 and len(p.terms) <= MAX_TERMS and not _independent(p):
         best = max(best, _shared_factor(p, budget), _eliminate(p, _next_atom(p), budget))
     offset = p.constant_term
-    return _sum(_round_up(_sum(best, -offset), (p - offset).factor), offset)
+    step = factor_of(p.terms[:-1] if offset else p.terms)
+    return _sum(_round_up(_sum(best, -offset), step), offset)
 
 
 def _next_atom(p: Dim) -> Atom:
@@ -217,6 +218,9 @@ def _replaced(c: Dim, rest: Dim, choices: list[Bound], budget: int) -> list[Exte
             # scale * p >= -(scale - 1) implies p >= 0, since p is an integer.
             least = _lower_bound(scale * rest + c * value + scale - 1, share)
             found.append(0 if least >= 0 else -INF)
+            continue
+        if scale.const == 1:
+            found.append(_lower_bound(rest + c * value, share))
             continue
         common = math.gcd(scale.const, *(k for k, _ in c.terms))
         multiple = scale.const // common

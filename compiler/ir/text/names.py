@@ -59,11 +59,14 @@ class DimNames(Names):
         self.free: list[DimVar] = []  # variables that appear without a binder, in order
         self._renamed: dict[DimVar, DimVar] = {}
         self._texts: dict[Dim, str] = {}
+        self._mentions: dict[DimVar, list[Dim]] = {}  # the expressions with a variable whose texts are kept
 
     def text(self, dim: Dim) -> str:
         text = self._texts.get(dim)
         if text is None:
             text = self._texts[dim] = str(self._written(dim))
+            for var in dim.vars():
+                self._mentions.setdefault(var, []).append(dim)
         return text
 
     def _written(self, dim: Dim) -> Dim:
@@ -82,16 +85,24 @@ class DimNames(Names):
         text first mentions the variables, not in the order in which the variables were created."""
         upper = self._written(var.upper) if isinstance(var.upper, Dim) else var.upper
         name = self.give(var, var.name)
-        self._texts = {}
+        self._forget(var)
         self._renamed[var] = DimVar(name, var.lower, upper, var.multiple_of)
         return name
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        renamed = dict(self._renamed)
+        outer = dict(self._renamed)
         with super().scope():
             yield
-        self._renamed, self._texts = renamed, {}
+        for var, renamed in self._renamed.items():
+            if outer.get(var) is not renamed:
+                self._forget(var)
+        self._renamed = outer
+
+    def _forget(self, var: DimVar) -> None:
+        """Forget the texts of all expressions with a variable, because its name changes."""
+        for dim in self._mentions.pop(var, ()):
+            self._texts.pop(dim, None)
 
 
 def _word(wish: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -53,13 +53,16 @@ class Prefixes:
 
 
 class Replica:
-    def __init__(self, name: str, costs: Costs) -> None:
+    """`costs_at` gives the costs at a time where they change, as on a machine that replicas share; they have the limits of `costs`."""
+
+    def __init__(self, name: str, costs: Costs, costs_at: Callable[[float], Costs] | None = None) -> None:
         self.name = name
         self.now_s = 0.0
         self.is_up = True
         self.waiting: deque[Job] = deque()
-        self.busy_s = 0.0
+        self.busy: list[tuple[float, float]] = []  # the spans of time in which it computed
         self._costs = costs
+        self._costs_at = costs_at or (lambda _: costs)
         self._restart()
 
     def _restart(self) -> None:
@@ -73,6 +76,10 @@ class Replica:
     @property
     def num_requests(self) -> int:
         return len(self.waiting) + len(self._prompts) + len(self._decoding)
+
+    @property
+    def busy_s(self) -> float:
+        return sum(end_s - began_s for began_s, end_s in self.busy)
 
     @property
     def pages_share(self) -> float:
@@ -142,15 +149,15 @@ class Replica:
             num_prompt += count
             if not job.left:
                 done.append(job)
-        step_s = self._costs.step_s(num_prompt, num_decode, self._num_context)
+        costs = self._costs_at(self.now_s)
+        step_s = costs.step_s(num_prompt, num_decode, self._num_context)
         num_steps = 1
         if not num_prompt:  # nothing changes until the first sequence ends or a request arrives
             until_end = self._decoding[0][0] - self._num_steps
             until_arrival = ceil((until_s - self.now_s) / step_s) if until_s < float("inf") else until_end
             num_steps = max(1, min(until_end, until_arrival))
-            step_s += self._costs.context_s * num_decode * (num_steps - 1) / 2  # contexts grow meanwhile
-        self.now_s += num_steps * step_s
-        self.busy_s += num_steps * step_s
+            step_s += costs.context_s * num_decode * (num_steps - 1) / 2  # contexts grow meanwhile
+        self._compute(num_steps * step_s)
         if num_decode:
             self._num_steps += num_steps
             self._num_context += num_steps * num_decode
@@ -159,6 +166,11 @@ class Replica:
         for job in done:
             self._prompts.remove(job)
             self._begin(job)
+
+    def _compute(self, seconds: float) -> None:
+        began_s = self.busy.pop()[0] if self.busy and self.busy[-1][1] == self.now_s else self.now_s
+        self.now_s += seconds
+        self.busy.append((began_s, self.now_s))
 
     def _begin(self, job: Job) -> None:
         arrival = job.arrival

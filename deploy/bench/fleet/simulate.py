@@ -39,6 +39,7 @@ class Plan:
     policy: str = "prefix"
     most_requests: int = 128  # of the least loaded replica of a cell; the edge then takes another cell, and refuses if there is none
     failures: tuple[Failure, ...] = ()
+    costs_at: Callable[[float], Costs] | None = None  # the costs at a time, where they change
 
     @property
     def cells(self) -> list[str]:
@@ -50,9 +51,13 @@ class Outcome:
     jobs: list[Job] = field(default_factory=list[Job])  # those that were admitted
     num_refused: int = 0
     num_again: int = 0  # requests that were sent again, because a replica failed
-    busy_s: float = 0.0  # of all replicas together
+    busy: list[list[tuple[float, float]]] = field(default_factory=list[list[tuple[float, float]]])  # spans of each replica
     paid_s: float = 0.0  # of all replicas together, as long as they were up
     wall_s: float = 0.0  # until the last end
+
+    @property
+    def busy_s(self) -> float:
+        return sum(end_s - began_s for spans in self.busy for began_s, end_s in spans)
 
 
 class Timeline:
@@ -73,7 +78,9 @@ class Timeline:
 
 def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     size = max(plan.num_replicas, plan.most_replicas)
-    cells = [Cell(name, [Replica(f"{name}, replica {at}", plan.costs) for at in range(size)], plan.policy) for name in plan.cells]
+    cells = [
+        Cell(name, [Replica(f"{name}, replica {at}", plan.costs, plan.costs_at) for at in range(size)], plan.policy) for name in plan.cells
+    ]
     outcome, timeline, last_s = Outcome(), Timeline(), trace[-1].at_s if trace else 0.0
     scalers = [Scaler(cell, plan.num_replicas, plan.target_requests) for cell in cells] if plan.most_replicas else []
 
@@ -114,7 +121,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     timeline.run(inf)
     for replica in (replica for cell in cells for replica in cell.replicas):
         replica.finish()
-        outcome.busy_s += replica.busy_s
+        outcome.busy.append(replica.busy)
     outcome.wall_s = max((job.end_s or 0.0 for job in outcome.jobs), default=0.0)
     outcome.paid_s = sum(scaler.paid_s for scaler in scalers) if scalers else outcome.wall_s * plan.num_cells * plan.num_replicas
     return outcome

@@ -1,8 +1,10 @@
 """`python -m tests.lab simulation`: how well `relaxserve bench fleet --simulate` predicts a real fleet on this machine.
 
-The costs of steps are measured on one running replica and on all at once, as clients see them: replicas share the cores of this machine
-with each other, with Ray and with the clients. A step of a trace costs a mean of both, weighed by the share of the time in which a replica
-is busy. Then the trace is played to the fleet, and simulated. Each figure is a prediction as a share of what was measured.
+The costs of steps are measured as clients see them, on one running replica, on two at once, and so on up to all: replicas share the cores
+of this machine with each other, with Ray and with the clients. A simulated step costs what it costs beside as many busy replicas. The way
+of a request through the fleet is measured with short requests that arrive at random, so that processes fall asleep between them as they do
+in the trace; the time to a simulated first token includes one of these ways, drawn by chance. Then another trace is played to the fleet,
+and simulated. Each figure is a prediction as a share of what was measured.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, count
 from pathlib import Path
 
 from deploy import demo
@@ -28,57 +33,75 @@ from tests.lab.serving.played import Answered, play
 NAME = "bench"
 PROMPTS, STREAMS = (1, 16, 64, 128, 256, 512), (1, 2, 4, 8, 16)  # what is measured: tokens of a prompt, streams of a replica
 NUM_RUNS, NUM_NEW = 5, 32
-NUM_WEIGHED = 4  # simulations until the share of busy time agrees with the costs
+WAY_PROMPT, WAY_S = 16, 40.0  # tokens of the short requests, and the seconds during which they arrive
+NUM_PASSES = 4  # simulations until costs agree with the times at which replicas are busy
+_NEW_SESSIONS = count(1_000_000)
 NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 
 def calibrated(urls: Sequence[str], max_seqs: int) -> Costs:
-    """Measure what steps cost while all replicas are busy."""
+    """Measure what steps cost while these replicas are all busy."""
     prompt: dict[int, float] = {}
     for size in PROMPTS:
-        runs = [_all(urls, [Arrival(0.0, 1000 * size + run, size, 1, ())]) for run in range(NUM_RUNS)]
+        runs = [_all(urls, [Arrival(0.0, 0, size, 1, ())]) for _ in range(NUM_RUNS)]
         prompt[size] = statistics.median(one.first_s for run in runs for one in run)
     decode: dict[int, float] = {}
     for num in STREAMS:
-        found = _all(urls, [Arrival(0.0, at, 4, NUM_NEW, ()) for at in range(num)])
+        found = _all(urls, [Arrival(0.0, 0, 4, NUM_NEW, ())] * num)
         decode[num] = statistics.median((one.whole_s - one.first_s) / (one.num_tokens - 1) for one in found)
     return Costs(prompt, decode, max_seqs=max_seqs)
 
 
-def mean(some: Costs, others: Costs, weight: float = 0.5) -> Costs:
-    """Return a mean of costs. `weight`: of the others."""
-
+def mean(some: Costs, others: Costs) -> Costs:
     def of(some: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
-        return {size: seconds + weight * (others[size] - seconds) for size, seconds in some.items()}
+        return {size: (seconds + others[size]) / 2 for size, seconds in some.items()}
 
     return replace(some, prompt=of(some.prompt, others.prompt), decode=of(some.decode, others.decode))
 
 
-def predicted(alone: Costs, together: Costs, trace: Sequence[Arrival], num_replicas: int) -> Outcome:
-    """Simulate a trace on replicas that slow each other down while they are busy at the same time."""
-    busy, outcome = 0.0, Outcome()
-    for _ in range(NUM_WEIGHED):
-        outcome = simulate(Plan(mean(alone, together, busy), num_replicas=num_replicas, policy="prefix"), trace)
-        busy = min(1.0, outcome.busy_s / num_replicas / (outcome.wall_s - trace[0].at_s))
+def predicted(costs: Sequence[Costs], trace: Sequence[Arrival]) -> Outcome:
+    """Simulate a trace on as many replicas as there are `costs`: those of steps while one, two and more replicas are busy. Each simulation
+    takes the number of busy replicas at a time from the one before."""
+    outcome = Outcome()
+    for _ in range(NUM_PASSES):
+        num_busy = num_busy_of(outcome.busy)
+        plan = Plan(costs[0], num_replicas=len(costs), policy="prefix", costs_at=lambda at_s, of=num_busy: costs[max(1, of(at_s)) - 1])
+        outcome = simulate(plan, trace)
     return outcome
 
 
+def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[float], int]:
+    """Return a function from a time to the number of replicas that are busy then."""
+    changes = sorted((at_s, change) for spans in busy for began_s, end_s in spans for at_s, change in ((began_s, 1), (end_s, -1)))
+    times, numbers = [at_s for at_s, _ in changes], [0, *accumulate(change for _, change in changes)]
+    return lambda at_s: numbers[bisect_right(times, at_s)]
+
+
+def ways(url: str, rate: float, prompt_s: float) -> list[float]:
+    """Measure the seconds that requests take on their way through the fleet, beside the `prompt_s` of their one step."""
+    sparse = TRACES["poisson"](Shape(rate, WAY_S, WAY_PROMPT, 1, seed=2))
+    short = [replace(one, session=next(_NEW_SESSIONS), num_prompt=WAY_PROMPT, num_new=1, keys=(), keys_after=()) for one in sparse]
+    answers, _ = play(url, NAME, short)
+    return [max(0.0, answer.first_s - prompt_s) for answer in answers]
+
+
 def _all(urls: Sequence[str], trace: Sequence[Arrival]) -> list[Answered]:
-    """Play a trace to each of several servers at once."""
+    """Play a trace to each of several servers at once. No prompt begins as one that was sent before, so no prefix cache has it."""
 
     async def several() -> list[Answered]:
-        apart = [[replace(one, session=100_000 * at + one.session) for one in trace] for at in range(len(urls))]
+        apart = [[replace(one, session=next(_NEW_SESSIONS)) for one in trace] for _ in urls]
         done = await asyncio.gather(*(asyncio.to_thread(play, url, NAME, part) for url, part in zip(urls, apart, strict=True)))
         return [one for answers, _ in done for one in answers]
 
     return asyncio.run(several())
 
 
-def figures_of(trace: Sequence[Arrival], answers: Sequence[Answered], outcome: Outcome) -> list[Figure]:
+def figures_of(trace: Sequence[Arrival], answers: Sequence[Answered], outcome: Outcome, ways_s: Sequence[float]) -> list[Figure]:
+    chance = random.Random(3)
     num_new = sum(arrival.num_new for arrival in trace)
     real_s = max(arrival.at_s + answer.whole_s for arrival, answer in zip(trace, answers, strict=True)) - trace[0].at_s
     rates = num_new / (outcome.wall_s - trace[0].at_s), num_new / real_s
-    firsts = [first_s(job) for job in outcome.jobs], [answer.first_s for answer in answers]
+    firsts = [first_s(job) + chance.choice(ways_s) for job in outcome.jobs], [answer.first_s for answer in answers]
     tokens = [token_s(job) for job in outcome.jobs], [(one.whole_s - one.first_s) / max(1, one.num_tokens - 1) for one in answers]
     prompts = sum(arrival.num_prompt for arrival in trace)
     hits = sum(job.num_cached for job in outcome.jobs) / prompts, sum(answer.num_cached for answer in answers) / prompts
@@ -126,9 +149,9 @@ def main(arguments: Sequence[str]) -> None:
     with running_fleet(cache, {"replicas": pool}, options.replicas, RAY_SERVE_ENABLE_HA_PROXY="1") as cluster:
         urls = list(cluster.servers().values())
         _all(urls, [Arrival(0.0, 7, 256, 16, ())])  # warm up
-        before = [calibrated(some, max_seqs=64) for some in (urls[:1], urls)]
+        before = [calibrated(urls[: num + 1], max_seqs=64) for num in range(len(urls))]
+        ways_s = ways(cluster.url, options.rate, before[0].prompt[WAY_PROMPT])
         answers, _ = play(cluster.url, NAME, trace)
-        after = [calibrated(some, max_seqs=64) for some in (urls[:1], urls)]
-    alone, together = map(mean, before, after)  # other work on this machine comes and goes
-    outcome = predicted(alone, together, trace, options.replicas)
-    report(figures_of(trace, answers, outcome), as_json=options.json)
+        after = [calibrated(urls[: num + 1], max_seqs=64) for num in range(len(urls))]
+    outcome = predicted(list(map(mean, before, after)), trace)  # a mean, because other work on this machine comes and goes
+    report(figures_of(trace, answers, outcome, ways_s), as_json=options.json)
