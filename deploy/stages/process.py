@@ -31,6 +31,7 @@ from deploy.model_loading.modes import EarlyStage
 from deploy.model_loading.plan import Planned as PlannedLoad
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import Bound, damage
+from runtime.free_memory import return_free_memory
 from runtime.kv_pool import KVPool
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
@@ -71,6 +72,7 @@ def main() -> None:
         link.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))
         return
     collect_in_small_portions()
+    return_free_memory()
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(link, inbox), name="read", daemon=True).start()
     threading.Thread(target=stage.verify, name="verify", daemon=True).start()

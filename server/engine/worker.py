@@ -59,7 +59,8 @@ class LoadedModel:
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
     eos_ids: tuple[int, ...] = ()
-    tokenizer_json: str | None = None  # without a tokenizer, constraints are refused
+    # returns the content of tokenizer.json, once a constraint needs it; None: without a tokenizer, constraints are refused
+    read_tokenizer: Callable[[], bytes] | None = None
     overlap: bool = True
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
     pace: Pace | None = None
@@ -198,9 +199,9 @@ class Worker:
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
-    if model.tokenizer_json is None or model.step_model is None or not model.step_model.limits.generates:
+    if model.read_tokenizer is None or model.step_model is None or not model.step_model.limits.generates:
         return None
-    return ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
+    return ConstraintCompiler(model.read_tokenizer, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
 
 
 def engine_of(

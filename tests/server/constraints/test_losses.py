@@ -273,7 +273,7 @@ import sys, time
 from server.constraints.compiler import ConstraintCompiler
 from server.messages import Constraint, ConstraintKind
 tokenizer, *sources = open(sys.argv[1]).read().split(chr(0))
-compiler = ConstraintCompiler(tokenizer, eos_ids=[0], vocab_size=320)
+compiler = ConstraintCompiler(tokenizer.encode, eos_ids=[0], vocab_size=320)
 matchers = [compiler.open(Constraint(ConstraintKind.GRAMMAR, source)) for source in sources]
 for matcher in matchers:
     while not matcher.poll():
