@@ -66,6 +66,7 @@ class LoadedModel:
     pace: Pace | None = None
     card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
     relay: Relay | None = None  # the stages of the model before this process; None: it computes all layers
+    settle: Callable[[], None] | None = None  # does, on another thread, what makes later requests faster and would have delayed the first
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
 
@@ -135,6 +136,7 @@ class Worker:
         self._channel = channel
         self._clock = clock
         self._constraints = _constraints_of(model)
+        self._settle = model.settle
         self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache)
         self._card_usage = None if model.ready.card is None else model.card_usage
         self._next_report_s = clock() + CARD_S
@@ -176,6 +178,8 @@ class Worker:
 
     def _warm(self) -> None:
         self._is_cold = False
+        if self._settle is not None:
+            threading.Thread(target=self._settle, name="settle", daemon=True).start()
         if self._constraints is not None:
             self._constraints.warm()
 
