@@ -13,8 +13,8 @@ import tokenizers
 from runtime.files import AGAIN
 from server.defaults import Defaults
 from server.text.pairs import PairTemplate
+from server.text.templates.errors import TemplateError
 from server.text.templates.outside import OutsideTemplate
-from server.text.templates.template import TemplateError
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
