@@ -200,10 +200,11 @@ class _Cursor:
         memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
         size_at = SIZE.unpack_from
         for _ in range(length):
-            if at + 8 > end or (stop := at + 8 + size_at(memory, at)[0]) > end:
+            size = size_at(memory, at)[0] if at + 8 <= end else end
+            if at + 8 + size > end:
                 self.position = at
                 self.text()  # raises DamagedFile for the text that does not fit
-            at = stop
+            at += 8 + size
         begin, self.position = self.position, at
         return Texts(memory, begin, length)
 

@@ -143,6 +143,7 @@ class CpuDevice:
         if not sparse:
             return HostMemory(host_buffer(num_bytes))
         buffer = sparse_buffer(num_bytes)
+        assert buffer.base is not None, "an array within a larger block"
         self._sparse.append(weakref.ref(buffer.base))  # lives as long as any array in this memory
         return HostMemory(buffer)
 
