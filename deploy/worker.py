@@ -8,8 +8,8 @@ import sys
 from deploy.computing import begin_process
 from deploy.logs import configure
 from deploy.model_loading.load import load_model
-from runtime.free_memory import return_free_memory
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
+from server.free_memory import return_free_memory
 from server.messages import Load
 from server.pauses import collect_in_small_portions
 

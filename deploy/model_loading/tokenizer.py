@@ -22,9 +22,9 @@ from compiler.frontend.errors import ModelError
 from deploy.cache import keep, kept, recall
 from deploy.model_loading.locate import defaults_of, locate
 from runtime.files import digest_of_sources
-from runtime.free_memory import return_free_memory
 from server.defaults import FILE as DEFAULTS
 from server.defaults import BesideModel
+from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer_files import TOKENIZER, ModelFilesError, TokenizerFiles, missing, read_file, read_files

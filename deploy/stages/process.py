@@ -31,10 +31,10 @@ from deploy.model_loading.modes import EarlyStage
 from deploy.model_loading.plan import Planned as PlannedLoad
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import Bound, damage
-from runtime.free_memory import return_free_memory
 from runtime.kv_pool import KVPool
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
+from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, LoadFailed, Progress, Working
 from server.pauses import collect_in_small_portions

@@ -22,7 +22,6 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from runtime.free_memory import return_free_memory
 from server.constraints.process.fork_server import ForkServer, die_with
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.vocabulary import tokenizer_of
@@ -37,6 +36,7 @@ from server.constraints.process.wire import (
     read_question,
     write_answer,
 )
+from server.free_memory import return_free_memory
 from server.isolated.cpu_timer import CpuTimer
 from server.isolated.limits import bound_memory
 

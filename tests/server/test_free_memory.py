@@ -9,7 +9,7 @@ import pytest
 PROCESS = """
 import ctypes
 from pathlib import Path
-from runtime.free_memory import return_free_memory
+from server.free_memory import return_free_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
