@@ -21,8 +21,10 @@ from compiler.backends.pipeline import PHASES
 from compiler.backends.registry import backend_of
 from compiler.bytecode.emit import Signature, lower
 from compiler.bytecode.kernel import KernelCode
+from compiler.codegen.helpers import Helpers
 from compiler.codegen.kept import KeptCode, kept_kernel
-from compiler.codegen.link import LinkedCode, emitted
+from compiler.codegen.link import LinkedCode, text_of
+from compiler.codegen.machine_code import emitted
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
@@ -49,6 +51,7 @@ class Options:
     progress: Progress = lambda _: None
     kept: KeptCode | None = None  # machine code of earlier compilations
     symbols: str = ""  # prefix of the names of all functions of the object
+    num_helpers: int = 0  # processes beside this one that compile kernels
 
 
 @contextmanager
@@ -112,11 +115,19 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
     """Emit code and instructions for a module after all passes."""
     target, backend, kept = options.target, backend_of(options.target), options.kept
     started = time.perf_counter()
-    kernels = {name: _kernel(name, prim, options) for name, prim in planned.prim_functions.items()}
-    program = lower(planned, kernels, signatures, options.symbols)
-    linking = time.perf_counter()
-    options.progress(EMITTED)
-    code = backend.link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t), kept.emit if kept else emitted)
+    kernels: dict[str, KernelCode] = {}
+    num_helpers = options.num_helpers if backend.keeps_kernels else 0
+    with Helpers(num_helpers, target) as helpers:
+        for name, prim in planned.prim_functions.items():
+            kernels[name] = kernel = _kernel(name, prim, options)
+            if num_helpers and not kernel.object:
+                helpers.begin(kernel.name, text_of(kernel, target))
+        program = lower(planned, kernels, signatures, options.symbols)
+        linking = time.perf_counter()
+        options.progress(EMITTED)
+        objects = helpers.finish(emitted)
+    compiled = [replace(kernel, object=objects.get(kernel.name, kernel.object)) for kernel in kernels.values()]
+    code = backend.link(compiled, target, "\n\n".join(t for t in program.shape_functions if t), kept.emit if kept else emitted)
     if kept is not None:
         _keep(kept, planned, kernels, code.objects)
     say(2, f"{1000 * (linking - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - linking):9.1f} ms  link")

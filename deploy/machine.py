@@ -40,7 +40,7 @@ class CacheFolder:
 class Machine:
     processor: str
     target: Target
-    num_cores: int  # cores that this process may use
+    num_cores: int  # that this process may use
     num_cores_present: int
     memory: SystemMemory
     huge_pages: str  # transparent huge pages: always, madvise, never, or unknown
@@ -54,6 +54,11 @@ class Machine:
         return tuple(f for f in NOTABLE.get(self.target.arch, ()) if f in self.target.features)
 
 
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(available_cores())
+
+
 def free_memory() -> int:
     """Return the bytes of memory that this process may allocate."""
     return system_memory().available_bytes
@@ -64,7 +69,7 @@ def survey() -> Machine:
     return Machine(
         processor=_processor(),
         target=host(),
-        num_cores=len(available_cores()),
+        num_cores=num_cores(),
         num_cores_present=os.cpu_count() or 1,
         memory=system_memory(),
         huge_pages=_huge_pages(),

@@ -9,6 +9,7 @@ from deploy.computing import begin_process
 from deploy.logs import configure
 from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
+from server.free_memory import return_free_memory
 from server.messages import Load
 from server.pauses import collect_in_small_portions
 
@@ -22,6 +23,7 @@ def build(load: Load, progress: ProgressFn) -> LoadedModel:
     configure(load.log_level, load.log_format)
     model = load_model(load, progress)
     collect_in_small_portions()
+    return_free_memory()
     return model
 
 

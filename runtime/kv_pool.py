@@ -43,4 +43,4 @@ class KVPool:
 
 
 def _tensor(device: Device, shape: tuple[int, ...], dtype: str) -> Tensor:
-    return device.tensor(device.allocate(prod(shape) * DTYPES[dtype].itemsize), 0, shape, DTYPES[dtype])
+    return device.tensor(device.allocate(prod(shape) * DTYPES[dtype].itemsize, sparse=True), 0, shape, DTYPES[dtype])

@@ -20,6 +20,7 @@ from server.api.answer.respond import json_answer
 from server.api.context import Context
 from server.api.description import describe_answers
 from server.api.request.fields import UNKNOWN_TYPE
+from server.api.request.validators import build_validators
 from server.batches.service import Batches
 from server.errors import (
     BAD_REQUEST,
@@ -52,11 +53,12 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         await registry.open()
         await batches.open(app)
-        sampling = asyncio.create_task(history.run())
+        beside = asyncio.create_task(history.run()), asyncio.create_task(build_validators())
         try:
             yield
         finally:
-            sampling.cancel()
+            for task in beside:
+                task.cancel()
             await batches.close()
             await registry.close()
             await asyncio.gather(*(asyncio.to_thread(closing.close) for closing in (*watchers, *([] if kept is None else [kept]))))

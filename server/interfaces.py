@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 from runtime.device.base import CardUsage
 from server.defaults import Defaults
 from server.messages import CacheChange, Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
+from server.text.templates.limits import Limits
 
 if TYPE_CHECKING:
     from server.text.pairs import PairTemplate
-    from server.text.templates.meter import Limits  # imported for types only: a worker renders no templates and needs no Jinja
 
 ProgressCallback = Callable[[Progress], None]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen.link import Emit, LinkedCode
+from compiler.codegen.link import LinkedCode
+from compiler.codegen.machine_code import Emit
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline

@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.c_library.layout import LENGTH, LOGITS, MODEL, SAMPLE, TEAM, WORD, Decoder, Layout, layout_of, literal
 from compiler.c_library.team import THREADS, team_text
-from compiler.codegen.link import llvm_machine, optimised
+from compiler.codegen.machine_code import llvm_machine, optimised
 from compiler.llvm.ssa import Code, float_literal
 from compiler.machine.target import Target
 from runtime.flat_program import FlatBase, FlatFunction, Record

@@ -19,8 +19,8 @@ import llvmlite
 import msgspec
 
 from compiler.bytecode.kernel import KernelCode, PhaseSymbols
-from compiler.codegen.link import __file__ as link_file
-from compiler.codegen.link import emitted
+from compiler.codegen.machine_code import __file__ as machine_code_file
+from compiler.codegen.machine_code import emitted
 from compiler.codegen.relocatable import KERNEL
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.printer import canonical_text
@@ -154,4 +154,4 @@ def _stated(target: Target) -> str:
 def _version() -> str:
     """Return the release of LLVM's binding, and a digest of the module that runs LLVM's passes. Whatever else determines the code changes
     the LLVM IR."""
-    return f"{llvmlite.__version__} {hashlib.sha256(Path(link_file).read_bytes()).hexdigest()}"
+    return f"{llvmlite.__version__} {hashlib.sha256(Path(machine_code_file).read_bytes()).hexdigest()}"

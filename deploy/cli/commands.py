@@ -5,9 +5,6 @@ A command imports the modules that it needs only when it runs, so that `--help`,
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -30,23 +27,11 @@ from deploy.cli import (
     serve,
     stage,
 )
-from deploy.cli.output import answers, errors
+from deploy.cli.root import COMPILER, MODELS, SERVING, new_app, tell_version
 
-ALIASES = {"list": "ls", "images": "ls", "remove": "rm", "rmi": "rm"}  # words of Ollama and docker
+app = new_app()
 
-
-class Commands(TyperGroup):
-    """The commands, which also have the names that users of Ollama and docker know."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
-
-
-app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
-
-SERVING, MODELS, COMPILER = "Serving", "Models", "Compiler and measurements"
-
-app.command("serve", cls=serve.ServeCommand, rich_help_panel=SERVING)(serve.serve)
+serve.add_to(app)
 app.command("load", rich_help_panel=SERVING)(admin.load)
 app.command("unload", rich_help_panel=SERVING)(admin.unload)
 app.command("stop", rich_help_panel=SERVING)(running.stop)
@@ -101,33 +86,4 @@ def version_() -> None:
 
       relaxserve version
     """
-    _tell_version(True)
-
-
-def _tell_version(asked: bool) -> None:
-    if asked:
-        answers.print(f"relaxserve {version('relaxserve')}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_tell_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Serve language and embedding models, compiled on this machine, over an OpenAI-compatible API."""
-
-
-def run(command: Callable[[], None]) -> None:
-    """Run a command. An expected error prints one line and determines the exit status."""
-    try:
-        command()
-    except (Exception, KeyboardInterrupt) as error:
-        from deploy.cli.failure import status_of
-
-        status = status_of(error)
-        if status is None:
-            raise
-        errors.print(f"error: {error}" if str(error) else "interrupted", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(status)
+    tell_version(True)

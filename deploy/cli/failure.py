@@ -16,7 +16,7 @@ from runtime.errors import InvalidFlag, RuntimeFault
 from server.interfaces import LoadError, RequestError
 from server.models.state import StateError
 from server.settings import SettingsError
-from server.text.templates.template import TemplateError
+from server.text.templates.errors import TemplateError
 from server.text.tokenizer_files import ModelFilesError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130

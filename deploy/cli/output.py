@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 answers = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width, so choose one
 errors = Console(stderr=True)
@@ -19,6 +22,9 @@ class Bars:
     """Shows a progress bar per model with its stage and the fraction done. Without a terminal, it prints one line per stage."""
 
     def __init__(self) -> None:
+        # only here: a server without a terminal shows no bars
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),

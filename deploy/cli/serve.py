@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
+from deploy.cli.root import SERVING
 from deploy.cli.sources import (
     ALIAS,
     CALIBRATE,
@@ -326,3 +327,8 @@ class ServeCommand(TyperCommand):
 
 
 serve = _with_options(_serve)
+
+
+def add_to(app: typer.Typer) -> typer.Typer:
+    app.command("serve", cls=ServeCommand, rich_help_panel=SERVING)(serve)
+    return app

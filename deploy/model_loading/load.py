@@ -56,9 +56,10 @@ def loaded(begun: Asked) -> LoadedModel:
         model,
         known.embed_model,
         known.eos_ids,
-        known.tokenizer_source.json() if known.mode.generates else None,
+        known.tokenizer_source.reader() if known.mode.generates else None,
         pace=None if model is None or costs is None else Pace(model.limits.max_tokens, costs, known.load.max_gap_ms / 1000),
         relay=known.relay,
+        settle=session.device.settle,
         damage=partial(damage, packed),
         card_usage=lambda: session.device.card_usage,
     )

@@ -16,6 +16,8 @@ from deploy.model_loading.known import Progress, silent
 from runtime.executable import Executable
 from runtime.session import Session
 
+MOST_HELPERS = 3  # processes that compile kernels beside this one, which emits as many as they compile
+
 log = logging.getLogger(__name__)
 
 
@@ -69,9 +71,12 @@ def _compiled(module: IRModule, cache: Cache | None, target: Target, progress: P
     # imported only here: a start from the cache needs no compiler and is faster without its imports
     from compiler.codegen.kept import KeptCode
     from compiler.driver import Options, compile_module
+    from deploy.machine import num_cores
 
     kernels = None if cache is None else KeptCode(cache.folder.with_name("kernels"))
-    options = Options(target, progress=lambda fraction: progress("compile", fraction), kept=kernels)
+    options = Options(
+        target, progress=lambda fraction: progress("compile", fraction), kept=kernels, num_helpers=min(num_cores() - 1, MOST_HELPERS)
+    )
     executable = compile_module(module, options)
     if kernels is not None:
         say(1, f"cache: {kernels.num_reused} of {kernels.num_reused + kernels.num_emitted} modules of machine code are reused")

@@ -7,7 +7,7 @@ The tokenizer files made from a GGUF file are stored in the cache, because a voc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from deploy.model_loading.locate import defaults_of, locate
 from runtime.files import digest_of_sources
 from server.defaults import FILE as DEFAULTS
 from server.defaults import BesideModel
+from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer_files import TOKENIZER, ModelFilesError, TokenizerFiles, missing, read_file, read_files
@@ -57,10 +58,14 @@ class TokenizerSource:
             file = defaults_of(self.path)
             return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()
 
-    def json(self) -> str:
-        """Return the text of tokenizer.json, which constraints need."""
+    def reader(self) -> Callable[[], bytes]:
+        """Return a function that returns the content of tokenizer.json, which constraints need, and may be called once. It computes
+        nothing: what must be computed is computed now, because it would delay requests."""
         with _refusal(self.path):
-            return self._files.untruncated()
+            if self.gguf is None or not _is_made(self.gguf):
+                return [self._files.tokenizer()].pop  # holds no memory after the call
+            gguf = self.gguf
+            return lambda: _made_of(gguf)[TOKENIZER]
 
     @cached_property
     def _files(self) -> TokenizerFiles:
@@ -72,7 +77,9 @@ def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
     path = locate(source, hub_token=hub_token)
     with _refusal(path):
         gguf = _open_gguf(path) if path.is_file() else None
-    return TokenizerSource(path, gguf).build()
+    tokenizer = TokenizerSource(path, gguf).build()
+    return_free_memory()
+    return tokenizer
 
 
 def _open_gguf(path: Path) -> GgufFile:
@@ -96,6 +103,10 @@ def _files_in(folder: Path) -> TokenizerFiles:
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
     beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
     return TokenizerFiles({**_made_of(file), **beside})
+
+
+def _is_made(file: GgufFile) -> bool:
+    return (cache := kept()) is not None and cache.tokenizer_of(_key_of(file)).exists()
 
 
 def _made_of(file: GgufFile) -> dict[str, bytes]:

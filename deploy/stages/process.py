@@ -34,6 +34,7 @@ from deploy.model_loading.weights import Bound, damage
 from runtime.kv_pool import KVPool
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
+from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, LoadFailed, Progress, Working
 from server.pauses import collect_in_small_portions
@@ -71,6 +72,7 @@ def main() -> None:
         link.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))
         return
     collect_in_small_portions()
+    return_free_memory()
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(link, inbox), name="read", daemon=True).start()
     threading.Thread(target=stage.verify, name="verify", daemon=True).start()

@@ -157,8 +157,13 @@ class Device(Protocol):
 
     # --- memory ---
 
-    def allocate(self, num_bytes: int) -> Memory:
-        """Allocate zeroed memory. Raises OutOfMemory."""
+    def allocate(self, num_bytes: int, *, sparse: bool = False) -> Memory:
+        """Allocate zeroed memory. `sparse` memory is written here and there at first, and most of it later or never. Raises OutOfMemory."""
+        ...
+
+    def settle(self) -> None:
+        """Do for sparse memory what makes later calls faster, and would have delayed the first ones. Another thread may call this while
+        calls run."""
         ...
 
     def part(self, memory: Memory, begin: int, end: int) -> Memory: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.constraints.compile_slots import CompileSlots
@@ -36,7 +36,10 @@ class ConstraintLimits:
 class ConstraintCompiler:
     """Opens matchers for constraints. Only one thread may call it at a time. No method blocks."""
 
-    def __init__(self, tokenizer_json: str, *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None) -> None:
+    def __init__(
+        self, read_tokenizer: Callable[[], bytes], *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None
+    ) -> None:
+        """`read_tokenizer` returns the content of tokenizer.json; see `Zygote`."""
         self.limits = limits or ConstraintLimits()
         self._settings = GrammarSettings(
             list(eos_ids),
@@ -49,7 +52,7 @@ class ConstraintCompiler:
             excess_s=self.limits.excess_s,
             memory_bytes=self.limits.memory_bytes,
         )
-        self._zygote = Zygote(self._settings, tokenizer_json)
+        self._zygote = Zygote(self._settings, read_tokenizer)
         self._slots = CompileSlots(self.limits.num_compiling)
         # all grammars in use, by salt and source: how fast a constraint is ready tells nothing about those of other tenants
         self._grammars: weakref.WeakValueDictionary[tuple[str, Source], Grammar] = weakref.WeakValueDictionary()

@@ -59,12 +59,14 @@ class LoadedModel:
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
     eos_ids: tuple[int, ...] = ()
-    tokenizer_json: str | None = None  # without a tokenizer, constraints are refused
+    # returns the content of tokenizer.json, once a constraint needs it; None: without a tokenizer, constraints are refused
+    read_tokenizer: Callable[[], bytes] | None = None
     overlap: bool = True
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
     pace: Pace | None = None
     card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
     relay: Relay | None = None  # the stages of the model before this process; None: it computes all layers
+    settle: Callable[[], None] | None = None  # does, on another thread, what makes later requests faster and would have delayed the first
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
 
@@ -134,6 +136,7 @@ class Worker:
         self._channel = channel
         self._clock = clock
         self._constraints = _constraints_of(model)
+        self._settle = model.settle
         self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache)
         self._card_usage = None if model.ready.card is None else model.card_usage
         self._next_report_s = clock() + CARD_S
@@ -175,6 +178,8 @@ class Worker:
 
     def _warm(self) -> None:
         self._is_cold = False
+        if self._settle is not None:
+            threading.Thread(target=self._settle, name="settle", daemon=True).start()
         if self._constraints is not None:
             self._constraints.warm()
 
@@ -198,9 +203,9 @@ class Worker:
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
-    if model.tokenizer_json is None or model.step_model is None or not model.step_model.limits.generates:
+    if model.read_tokenizer is None or model.step_model is None or not model.step_model.limits.generates:
         return None
-    return ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
+    return ConstraintCompiler(model.read_tokenizer, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
 
 
 def engine_of(

@@ -19,7 +19,7 @@ from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
-from server.text.templates.template import TemplateError
+from server.text.templates.errors import TemplateError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The files beside a model's weights that describe its tokenizer.
 
-A worker only needs the tokens that end an answer and the text of tokenizer.json. Both are read without building the tokenizer, which takes
-half a second for a vocabulary of 150,000 tokens.
+A worker only needs the tokens that end an answer and the content of tokenizer.json. Both are read without building the tokenizer, which
+takes half a second for a vocabulary of 150,000 tokens.
 
 ModelFilesError        a file is missing, damaged or not understood; a ValueError
 """
@@ -82,11 +82,6 @@ class TokenizerFiles:
         if TOKENIZER not in self.contents:
             raise missing()
         return self.contents[TOKENIZER]
-
-    def untruncated(self) -> str:
-        """Return the text of tokenizer.json without the truncation and the padding of the training run."""
-        fields = self._decoded(dict[str, msgspec.Raw])
-        return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("truncation", "padding")}).decode()
 
     def object(self, name: str) -> dict[str, Any]:
         """Return the object in a file, or an empty one if the file is missing."""

@@ -27,7 +27,7 @@ from deploy.model_loading.stages import advance
 from runtime import flags
 from server.interfaces import LoadError
 from server.messages import Load
-from server.text.templates.template import TemplateError
+from server.text.templates.errors import TemplateError
 from server.text.tokenizer import Tokenizer
 
 MEMORY_BYTES = 8 << 30  # Limit of address space, which an allocation of an unchecked length from a damaged file exceeds.

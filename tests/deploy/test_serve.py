@@ -40,6 +40,27 @@ def test_the_application_is_imported_while_workers_load() -> None:
     assert ended.returncode == 0, f"imported before the loads begin: {ended.stderr}"
 
 
+SERVES = """
+import sys
+sys.argv = ["relaxserve", "serve", "--bogus"]
+import deploy.cli
+deploy.cli._start_worker = lambda: None
+deploy.cli.imported()
+import deploy.serve, server.app, server.http.server
+from server.api import endpoints
+endpoints.shapes()
+print(*sys.modules)
+"""
+
+
+def test_a_front_does_without_the_packages_that_it_does_not_use() -> None:
+    """Each takes a few hundredths of a second of every start, and megabytes: other processes render templates, and only a terminal shows
+    progress bars. `serve` imports no other command."""
+    ended = subprocess.run([sys.executable, "-c", SERVES], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    unused = {"jinja2", "rich.progress", "deploy.cli.commands", "deploy.cli.bench", "compiler.driver", "llvmlite"}
+    assert "server.app" in ended.stdout.split() and not unused & {*ended.stdout.split()}
+
+
 @pytest.mark.parametrize("content", [b'{"a":' * 100_000, b'{"x":' + b"[" * 100_000, b'{"models":[{"name":"\xff","source":"b"}]}'])
 def test_a_hostile_state_file_stops_the_start(content: bytes, tmp_path: Path) -> None:
     """Issue 37, A.6."""

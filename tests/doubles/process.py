@@ -102,7 +102,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         ready,
         step_model=NullModel(limits, logits_of=_logits_of(config), cost=cost),
         eos_ids=config.eos_ids,
-        tokenizer_json=Path(config.tokenizer).read_text() if config.tokenizer else None,
+        read_tokenizer=Path(config.tokenizer).read_bytes if config.tokenizer else None,
         overlap=config.overlap,
         relay=None if config.stages_work is None else NullRelay(uses_cpu=config.stages_work),
         damage=partial(_damage, Path(config.damaged_when)) if config.damaged_when else None,

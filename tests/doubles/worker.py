@@ -36,8 +36,8 @@ from server.messages import (
     Vision,
 )
 from server.text.pairs import PairTemplate
-from server.text.templates.meter import Limits
-from server.text.templates.template import LIMITS, TemplateError
+from server.text.templates.errors import TemplateError
+from server.text.templates.limits import LIMITS, Limits
 
 
 class NullState(StrEnum):

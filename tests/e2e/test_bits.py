@@ -108,8 +108,8 @@ def model(request: pytest.FixtureRequest, load: Callable[..., LoadedModel]) -> L
 
 @pytest.fixture(scope="module")
 def constraints(model: LoadedModel):
-    assert model.tokenizer_json is not None and model.step_model is not None
-    compiler = ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
+    assert model.read_tokenizer is not None and model.step_model is not None
+    compiler = ConstraintCompiler(model.read_tokenizer, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
     yield compiler
     compiler.close()
 

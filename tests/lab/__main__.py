@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.cli import bench
-from deploy.cli.commands import run
+from deploy.cli.root import run
 from tests.lab.reporting.record import Record
 
 KEEP = "--keep"

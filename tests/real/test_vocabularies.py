@@ -22,7 +22,7 @@ PLAIN = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": F
 def write_vocabulary(folder: Path, model: str) -> None:
     metadata = GgufFile(file_of(model)).metadata
     own: dict[str, Any] = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
-    tokens, kinds = own["tokens"], [int(kind) for kind in own["token_type"]]
+    tokens, kinds = list(own["tokens"]), [int(kind) for kind in own["token_type"]]
     (folder / "config.json").write_text("{}")
     config: dict[str, Any] = {"tokenizer_class": CLASSES[model]}
     if own["model"] == "llama":

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,29 @@ OTHER_FORMATS = {
 # NumPy types of numbers by the type code of the file; 8 is a string, 9 an array.
 NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 BOOL, STRING, ARRAY = 7, 8, 9
+
+
+SIZE = struct.Struct("<Q")  # of a text, before its bytes
+
+
+class Texts:
+    """An array of texts in the metadata. They are decoded while they are read: most loads read no text of a vocabulary, and a list of
+    260,000 texts takes 20 MB."""
+
+    def __init__(self, memory: mmap, begin: int, length: int) -> None:
+        """`begin`: where the first text begins; the caller has checked that all texts lie within the file."""
+        self._memory, self._begin, self._length = memory, begin, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[str]:
+        memory, at, size_at = self._memory, self._begin, SIZE.unpack_from
+        for _ in range(self._length):
+            start = at + 8
+            at = start + size_at(memory, at)[0]
+            # Tokens of byte-level vocabularies may be invalid UTF-8, so invalid bytes are replaced.
+            yield memory[start:at].decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +193,20 @@ class _Cursor:
         return struct.unpack("<Q", self.take(8))[0]
 
     def text(self) -> str:
-        # Tokens of byte-level vocabularies may be invalid UTF-8, so invalid bytes are replaced; names and templates are always valid.
         return self.take(self.count()).decode(errors="replace")
 
-    def texts(self, length: int) -> list[str]:
-        """Return the next `length` texts. A vocabulary has 100,000 and more, so this loop calls as little as possible."""
+    def texts(self, length: int) -> Texts:
+        """Pass the next `length` texts. A vocabulary has 100,000 and more, so this loop calls as little as possible."""
         memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
-        size_at, found = struct.Struct("<Q").unpack_from, list[str]()
+        size_at = SIZE.unpack_from
         for _ in range(length):
-            start = at + 8
-            if start > end or (stop := start + size_at(memory, at)[0]) > end:
-                break
-            found.append(memory[start:stop].decode(errors="replace"))
-            at = stop
-        self.position = at
-        if len(found) < length:
-            self.text()  # raises DamagedFile for the text that does not fit
-        return found
+            size = size_at(memory, at)[0] if at + 8 <= end else end
+            if at + 8 + size > end:
+                self.position = at
+                self.text()  # raises DamagedFile for the text that does not fit
+            at += 8 + size
+        begin, self.position = self.position, at
+        return Texts(memory, begin, length)
 
     def value(self, code: int) -> Any:
         if code in NUMBERS:

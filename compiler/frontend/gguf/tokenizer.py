@@ -8,7 +8,8 @@ expressions of the known names.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from compiler.frontend.errors import DamagedFile, ModelError
+from compiler.frontend.gguf.file import Texts
 from compiler.frontend.vocabulary.pieces import UNKNOWN, add_ends, merges_by_score, tokenizer_of_pieces, tokens_in_texts
 from compiler.frontend.vocabulary.words import (
     LLAMA3_WORDS,
@@ -171,12 +173,20 @@ class _Vocabulary:
         self._metadata = metadata
         self.model = self.get("model")
         self.pre = self.get("pre", "default")
-        self.tokens: list[str] = self._strings("tokens")
-        self.ids: dict[str, int] = {}
-        for id, token in enumerate(self.tokens):
-            self.ids.setdefault(token, id)  # several tokens that pad a vocabulary may have the same text
-        types = self._numbers("token_type", len(self.tokens))
-        self.types: list[int] = [1] * len(self.tokens) if types is None else [int(kind) for kind in types]
+        self._texts = self._strings("tokens")
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        return list(self._texts)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        return _first_places(self.tokens)
+
+    @cached_property
+    def types(self) -> list[int]:
+        types = self._numbers("token_type", len(self._texts))
+        return [1] * len(self._texts) if types is None else [int(kind) for kind in types]
 
     def get(self, name: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}", default)
@@ -191,8 +201,8 @@ class _Vocabulary:
         value = self.get(name)
         if value is None or value == 0xFFFFFFFF:  # 0xFFFFFFFF stands for no token
             return None
-        if type(value) is not int or not 0 <= value < len(self.tokens):
-            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected the id of one of {len(self.tokens)} tokens")
+        if type(value) is not int or not 0 <= value < len(self._texts):
+            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected the id of one of {len(self._texts)} tokens")
         return value
 
     def end_ids(self) -> tuple[int, ...]:
@@ -202,9 +212,12 @@ class _Vocabulary:
     def _turn_end(self) -> int | None:
         """Return the token with which the chat template ends a turn, if the file does not state it."""
         template = self._metadata.get(TEMPLATE)
-        if self.get("eot_token_id") is not None or not isinstance(template, str) or HARMONY_END in self.ids:
+        if self.get("eot_token_id") is not None or not isinstance(template, str):
             return None
-        return next((id for text in TURN_ENDS if text in template and (id := self.ids.get(text)) is not None), None)
+        if not (ends := [text for text in TURN_ENDS if text in template]):
+            return None
+        found = _first_places(self._texts, {*ends, HARMONY_END})
+        return None if HARMONY_END in found else next((found[text] for text in ends if text in found), None)
 
     def role_id(self, role: str) -> int | None:
         return self.token_id(ROLES[role])
@@ -219,14 +232,14 @@ class _Vocabulary:
         return pairs
 
     def scores(self) -> np.ndarray:
-        scores = self._numbers("scores", len(self.tokens))
+        scores = self._numbers("scores", len(self._texts))
         if scores is None:
             raise DamagedFile("tokenizer.ggml.scores is missing; a sentencepiece vocabulary has one per token")
         return scores
 
-    def _strings(self, name: str) -> list[str]:
+    def _strings(self, name: str) -> Texts | list[str]:
         value = self.get(name)
-        if not isinstance(value, list):
+        if not isinstance(value, Texts | list):
             raise DamagedFile(f"tokenizer.ggml.{name} is a {type(value).__name__}, expected an array of texts")
         return value
 
@@ -235,6 +248,16 @@ class _Vocabulary:
         if value is not None and not (isinstance(value, np.ndarray) and len(value) == length):
             raise DamagedFile(f"tokenizer.ggml.{name} is not an array of {length} numbers, one per token")
         return value
+
+
+def _first_places(texts: Iterable[str], wanted: Set[str] | None = None) -> dict[str, int]:
+    """Return the id of each token by its text, or only of the tokens that are wanted. Several tokens that pad a vocabulary may have the
+    same text; the first one counts."""
+    found: dict[str, int] = {}
+    for id, text in enumerate(texts):
+        if wanted is None or text in wanted:
+            found.setdefault(text, id)
+    return found
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:

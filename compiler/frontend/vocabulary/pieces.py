@@ -33,13 +33,13 @@ def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequen
     if (work := sum(len(piece) ** 2 for piece in ids)) > MAX_SPLIT_CHARS:
         raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
     ids = {piece: id for piece, id in ids.items() if kinds[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for piece, id in ids.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in ids and right in ids:
-                ranked.append((-float(scores[id]), id, -cut, left, right))
-    return [(left, right) for *_, left, right in sorted(ranked)]
+    best_first = sorted(ids, key=lambda piece: (-scores[ids[piece]], ids[piece]))
+    return [
+        (left, right)
+        for piece in best_first
+        for cut in range(len(piece) - 1, 0, -1)
+        if (left := piece[:cut]) in ids and (right := piece[cut:]) in ids
+    ]
 
 
 def tokens_in_texts(ids: Mapping[str, int], kinds: Sequence[int]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from runtime.device.cpu.code import ObjectCode
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.host import check_target
 from runtime.device.cpu.layouts import Plan
-from runtime.device.cpu.memory import address_of, host_buffer
+from runtime.device.cpu.memory import address_of, host_buffer, sparse_buffer, use_huge_pages
 from runtime.device.cpu.numa import Placement
 from runtime.device.cpu.system_memory import system_memory
 from runtime.device.cpu.team import LaunchList, Record, Team
@@ -120,6 +121,7 @@ class CpuDevice:
         self._placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()
         nodes = self._placement.nodes
         self._team = Team(self.num_threads, cores=cores, pinned=pinned, nodes=nodes, stack_bytes=stack_bytes)
+        self._sparse: list[weakref.ref[Array]] = []
         self.use_thread = self._team.pin_caller
         self.close = self._team.close
 
@@ -137,8 +139,18 @@ class CpuDevice:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> HostMemory:
-        return HostMemory(host_buffer(num_bytes))
+    def allocate(self, num_bytes: int, *, sparse: bool = False) -> HostMemory:
+        if not sparse:
+            return HostMemory(host_buffer(num_bytes))
+        buffer = sparse_buffer(num_bytes)
+        assert buffer.base is not None, "an array within a larger block"
+        self._sparse.append(weakref.ref(buffer.base))  # lives as long as any array in this memory
+        return HostMemory(buffer)
+
+    def settle(self) -> None:
+        for found in self._sparse:
+            if (whole := found()) is not None:
+                use_huge_pages(whole)
 
     def part(self, memory: Any, begin: int, end: int) -> HostMemory:
         return HostMemory(memory.data[begin:end])

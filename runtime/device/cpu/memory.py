@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,24 +15,49 @@ from runtime.errors import OutOfMemory
 from runtime.sections import ALIGNMENT
 
 HUGE_PAGE = 2 << 20
+MADV_COLLAPSE = 25  # of Linux 6.1; Python has no name for it
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
     """Allocate zeroed memory at a multiple of 64 bytes. Large blocks use huge pages where the system has them. Pages take no memory before
     they are touched."""
+    return _buffer(num_bytes, huge=True)
+
+
+def sparse_buffer(num_bytes: int) -> NDArray[np.uint8]:
+    """Allocate the same memory in small pages until `use_huge_pages` is called for the array's base. The first token of a sequence writes
+    to two places per layer: as huge pages, these took 126 MB in a model with 30 layers, and 0.28 s of its start on a virtual machine."""
+    return _buffer(num_bytes, huge=False)
+
+
+def use_huge_pages(block: NDArray[np.uint8]) -> None:
+    """Back the written parts of a block by huge pages where the system has them, and other parts once they are written. Other threads may
+    read and write meanwhile. A system that refuses the advice leaves all as it is."""
+    address = block.ctypes.data
+    begin, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + block.nbytes) // HUGE_PAGE * HUGE_PAGE
+    if begin < end and sys.platform == "linux":
+        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
+            _madvise(begin, end - begin, advice)
+
+
+def _buffer(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
     alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
     try:
-        block = np.zeros(num_bytes + alignment, np.uint8) if alignment == ALIGNMENT else _mapped(num_bytes + alignment)
+        block = np.zeros(num_bytes + alignment, np.uint8) if alignment == ALIGNMENT else _mapped(num_bytes + alignment, huge=huge)
     except (MemoryError, OSError, ValueError, OverflowError) as error:
         raise OutOfMemory("host buffer", required=num_bytes) from error
     start = -block.ctypes.data % alignment
     return block[start : start + num_bytes]
 
 
-def _mapped(num_bytes: int) -> NDArray[np.uint8]:
+def _mapped(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(mapping, np.uint8)
 
 

@@ -109,9 +109,12 @@ class CudaDevice:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> CudaMemory:
+    def allocate(self, num_bytes: int, *, sparse: bool = False) -> CudaMemory:
         block = Block(self._card, num_bytes, "memory")
         return CudaMemory(block, block.address, num_bytes)
+
+    def settle(self) -> None:
+        """Do nothing: all memory of a card is alike."""
 
     def part(self, memory: Any, begin: int, end: int) -> CudaMemory:
         return CudaMemory(memory.block, memory.address + begin, end - begin)

@@ -41,7 +41,8 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.preamble import described
-from server.text.templates.template import RESERVED, TemplateError
+from server.text.templates.errors import TemplateError
+from server.text.templates.limits import RESERVED
 
 THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much to think
 BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # tokens of thoughts for an effort; higher efforts have no limit

@@ -162,7 +162,7 @@ def ignored_header(ignored: list[str]) -> dict[str, str]:
 class Options(BaseModel):
     """A JSON object in a request. Unknown fields are reported for objects at any depth of the request."""
 
-    model_config = {"extra": "allow", "strict": True, "allow_inf_nan": False, "protected_namespaces": ()}
+    model_config = {"extra": "allow", "strict": True, "allow_inf_nan": False, "protected_namespaces": (), "defer_build": True}
 
     @property
     def unknown(self) -> Mapping[str, object]:

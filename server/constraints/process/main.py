@@ -24,6 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.constraints.process.fork_server import ForkServer, die_with
 from server.constraints.process.sources import grammar_of
+from server.constraints.process.vocabulary import tokenizer_of
 from server.constraints.process.wire import (
     MAX_TEXT_BYTES,
     Answer,
@@ -35,6 +36,7 @@ from server.constraints.process.wire import (
     read_question,
     write_answer,
 )
+from server.free_memory import return_free_memory
 from server.isolated.cpu_timer import CpuTimer
 from server.isolated.limits import bound_memory
 
@@ -45,25 +47,17 @@ def main(settings_fd: str, parent_pid: str) -> None:
     die_with(int(parent_pid))
     # When the zygote ends, the kernel hangs up its stopped descendants and lets them go on. Under nohup they would ignore the signal.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    settings, tokenizer_json = msgspec.msgpack.decode(Path(f"/proc/self/fd/{settings_fd}").read_bytes(), type=tuple[GrammarSettings, str])
-    tokenizer = _tokenizer(tokenizer_json, settings)
-    del tokenizer_json
+    tokenizer, settings = _read(Path(f"/proc/self/fd/{settings_fd}"))
+    return_free_memory()
     bound_memory(settings.memory_bytes)
     gc.freeze()
     gc.disable()
     ForkServer(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, settings)).run()
 
 
-def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | str:
-    """Return the tokenizer, or an error message if it cannot be used. Its own size is used if it has more tokens than the model: vision
-    models have tokens for images, for which some decoders have no embedding."""
-    fault = ""
-    for n_vocab in (settings.vocab_size, None):
-        try:
-            return LLTokenizer(tokenizer_json, n_vocab=n_vocab, eos_token=settings.eos_ids or None)
-        except ValueError as error:
-            fault = f"constraints cannot use this model's tokenizer: {error}"
-    return fault
+def _read(file: Path) -> tuple[LLTokenizer | str, GrammarSettings]:
+    settings, tokenizer_json = msgspec.msgpack.decode(file.read_bytes(), type=tuple[GrammarSettings, bytes])
+    return tokenizer_of(tokenizer_json, settings), settings
 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:

@@ -3,9 +3,11 @@ ended."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -18,12 +20,15 @@ from server.constraints.process.wire import GrammarSettings
 
 COMMAND = command("server.constraints.process.main")
 
+log = logging.getLogger(__name__)
+
 
 class Zygote:
-    def __init__(self, settings: GrammarSettings, tokenizer_json: str) -> None:
-        self._settings_fd = os.memfd_create("constraint-settings")
-        with open(self._settings_fd, "wb", closefd=False) as file:
-            file.write(msgspec.msgpack.encode((settings, tokenizer_json)))
+    def __init__(self, settings: GrammarSettings, read_tokenizer: Callable[[], bytes]) -> None:
+        """`read_tokenizer` returns the content of tokenizer.json. Another thread calls it once, when the zygote is started first."""
+        self._settings = settings
+        self._read_tokenizer: Callable[[], bytes] | None = read_tokenizer
+        self._settings_fd = os.memfd_create("constraint-settings")  # holds the settings and tokenizer.json, for every start
         # Starting a process takes milliseconds, so a thread does it. The thread lives on, because the kernel ends the zygote when the
         # thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="zygote")
@@ -64,6 +69,19 @@ class Zygote:
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
         arguments = str(self._settings_fd), str(os.getpid())
         with far, suppress(OSError):  # if no process can be started, closing `far` makes the socket receive `ENDED`
+            if self._read_tokenizer is not None:
+                try:
+                    self._write(self._read_tokenizer())
+                except Exception:
+                    log.exception("the tokenizer of the constraints cannot be read")
+                    return
+                self._read_tokenizer = None
             # The process gets its own process group, so that signals from the terminal reach only the server.
             self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._settings_fd], process_group=0)
             own.pid = self._process.pid
+
+    def _write(self, tokenizer_json: bytes) -> None:
+        os.ftruncate(self._settings_fd, 0)
+        with open(self._settings_fd, "wb", closefd=False) as file:
+            file.seek(0)
+            file.write(msgspec.msgpack.encode((self._settings, tokenizer_json)))

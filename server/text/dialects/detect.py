@@ -13,7 +13,7 @@ from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.registry import FORMATS, WRITTEN
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart
-from server.text.templates.meter import Limits
+from server.text.templates.limits import Limits
 
 PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual cost of a rendering
 PROPERTIES = {"place": {"type": "string"}, "count": {"type": "integer"}}

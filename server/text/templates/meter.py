@@ -1,15 +1,16 @@
-"""The limits on rendering a template, and the meter that counts what one rendering uses."""
+"""The meter that counts what one rendering of a template uses."""
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from types import NoneType
 from typing import Any, cast
 
 from jinja2.filters import _GroupTuple as GroupTuple  # pyright: ignore[reportPrivateUsage]  # returned by groupby
 from jinja2.runtime import Context, Undefined
+
+from server.text.templates.limits import Limits
 
 MAX_ITEMS = 1_000_000  # items of one list
 MAX_INT_BITS = 64
@@ -29,19 +30,6 @@ class TemplateLimit(Exception):
 
 class TemplateRaise(Exception):
     """Raised when a template calls raise_exception: it does not accept these messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one rendering."""
-
-    time_s: float  # CPU time
-    memory_bytes: int  # bytes of all texts and lists that a rendering makes
-
-    @property
-    def search_chars(self) -> int:
-        """The number of character comparisons allowed in one search. They take half of `time_s` in the worst case."""
-        return int(self.time_s * (1 << 29))
 
 
 class Meter:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from server.text.templates.meter import Limits
-from server.text.templates.template import LIMITS, rebuilt
+from server.text.templates.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
     from server.text.templates.renderer import Renderer
+    from server.text.templates.template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,13 @@ class _Recipe:
     tool_source: str | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (self.source, self.special_tokens, self.tool_source)
+        return _compiled, (self.source, self.special_tokens, self.tool_source)
+
+
+def _compiled(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
+    from server.text.templates.template import ChatTemplate  # imports Jinja, which this process does not need
+
+    return ChatTemplate(source, special_tokens, tool_source=tool_source)
 
 
 class OutsideTemplate:

@@ -12,8 +12,8 @@ import msgspec
 from server.isolated.calls import MOST_ASKED, Calls
 from server.isolated.job import CallError, Failure
 from server.open_values import created_s
+from server.text.templates.errors import TemplateError, TemplateLimitError
 from server.text.templates.rendering import CHECK, Outcome, Rendering
-from server.text.templates.template import TemplateError, TemplateLimitError
 
 PATIENCE_S = 20.0  # seconds to wait for a rendering that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
 

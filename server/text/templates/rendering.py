@@ -6,20 +6,24 @@ import pickle
 from collections.abc import Callable
 from datetime import datetime
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from server.open_values import OPEN, OpenValues
-from server.text.templates.template import LIMITS, ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.errors import TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.limits import LIMITS
+
+if TYPE_CHECKING:
+    from server.text.templates.template import ChatTemplate
 
 SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
 SLACK_FACTOR = 2  # the kernel's memory limit divided by the meter's, because the meter counts characters, which have 1 to 4 bytes
 
-WARMING = ChatTemplate(
+WARMING = (
     "{% macro m(x) %}{{ x.role | upper }}{% endmacro %}{% set ns = namespace(n=0) %}"
     "{% for x in messages %}{% if x.role == 'user' and not tools %}{% set ns.n = ns.n + 1 %}"
-    "{{ m(x) ~ x['content'].strip() | trim }}{{ [x] | tojson }}{{ loop.index }}{% endif %}{% endfor %}",
-    {},
+    "{{ m(x) ~ x['content'].strip() | trim }}{{ [x] | tojson }}{{ loop.index }}{% endif %}{% endfor %}"
 )
 KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
 
@@ -52,8 +56,12 @@ class Rendering:
         """`template` has a method `render` where it is unpickled."""
         self._template = pickle.dumps(template)
         self._render: Callable[..., str] | TemplateError = TemplateError("the template is not compiled")
+        self._warming: ChatTemplate | None = None
 
     def prepare(self) -> None:
+        from server.text.templates.template import ChatTemplate  # only here: the process that makes this job does without Jinja
+
+        self._warming = ChatTemplate(WARMING, {})
         try:
             self._render = pickle.loads(self._template).render
         except TemplateError as error:  # of a broken template; each call answers with it
@@ -62,7 +70,8 @@ class Rendering:
         import_module("jinja2.debug")  # jinja2 imports it at its first error
 
     def warm(self) -> None:
-        WARMING.render([{"role": "user", "content": "warm"}] * 2)
+        assert self._warming is not None, "prepared before"
+        self._warming.render([{"role": "user", "content": "warm"}] * 2)
 
     def run(self, work: bytes) -> bytes:
         try:

@@ -1,9 +1,4 @@
-"""A model's chat template: messages in, prompt text out.
-
-TemplateError              rendering failed; `line` is the line in the template; a ValueError
-    TemplateRejection      the template refused the messages (`raise_exception`): the client must change them
-    TemplateLimitError     rendering exceeded its time or memory
-"""
+"""A model's chat template: messages in, prompt text out."""
 
 from __future__ import annotations
 
@@ -15,14 +10,12 @@ from typing import Any
 
 import jinja2
 
-from server.text.templates.meter import Limits, Meter, TemplateLimit, TemplateRaise
-from server.text.templates.sandbox import GLOBALS, MeteredEnvironment
+from server.text.templates.errors import TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.limits import LIMITS, RESERVED, Limits
+from server.text.templates.meter import Meter, TemplateLimit, TemplateRaise
+from server.text.templates.sandbox import MeteredEnvironment
 
-LIMITS = Limits(time_s=2.0, memory_bytes=256 << 20)
 MAX_MESSAGE_CHARS = 2000  # longest error message: a template can raise any text
-
-# names that templates use themselves, so clients may not define them
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self", *GLOBALS})
 
 # A template that compares a content with none expects none in an assistant's message that has only calls, such as those of R1 distills.
 TESTS_NONE = re.compile(r"""\bcontent(['"]\])?\s+(is(\s+not)?|==|!=)\s+none\b""", re.IGNORECASE)
@@ -34,21 +27,6 @@ TESTS_STRING = re.compile(r"""\bcontent(['"]\s*\])?\s+is\s+(not\s+)?string\b""")
 MARKER, FILLER = "\ue000", "\ue001"  # private-use characters, which hardly any text contains
 
 Message = Mapping[str, Any]
-
-
-class TemplateError(ValueError):
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message if line is None else f"chat template, line {line}: {message}")
-        self.message = message
-        self.line = line
-
-
-class TemplateRejection(TemplateError):
-    pass
-
-
-class TemplateLimitError(TemplateError):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

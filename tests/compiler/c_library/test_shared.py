@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from compiler.c_library.shared import shared_library
-from compiler.codegen.link import llvm_machine
+from compiler.codegen.machine_code import llvm_machine
 from compiler.ir.errors import CompileError
 from compiler.machine.target import NAMED
 from runtime.device.cpu.host import ARCH

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ def test_released_pages_come_back(tmp_path: Path) -> None:
     assert view.sum() == big.sum()
     source.release("big")
     np.testing.assert_array_equal(view, big)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_digest_leaves_no_page_of_the_file_in_memory(tmp_path: Path) -> None:
+    save_file({"big": np.ones(1 << 20, np.float32)}, tmp_path / "model.safetensors")
+    source = open_safetensors(tmp_path / "model.safetensors")
+    found = source.digest()
+    mapped = Path("/proc/self/smaps").read_text().split(str(tmp_path / "model.safetensors"))[1]
+    assert next(line for line in mapped.splitlines() if line.startswith("Rss:")).split()[1] == "0"
+    assert source.digest() == found and source.read("big").all()
 
 
 def test_every_dtype_has_the_width_of_its_name() -> None:

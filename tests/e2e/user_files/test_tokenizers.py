@@ -36,8 +36,8 @@ def heard_of(prompt: list[int], folder: Path, constraint: Constraint | None) -> 
     """Return what the worker's engine says about a request."""
     heard: list[FromWorker] = []
     loaded = bring(folder).loaded
-    assert loaded.step_model is not None and loaded.tokenizer_json is not None
-    compiler = ConstraintCompiler(loaded.tokenizer_json, eos_ids=loaded.eos_ids, vocab_size=loaded.step_model.limits.vocab_size)
+    assert loaded.step_model is not None and loaded.read_tokenizer is not None
+    compiler = ConstraintCompiler(loaded.read_tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.step_model.limits.vocab_size)
     engine = engine_of(loaded, heard.append, compiler)
     try:
         engine.submit(Submit("r", tuple(prompt), SamplingParams(max_tokens=4, temperature=0.0, constraint=constraint)))

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from deploy.cli.commands import run
+from deploy.cli.root import run
 from tests.gpu.driver.library import ROOT
 from tests.lab.gpu_day.day import FIRST
 from tests.lab.gpu_day.prepare import prepare

@@ -27,7 +27,7 @@ from deploy.bench.serving.drive import post_stream
 from server.load_settings import MAX_GAP_MS
 
 NAME = "started"
-RELAXSERVE = (sys.executable, "-c", "from deploy.cli import main; main()")  # the command of this checkout
+RELAXSERVE = (sys.executable, "-P", "-m", "relaxserve")  # the command, of this checkout
 LOGGED_ADDRESS = re.compile(r'"url": "(http://[^"]+)"')
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"

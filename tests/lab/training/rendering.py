@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.text.templates.meter import Limits
+from server.text.templates.limits import Limits
 from server.text.templates.template import ChatTemplate
 from tests.lab.training.conversation import Message, Tool
 

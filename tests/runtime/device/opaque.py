@@ -167,8 +167,11 @@ class OpaqueDevice:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> OpaqueMemory:
+    def allocate(self, num_bytes: int, *, sparse: bool = False) -> OpaqueMemory:
         return OpaqueMemory(Block(num_bytes), 0, num_bytes)
+
+    def settle(self) -> None:
+        """Do nothing."""
 
     def part(self, memory: Any, begin: int, end: int) -> OpaqueMemory:
         assert 0 <= begin <= end <= memory.num_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from compiler.codegen.link import llvm_machine
+from compiler.codegen.machine_code import llvm_machine
 from compiler.machine.target import NAMED
 from runtime.objects import elf
 from runtime.objects.link import Places, linked

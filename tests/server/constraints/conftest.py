@@ -32,7 +32,7 @@ def compiler(spaces: str) -> Iterable[Callable[..., ConstraintCompiler]]:
     compilers: list[ConstraintCompiler] = []
 
     def make(**limits) -> ConstraintCompiler:
-        compilers.append(ConstraintCompiler(spaces, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(**limits)))
+        compilers.append(ConstraintCompiler(spaces.encode, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(**limits)))
         return compilers[-1]
 
     yield make

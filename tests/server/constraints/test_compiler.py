@@ -136,7 +136,7 @@ def test_a_bad_constraint_fails_its_request_alone(rig, constraints, constraint, 
 def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, tokenizer_json, engine) -> None:
     """If a grammar exceeds the depth limit while tokens are decoded, its request fails and other requests finish. The test uses a
     right-recursive grammar, which nests deeper with every token."""
-    constraints = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(row_items=30))
+    constraints = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(row_items=30))
     deep = Constraint(ConstraintKind.GRAMMAR, 'start: r\nr: "a" r | "a"')
     one = rig(engine, constraints=constraints)
     outcomes = one.run([submit_of(deep, 1, banned_token_ids=(EOS,)), submit_of(CHOICE, 2)])
@@ -157,7 +157,7 @@ def test_a_schema_may_have_a_thousand_optional_fields(constraints) -> None:
 
 def test_a_grammar_is_bounded_in_size(tokenizer_json) -> None:
     limits = ConstraintLimits(grammar_size=5, initial_fuel=100)
-    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=limits)
+    compiler = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=VOCAB, limits=limits)
     with pytest.raises(ConstraintError, match="cannot be compiled"):
         matcher_of(compiler, SCHEMA)
     compiler.close()
@@ -177,7 +177,7 @@ def test_a_failed_compilation_is_tried_again(constraints) -> None:
 
 
 def test_compiled_constraints_are_shared_and_bounded(tokenizer_json) -> None:
-    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=2))
+    compiler = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=2))
     first, second = (matcher_of(compiler, CHOICE) for _ in range(2))
     assert first._grammar is second._grammar
     first.advance(forced_by(first) or allowed_by(mask_of(first))[:1])
@@ -192,7 +192,7 @@ def test_compiled_constraints_are_shared_and_bounded(tokenizer_json) -> None:
 
 def test_no_key_evicts_the_grammars_of_others_or_learns_of_them(tokenizer_json) -> None:
     """Issue 37, item 4 (tenants): keys share no compiled grammar, and a key that compiles many loses its own."""
-    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=3))
+    compiler = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=3))
     victim = matcher_of(compiler, CHOICE, salt="victim:", key="victim")
     other = compiler.open(CHOICE, salt="other:", key="other")
     assert other._grammar is not victim._grammar and not other._grammar.is_compiled

@@ -35,7 +35,7 @@ class Worker:
 
     def __init__(self) -> None:
         limits = ConstraintLimits(compile_s=1.0, excess_s=0.5)
-        self.constraints = ConstraintCompiler(TOKENIZER.read_text(), eos_ids=[0], vocab_size=VOCAB, limits=limits)
+        self.constraints = ConstraintCompiler(TOKENIZER.read_bytes, eos_ids=[0], vocab_size=VOCAB, limits=limits)
         self.told: dict[str, int] = {}
         self.failed: dict[str, Failed] = {}
         self.ended: set[str] = set()

@@ -88,7 +88,7 @@ def test_each_token_is_judged_as_by_llguidance_itself(tokenizer_json, constraint
 
 
 def test_a_vocabulary_may_be_large_and_a_multiple_of_32(tokenizer_json) -> None:
-    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=151_936)
+    compiler = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=151_936)
     assert allowed_by(mask_of(matcher_of(compiler, CHOICE)))
     compiler.close()
 
@@ -150,7 +150,7 @@ def test_a_cached_grammar_is_compiled_once(compiler) -> None:
 
 def test_a_tokenizer_that_cannot_be_read_fails_the_request_and_not_the_engine(rig) -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    compiler = ConstraintCompiler(words.to_str(), eos_ids=[EOS], vocab_size=VOCAB)
+    compiler = ConstraintCompiler(words.to_str().encode, eos_ids=[EOS], vocab_size=VOCAB)
     one = rig(constraints=compiler)
     one.run([submit_of("a", LIST)])
     assert "tokenizer" in one.failed["a"].message

@@ -17,6 +17,7 @@ from server.constraints.compiler import ConstraintCompiler
 from server.constraints.grammar import Grammar
 from server.constraints.matcher import ConstraintLost
 from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.retries import MAX_LOSSES
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit, Trigger
@@ -268,12 +269,42 @@ def test_closing_ends_all_at_once(compiler, hangs_up: signal.Handlers) -> None:
         wait_until(matcher.poll)
 
 
+def test_the_vocabulary_is_read_when_the_first_zygote_starts_and_serves_all_later_ones(spaces) -> None:
+    reads: list[str] = []
+    one = ConstraintCompiler(lambda: (reads.append("read"), spaces.encode())[1], eos_ids=[EOS], vocab_size=320)
+    assert not reads
+    first = allowed_by(mask_of(matcher_of(one, LIST)))
+    killed = zygote_of(one)
+    hit([killed], signal.SIGKILL)
+    wait_until(lambda: not is_running(killed))
+    assert allowed_by(mask_of(matcher_of(one, OTHER))) != first and reads == ["read"]
+    one.close()
+
+
+def test_a_vocabulary_that_cannot_be_read_fails_constraints_until_it_can(spaces, monkeypatch, caplog) -> None:
+    """The file may be gone for a moment, for instance while somebody empties the cache. The log names the cause."""
+    monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
+    faults: list[Exception] = [OSError("no such file")] * (MAX_LOSSES + 1)
+
+    def read() -> bytes:
+        if faults:
+            raise faults.pop()
+        return spaces.encode()
+
+    one = ConstraintCompiler(read, eos_ids=[EOS], vocab_size=320)
+    with pytest.raises(ConstraintLost):
+        matcher_of(one, LIST)
+    assert not faults and "no such file" in caplog.text
+    assert allowed_by(mask_of(matcher_of(one, LIST)))
+    one.close()
+
+
 WORKER = """
 import sys, time
 from server.constraints.compiler import ConstraintCompiler
 from server.messages import Constraint, ConstraintKind
 tokenizer, *sources = open(sys.argv[1]).read().split(chr(0))
-compiler = ConstraintCompiler(tokenizer, eos_ids=[0], vocab_size=320)
+compiler = ConstraintCompiler(tokenizer.encode, eos_ids=[0], vocab_size=320)
 matchers = [compiler.open(Constraint(ConstraintKind.GRAMMAR, source)) for source in sources]
 for matcher in matchers:
     while not matcher.poll():

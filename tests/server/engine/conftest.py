@@ -162,7 +162,7 @@ def tokenizer(tokenizer_json: str) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def constraints(tokenizer_json: str) -> Iterable[ConstraintCompiler]:
-    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB)
+    compiler = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=VOCAB)
     yield compiler
     compiler.close()
 

@@ -209,3 +209,17 @@ def test_a_special_token_with_a_lone_surrogate_is_refused(file: str) -> None:
     files = {"tokenizer.json": byte_level().to_str().encode(), file: b'{"bos_token": {"content": "\\ud800"}}'}
     with pytest.raises(ModelFilesError, match=r"bos_token is .*, expected a text without lone surrogates"):
         Tokenizer(files)
+
+
+@pytest.mark.parametrize("extra", [[], ["<one>", "<a much longer token than all others>"]], ids=["plain", "added"])
+@pytest.mark.parametrize(
+    "vocab",
+    [{}, {"a": 0, "bcd": 1}, {"a": 0, "bcd": 7}, {"a": 3, "bcd": 3}, {"a": 5, "bcd": 0, "e": 5}],
+    ids=["empty", "full", "gap", "one id", "an id twice"],
+)
+def test_the_size_and_the_longest_token_are_those_of_the_whole_vocabulary(vocab: dict[str, int], extra: list[str]) -> None:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({**vocab, "?": len(vocab)}, unk_token="?"))
+    tokenizer.add_tokens(extra)
+    whole = tokenizers.Tokenizer.from_str(tokenizer.to_str()).get_vocab(with_added_tokens=True)  # reading gives some tokens other ids
+    loaded = load(tokenizer)
+    assert loaded.vocab_size == max(whole.values()) + 1 and loaded.max_token_chars == max(map(len, whole))

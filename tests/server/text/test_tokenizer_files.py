@@ -40,14 +40,6 @@ def test_ends_come_from_three_files_and_are_listed_once() -> None:
     assert files(byte_level(), config={"text_config": {"hidden_size": 8}, "eos_token_id": [1, 106]}).eos_ids() == (1, 106)
 
 
-def test_truncation_and_padding_are_left_out_and_the_rest_stays() -> None:
-    tokenizer = wordpiece()
-    text = files(tokenizer).untruncated()
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    assert tokenizers.Tokenizer.from_str(text).to_str() == tokenizer.to_str()
-
-
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff", b'{"added_tokens": 1}', b'{"model": {"vocab": 3}}', b"[" * 100_000])
 def test_a_damaged_tokenizer_is_named(content: bytes) -> None:
     damaged = TokenizerFiles({"tokenizer.json": content, "tokenizer_config.json": b'{"eos_token": "</s>"}'})

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen.link import Emit, LinkedCode, emitted, module_text
+from compiler.codegen.link import LinkedCode, module_text
 from compiler.codegen.link import link as link_for_host
+from compiler.codegen.machine_code import Emit, emitted
 from compiler.machine.target import Target, host
 from runtime.executable import HostCode
 

@@ -10,7 +10,8 @@ from compiler.backends.wasm.codegen.multiply_add import with_multiply_add
 from compiler.backends.wasm.codegen.object import read_object
 from compiler.backends.wasm.codegen.widen import with_interleaving
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen.link import Emit, LinkedCode, emitted, module_text
+from compiler.codegen.link import LinkedCode, module_text
+from compiler.codegen.machine_code import Emit, emitted
 from compiler.machine.target import Target
 
 # The product of two 128-bit integers. LLVM calls this function to find out whether a 64-bit product overflows. Each argument is passed as

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.backends.wasm.codegen.module import DATA_BEGIN, linked, signed, unsigned
 from compiler.backends.wasm.codegen.object import Reader, read_object
-from compiler.codegen.link import llvm_machine
+from compiler.codegen.machine_code import llvm_machine
 from compiler.ir.errors import CompileError
 from compiler.machine.target import get
 from tests.node import run_node

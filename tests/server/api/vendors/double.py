@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server.text.templates.meter import Limits
-from server.text.templates.template import LIMITS
+from server.text.templates.limits import LIMITS, Limits
 from tests.doubles.worker import ByteTokenizer, NullTemplate
 
 SHOWN = ("enable_thinking", "reasoning_effort")

@@ -12,11 +12,13 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from server.text.templates.errors import TemplateError
 from server.text.templates.filters import metered_filters, metered_tests
-from server.text.templates.meter import Limits, Meter
+from server.text.templates.limits import Limits
+from server.text.templates.meter import Meter
 from server.text.templates.metered_text import STR_METHODS
 from server.text.templates.sandbox import GLOBALS
-from server.text.templates.template import ChatTemplate, TemplateError
+from server.text.templates.template import ChatTemplate
 
 LIMITS = Limits(time_s=0.05, memory_bytes=4 << 20)
 MOST_S = 1.5  # CPU seconds for compiling and rendering: the operation that exceeds a limit may end, and tracing takes ten times as long

@@ -10,7 +10,8 @@ import pytest
 from jinja2.utils import pass_context
 
 from server.text.templates import filters, meter, sandbox
-from server.text.templates.meter import Limits, meter_of
+from server.text.templates.limits import Limits
+from server.text.templates.meter import meter_of
 from tests.server.text.templates.attacker import EQUAL_HASHES, attack, faults
 
 NUM_SHORT = 60

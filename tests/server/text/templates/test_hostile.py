@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from server.text.templates.meter import Limits, Meter, TemplateLimit
-from server.text.templates.template import ChatTemplate, TemplateError
+from server.text.templates.errors import TemplateError
+from server.text.templates.limits import Limits
+from server.text.templates.meter import Meter, TemplateLimit
+from server.text.templates.template import ChatTemplate
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  Grüße <b> & 'co' "}]
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from server.text.templates.errors import TemplateError, TemplateLimitError, TemplateRejection
 from server.text.templates.outside import OutsideTemplate
 from server.text.templates.renderer import PATIENCE_S, Renderer
 from server.text.templates.sandbox import MeteredEnvironment
-from server.text.templates.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Grüße 世界 "}] * 2000
 SOURCE = "{{ bos_token }}{% for m in messages %}{% for i in range(20) %}{{ m.content | trim }}{% endfor %}{% endfor %}{{ extra }}"

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from server.text.templates.meter import Limits
-from server.text.templates.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.errors import TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.limits import GLOBAL_NAMES, Limits
+from server.text.templates.sandbox import GLOBALS
+from server.text.templates.template import ChatTemplate
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -274,3 +276,7 @@ WORDS = [*FRAGMENTS.split(" "), " ", "\n", "for x in ", "set s = ", "macro f(x)"
 def test_any_text_renders_or_is_refused(source: str) -> None:
     with suppress(TemplateError):
         assert isinstance(ChatTemplate(source, {}).render(MESSAGES, limits=Limits(0.3, 64 << 20)), str)
+
+
+def test_the_names_that_clients_may_not_define_are_those_of_the_sandbox() -> None:
+    assert {*GLOBALS} == GLOBAL_NAMES

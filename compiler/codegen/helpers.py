@@ -1,0 +1,128 @@
+"""Compile kernels in other processes while this one emits the next: `python -m compiler.codegen.helpers`. LLVM takes half of a compilation,
+and its binding lets only one thread of a process call it.
+
+A helper has the same code as this process, so a kernel's machine code does not depend on who compiles it. If a helper fails, this process
+compiles the kernel itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any, Self
+
+from compiler.codegen.machine_code import emitted
+from compiler.machine.target import Target
+from runtime.launch import command
+
+COMMAND = command("compiler.codegen.helpers")
+SIZE_BYTES = 8
+
+
+class Helpers:
+    """Some processes. Each starts with the first kernels, and ends with the `with` statement."""
+
+    def __init__(self, count: int, target: Target) -> None:
+        self._count = count
+        self._target = target
+        self._waiting: deque[tuple[str, str]] = deque()  # names and LLVM IR of kernels that nobody compiles yet
+        self.finished: dict[str, bytes] = {}  # machine code of kernels by name
+        self._changed = threading.Condition()
+        self._is_complete = False  # whether no further kernel will come
+        self.threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._waiting.clear()
+            self._is_complete = True
+            self._changed.notify_all()
+        for thread in self.threads:
+            thread.join()
+
+    def begin(self, name: str, text: str) -> None:
+        """Have a helper compile a kernel as soon as one has nothing to do."""
+        with self._changed:
+            self._waiting.append((name, text))
+            self._changed.notify()
+        if len(self.threads) < self._count:
+            thread = threading.Thread(target=self._follow, name="helper", daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def finish(self, emit: Callable[[str, Target], bytes]) -> dict[str, bytes]:
+        """Compile what no helper has begun with `emit`, and return the machine code of all kernels by name."""
+        with self._changed:
+            self._is_complete = True
+            self._changed.notify_all()
+        while True:
+            for name, text in iter(self._last, None):
+                self.finished[name] = emit(text, self._target)
+            for thread in self.threads:
+                thread.join()
+            if not self._waiting:  # a helper that failed has given its kernel back
+                return self.finished
+
+    def _last(self) -> tuple[str, str] | None:
+        with self._changed:
+            return self._waiting.pop() if self._waiting else None
+
+    def _first(self) -> tuple[str, str] | None:
+        """Return the next kernel, and wait until there is one. Return None if no further one will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_complete)
+            return self._waiting.popleft() if self._waiting else None
+
+    def _follow(self) -> None:
+        """Give kernels to one helper, one at a time."""
+        try:
+            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        except OSError:
+            return
+        with suppress(OSError), process:
+            assert process.stdin is not None and process.stdout is not None
+            for name, text in iter(self._first, None):
+                try:
+                    _write(process.stdin, (text, self._target))
+                    self.finished[name] = _read(process.stdout)
+                except Exception:  # whatever is wrong with the helper, this process compiles the kernel
+                    with self._changed:
+                        self._waiting.append((name, text))
+                    process.kill()
+                    return
+
+
+def _write(stream: IO[bytes], value: object) -> None:
+    content = pickle.dumps(value)
+    stream.write(len(content).to_bytes(SIZE_BYTES, "little") + content)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    """Return the next value. Raise EOFError if the other end is closed."""
+    size = int.from_bytes(stream.read(SIZE_BYTES), "little")
+    content = stream.read(size)
+    if not size or len(content) < size:
+        raise EOFError
+    return pickle.loads(content)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that what a library prints is no answer
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            text, target = _read(sys.stdin.buffer)
+            _write(answers, emitted(text, target))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Build the validators of request bodies after the start, between requests. A request that comes earlier builds that of its own body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from server.api.request.fields import Options
+
+AFTER_S = 1.0  # the first requests come first
+PAUSE_S = 0.01  # between two validators, of which the largest takes 20 ms
+
+
+async def build_validators() -> None:
+    """Building all of them at once would take a tenth of a second of the start."""
+    await asyncio.sleep(AFTER_S)
+    for body in _below(Options):
+        if not body.__pydantic_complete__:
+            body.model_rebuild()
+            await asyncio.sleep(PAUSE_S)
+
+
+def _below(parent: type[Options]) -> Iterator[type[Options]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from _below(child)

@@ -1,0 +1,23 @@
+"""The errors of rendering a chat template.
+
+TemplateError              rendering failed; `line` is the line in the template; a ValueError
+    TemplateRejection      the template refused the messages (`raise_exception`): the client must change them
+    TemplateLimitError     rendering exceeded its time or memory
+"""
+
+from __future__ import annotations
+
+
+class TemplateError(ValueError):
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message if line is None else f"chat template, line {line}: {message}")
+        self.message = message
+        self.line = line
+
+
+class TemplateRejection(TemplateError):
+    pass
+
+
+class TemplateLimitError(TemplateError):
+    pass
