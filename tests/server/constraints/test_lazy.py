@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from server.constraints import isolated
 from server.constraints.lazy import LazyMatcher
 from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.tool_selection import ToolSelection
@@ -294,8 +295,8 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_no_sequence_is_parked_if_its_grammar_answers_in_time(rig, tokenizer, constraints, monkeypatch, engine) -> None:
     """A parked sequence computes the tokens of its last page again, so parking after each token costs more than the grammar."""
-    receive, parked = ProcessSocket.receive, []
-    monkeypatch.setattr(ProcessSocket, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
+    parked = []
+    monkeypatch.setattr(isolated, "PATIENCE_S", 60.0)
     one = rig(engine, constraints=constraints, logits_of=eager)
     park = one.engine._requests.park
     monkeypatch.setattr(one.engine._requests, "park", lambda seq: (parked.append(seq), park(seq)))
