@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from shutil import which
@@ -51,8 +51,8 @@ class Machine:
 
 
 @contextmanager
-def other_machine() -> Iterator[Machine]:
-    """Make a machine, which ends with all processes that run on it."""
+def other_machine() -> Generator[Machine]:
+    """Make a machine. At the end it has no network any more."""
     number = secrets.randbelow(1 << 14)
     net = f"10.{192 + (number >> 8)}.{number & 255}"
     device = f"rs{number}"

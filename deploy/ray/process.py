@@ -90,6 +90,7 @@ class ServerProcess:
         # its log is that of this process, which Ray keeps
         words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
         self._process = subprocess.Popen(words, env=environment)
+        self._is_silent = False
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @property
@@ -119,6 +120,16 @@ class ServerProcess:
         if self.has_ended:
             raise ServerEnded(f"the server ended with status {self._process.returncode}; its last lines in the log of this process say why")
 
+    def require_answer(self) -> None:
+        """Raise ServerEnded if the server has ended, and OSError if it does not answer."""
+        self.require()
+        try:
+            self.ask("/health/live")
+        except OSError:
+            self._is_silent = True
+            raise
+        self._is_silent = False
+
     def num_requests(self) -> int:
         return int(json.loads(self.ask("/load"))["server_load"])
 
@@ -133,8 +144,11 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Let running requests end, then stop the server. The caller is killed if that takes longer than its grace period, and the server
-        with it."""
-        self._process.terminate()
+        with it. Kill a server that did not answer when it was asked last: its requests wait for another one."""
+        if self._is_silent:
+            self._process.kill()
+        else:
+            self._process.terminate()
         self._process.wait()
         self.clean()
 

@@ -45,8 +45,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise an error if the server does not answer, or its stages are elsewhere; Ray then replaces this replica."""
-        self._server.require()
-        await asyncio.to_thread(self._server.ask, "/health/live")
+        await asyncio.to_thread(self._server.require_answer)
         if self._stages is not None:
             await self._stages.check()
 

@@ -1,8 +1,8 @@
 """The machines that compute the early stages of a replica's models: on each an actor, which owns a process `relaxserve stage`.
 
 Ray reserves a bundle for each stage of a replica, on as many machines. The replica itself, whose workers are the last stages, has the first
-bundle. A stage process ends with its actor, and the actor with its process; Ray then starts the actor again, which listens at the same
-address, so the server reaches it again and its requests go on.
+bundle. A stage process ends with its actor, and the actor with its process; Ray then starts the actor again. The replica's
+next health check lets it listen at the same address, so the server reaches it again and its requests go on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -86,10 +87,6 @@ class StageHost:
             threading.Thread(target=self._watch, args=(self._process,), name="stage-watch", daemon=True).start()
         return self._process.place
 
-    def pid(self) -> int:
-        """Return the process id of this actor, for tests that kill it."""
-        return os.getpid()
-
     def _watch(self, process: StageProcess) -> None:
         process.wait()
         os._exit(1)
@@ -104,7 +101,7 @@ class StageHosts:
         group = ray.util.get_current_placement_group()
         assert group is not None, "a replica with stages has a placement group"
         kind = ray.remote(StageHost)
-        self._hosts = [
+        self._hosts: list[Any] = [
             kind.options(
                 num_cpus=0,
                 max_restarts=-1,

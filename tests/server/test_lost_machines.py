@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from subprocess import PIPE
 
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0  # the test's own; a broken kernel timer would take 15 minutes
 
 
 @contextmanager
-def echo() -> Iterator[Machine]:
+def echo() -> Generator[Machine]:
     """Return another machine that sends back what it gets at port 7000."""
     with other_machine() as machine, subprocess.Popen([*machine.inside, sys.executable, "-c", ECHO, machine.far], stdout=PIPE) as far:
         assert far.stdout is not None

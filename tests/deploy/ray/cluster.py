@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +126,7 @@ def running_fleet(
     nodes: Sequence[Node] = (),
     deployments: Sequence[Mapping[str, Any]] = (),
     **variables: str,
-) -> Iterator[Cluster]:
+) -> Generator[Cluster]:
     """Run a fleet until `num_servers` replicas answer. `nodes`: those of its Ray, the head first; one node by default. `deployments`: more
     of its configuration file. `variables`: of the environment of all processes."""
     folder, mark = Path(tempfile.mkdtemp(prefix="fleet-")), secrets.token_hex(8)
