@@ -87,11 +87,12 @@ def main(arguments: Sequence[str]) -> None:
     size = num_bytes(options.cache)
     trace = trace_of(Shape(options.rate, options.seconds, options.prompt, options.new, seed=1), options.most, options.faster)
     with served(ModelSpec(NAME, options.model, kv_cache_bytes=options.replicas * size)) as url:
-        one = hits(trace, play([url], NAME, trace)[0])
+        one = hits(trace, play(url, NAME, trace)[0])
     bounds = {"min_replicas": options.replicas, "max_replicas": options.replicas}
     pool = {"models": [{"source": options.model, "name": NAME, "kv_cache_bytes": size}], "num_cpus": 0.1, **bounds}
     with running_fleet(cache, {"replicas": pool}, options.replicas) as cluster:
-        routed = hits(trace, play([cluster.url], NAME, trace)[0])
+        routed = hits(trace, play(cluster.url, NAME, trace)[0])
         other = salted(trace, "in turn")
-        in_turn = hits(other, play(list(cluster.servers().values()), NAME, other)[0])
+        first, *others = cluster.servers().values()
+        in_turn = hits(other, play(first, NAME, other, *others)[0])
     report(figures_of(one, routed, in_turn, options.replicas, trace), as_json=options.json)

@@ -32,9 +32,10 @@ def ids_of(arrival: Arrival) -> list[int]:
     return ids + rest.choices(range(3, VOCAB), k=arrival.num_prompt - len(ids))
 
 
-def play(urls: Sequence[str], model: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
-    """Send the requests to several servers in turn. Return the answers, and the seconds from the first arrival to the last token."""
-    return asyncio.run(_play([_host_of(url) for url in urls], model, trace))
+def play(url: str, model: str, trace: Sequence[Arrival], *others: str) -> tuple[list[Answered], float]:
+    """Send the requests to one server, or in turn to it and to others. Return the answers, and the seconds from the first arrival to the
+    last token."""
+    return asyncio.run(_play([_host_of(one) for one in (url, *others)], model, trace))
 
 
 def _host_of(url: str) -> tuple[str, int]:

@@ -68,7 +68,7 @@ def _all(urls: Sequence[str], trace: Sequence[Arrival]) -> list[Answered]:
 
     async def several() -> list[Answered]:
         apart = [[replace(one, session=100_000 * at + one.session) for one in trace] for at in range(len(urls))]
-        done = await asyncio.gather(*(asyncio.to_thread(play, [url], NAME, part) for url, part in zip(urls, apart, strict=True)))
+        done = await asyncio.gather(*(asyncio.to_thread(play, url, NAME, part) for url, part in zip(urls, apart, strict=True)))
         return [one for answers, _ in done for one in answers]
 
     return asyncio.run(several())
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> None:
         urls = list(cluster.servers().values())
         _all(urls, [Arrival(0.0, 7, 256, 16, ())])  # warm up
         before = [calibrated(some, max_seqs=64) for some in (urls[:1], urls)]
-        answers, _ = play([cluster.url], NAME, trace)
+        answers, _ = play(cluster.url, NAME, trace)
         after = [calibrated(some, max_seqs=64) for some in (urls[:1], urls)]
     alone, together = map(mean, before, after)  # other work on this machine comes and goes
     outcome = predicted(alone, together, trace, options.replicas)
