@@ -27,7 +27,7 @@ def step_arguments(
     if not all(group.layers for group in groups):
         here = [i for i, group in enumerate(groups) if group.layers]
         groups, slots, tables = [groups[i] for i in here], [slots[i] for i in here], [tables[i] for i in here]
-    if isinstance(groups[-1], HeardGroup):
+    if groups and isinstance(groups[-1], HeardGroup):
         others = step_arguments(groups[:-1], tokens, positions, query_starts, seq_ids, slots[:-1], tables[:-1])
         return *others, tables[-1][:, 0]
     paged = [not group.keeps_states for group in groups]

@@ -27,6 +27,6 @@ class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
     # The processes that compute the model's layers one after the other, in this order: LOCAL, or addresses of `relaxserve stage`. The last
-    # one is this worker, which samples. Empty: this worker computes all layers.
+    # one is this worker, which samples: LOCAL, or HEAD if it computes no layers. Empty: this worker computes all layers.
     stages: tuple[str, ...] = ()
     label: bool = False  # measure the quality label first, unless an earlier load did

@@ -167,11 +167,13 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
     stage_secret: str = ""  # both ends of a connection to a stage prove that they know it
     cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided by the memory of the stages
     layers: tuple[int, int] | None = None  # the first layer that a stage computes, and the one after its last; None: all
+    is_early: bool = False  # another stage has what follows the layers
     log_level: str = "info"
     log_format: str = "text"
 
 
 LOCAL = "local"  # the stage of a model that is a process of this machine
+HEAD = "head"  # the last stage of a model, if that process has no layers, only what follows them
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
@@ -317,7 +319,7 @@ class Vision(msgspec.Struct, frozen=True):
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stage of a model: a process with some of the layers."""
 
-    place: str  # LOCAL, or the address of its host
+    place: str  # LOCAL, HEAD, or the address of its host
     first_layer: int
     end_layer: int  # the layer after its last one
     weights_bytes: int

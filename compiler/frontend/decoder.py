@@ -131,7 +131,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
     family, prefix = decoder_family(config.family), prefix_of_decoder(net.dtypes)
     step = Step(net, config, batch, prefix, f"{prefix}{family.embedding}", t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
-        net.builder.returns(_result(step, family, entry, layers or range(config.num_layers)))
+        net.builder.returns(_result(step, family, entry, range(config.num_layers) if layers is None else layers))
     if batch.heard is not None:
         add_hearing(net, config, batch.heard.group)
     if batch.seen is not None:

@@ -36,11 +36,11 @@ def require_splittable(config: ModelConfig, num_stages: int) -> None:
 
 
 def bytes_of_layers(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[int]:
-    """Return the bytes in the files of each layer. The embedding counts as part of the first layer, and all that follows the layers as part
-    of the last, which also has the embedding if that is the head."""
+    """Return the bytes in the files of each layer, and last those of the head: all that follows the layers, with the embedding if that is
+    the head, too. The embedding counts as part of the first layer."""
     prefix = prefix_of_decoder(dict.fromkeys(tensors, DType.F32))
     embedding, layers = f"{prefix}{decoder_family(config.family).embedding}.", f"{prefix}layers."
-    sizes = [0] * config.num_layers
+    sizes = [0] * (config.num_layers + 1)
     for name, info in tensors.items():
         number = name.removeprefix(layers).partition(".")[0]
         if name.startswith(layers) and number.isdecimal() and int(number) < config.num_layers:

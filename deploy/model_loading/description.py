@@ -13,7 +13,7 @@ from deploy.model_loading.known import carried
 from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
-from server.messages import LOCAL, CachePages, ClassScores, Fit, PairPrompt, Ready, Vision
+from server.messages import HEAD, LOCAL, CachePages, ClassScores, Fit, PairPrompt, Ready, Vision
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ def _ready(known: Timed) -> Ready:
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
     fingerprint = fingerprint_of(known)
-    here = [stage for stage in known.reports if stage.place == LOCAL] or [plan]  # what this machine's memory holds
+    here = [stage for stage in known.reports if stage.place in (LOCAL, HEAD)] or [plan]  # what this machine's memory holds
     return Ready(
         signature=program.key,
         cache_hit=program.cache_hit,
@@ -95,7 +95,9 @@ def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
         return ()
     limits = known.step_model.limits
     most = (group.most_pages(limits.max_tokens) for group in limits.groups)
-    here = [stage.page_bytes for stage in known.reports if stage.place == LOCAL] or [[group.page_bytes for group in known.plan.groups]]
+    here = [stage.page_bytes for stage in known.reports if stage.place in (LOCAL, HEAD)] or [
+        [group.page_bytes for group in known.plan.groups]
+    ]
     return tuple(
         CachePages(of.num_pages, sum(page_bytes), of.page_size, each)
         for of, each, *page_bytes in zip(known.plan.groups, most, *here, strict=True)

@@ -242,7 +242,7 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
         raise LoadError(ErrorCode.INVALID_VALUE, text)
     if load.layers is not None:
         require_splittable(files.config, 1)
-        return Generator.of(files, load) if load.layers[1] == files.config.num_layers else EarlyStage.of(files, load)
+        return EarlyStage.of(files, load) if load.is_early else Generator.of(files, load)
     if not files.config.is_causal:
         return Encoder.of(files, load)
     if files.config.hearing is not None:

@@ -24,11 +24,14 @@ def app(options: dict[str, Any]) -> Application:
 
 
 def _replicas(name: str, pool: Pool) -> Application:
-    resources = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    options: dict[str, Any] = {"name": name, "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}}
+    if pool.num_stages > 1:
+        options["placement_group_bundles"] = [{"CPU": pool.num_cpus}] * pool.num_stages
+        options["placement_group_strategy"] = "STRICT_SPREAD"  # each stage has a machine of its own
     if pool.min_replicas == pool.max_replicas:
-        made = REPLICA.options(name=name, ray_actor_options=resources, num_replicas=pool.max_replicas)
+        options["num_replicas"] = pool.max_replicas
     else:
-        scaling = AutoscalingConfig(
+        options["autoscaling_config"] = AutoscalingConfig(
             min_replicas=pool.min_replicas,
             max_replicas=pool.max_replicas,
             metrics_interval_s=2,
@@ -37,5 +40,4 @@ def _replicas(name: str, pool: Pool) -> Application:
             downscale_delay_s=DOWNSCALE_DELAY_S,
             policy=AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"target_requests": pool.target_requests}),
         )
-        made = REPLICA.options(name=name, ray_actor_options=resources, autoscaling_config=scaling)
-    return made.bind(pool.models, pool.settings, pool.num_threads)
+    return REPLICA.options(**options).bind(pool.models, pool.settings, pool.num_threads, pool.num_stages)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import model_entry
+from server.models.state import ModelSpec
 
 PATIENCE_S = 60.0
 
@@ -24,19 +25,34 @@ class Pool(BaseModel):
     target_requests: float = Field(default=TARGET_REQUESTS, gt=0)  # of each replica, if their number follows the load
     num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
+    num_stages: int = Field(default=1, ge=1)  # machines of a replica, each of which computes a part of the layers of its models
 
     @model_validator(mode="after")
     def check(self) -> Pool:
         _ = self.names  # raises an error if an entry is wrong
+        if self.num_stages > 1:
+            self._check_stages()
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas is {self.min_replicas}; expected at most max_replicas, {self.max_replicas}")
         return self
 
+    def _check_stages(self) -> None:
+        shown = f"num_stages is {self.num_stages}"
+        if self.num_gpus:
+            raise ValueError(f"{shown} and num_gpus is {self.num_gpus:g}; stages compute on CPUs: leave one of them out")
+        if not self.num_cpus:
+            raise ValueError(f"{shown} and num_cpus is 0; expected CPUs for Ray to reserve on each machine of a replica")
+        if "stage_secret_file" in self.settings or any(spec.stages for spec in self._specs):
+            raise ValueError(f"{shown}, and settings or models name stages of their own; leave one of them out")
+
     @property
     def names(self) -> list[str]:
         """The names by which requests ask for the models."""
-        specs = [model_entry(entry, f"model {number} of a pool") for number, entry in enumerate(self.models, 1)]
-        return [name for spec in specs for name in (spec.name, *spec.aliases)]
+        return [name for spec in self._specs for name in (spec.name, *spec.aliases)]
+
+    @property
+    def _specs(self) -> list[ModelSpec]:
+        return [model_entry(entry, f"model {number} of a pool") for number, entry in enumerate(self.models, 1)]
 
     @property
     def num_threads(self) -> int | None:

@@ -14,13 +14,15 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from deploy.settings import PREFIX, gather
+from deploy.settings import PREFIX, gather, model_spec
 from runtime.launch import command
+from server.messages import LOCAL
 from server.settings import SettingsError
 
 FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the process id of its owner follows
@@ -33,6 +35,14 @@ DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*OWN, "kv_events", "k
 USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True)
+class StagePlaces:
+    """Where the early stages of all models are computed, and the secret that they know."""
+
+    early: tuple[str, ...]
+    secret: str = field(repr=False)
+
+
 class ServerEnded(Exception):
     """The server process has ended."""
 
@@ -41,11 +51,17 @@ class ServerProcess:
     """One server on a port of its own. The kernel kills it when this process ends."""
 
     def __init__(
-        self, models: Sequence[str | dict[str, Any]], settings: Mapping[str, Any], *, address: str, num_threads: int | None = None
+        self,
+        models: Sequence[str | dict[str, Any]],
+        settings: Mapping[str, Any],
+        *,
+        address: str,
+        num_threads: int | None = None,
+        stages: StagePlaces | None = None,
     ) -> None:
         """`settings` are those of the configuration file. Raise SettingsError if one is wrong. The server listens on `address`, the one of
         this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it. Each model computes with
-        `num_threads`, or with those of RELAXSERVE_THREADS if the environment has it."""
+        `num_threads`, or with those of RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not divided."""
         _remove_left_folders()
         self.key = secrets.token_hex(16)
         self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
@@ -53,6 +69,11 @@ class ServerProcess:
         environment = {name: value for name, value in os.environ.items() if name not in DROPPED}
         config = folder / "relaxserve.yaml"
         written = {"models": list(models), **settings, **OWN, "kv_events": self.events}
+        if stages is not None:
+            secret = folder / "stage.secret"
+            secret.write_text(stages.secret)  # others cannot read the folder
+            written |= {"models": [_in_stages(entry, stages) for entry in models], "stage_secret_file": str(secret)}
+            environment.pop(f"{PREFIX}STAGE_SECRET_FILE", None)
         config.write_text(yaml.safe_dump(written))
         try:
             found, _ = gather({}, environment, config=config)  # says what is wrong before a process starts
@@ -69,6 +90,7 @@ class ServerProcess:
         # its log is that of this process, which Ray keeps
         words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
         self._process = subprocess.Popen(words, env=environment)
+        self._is_silent = False
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @property
@@ -98,6 +120,16 @@ class ServerProcess:
         if self.has_ended:
             raise ServerEnded(f"the server ended with status {self._process.returncode}; its last lines in the log of this process say why")
 
+    def require_answer(self) -> None:
+        """Raise ServerEnded if the server has ended, and OSError if it does not answer."""
+        self.require()
+        try:
+            self.ask("/health/live")
+        except OSError:
+            self._is_silent = True
+            raise
+        self._is_silent = False
+
     def num_requests(self) -> int:
         return int(json.loads(self.ask("/load"))["server_load"])
 
@@ -112,14 +144,25 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Let running requests end, then stop the server. The caller is killed if that takes longer than its grace period, and the server
-        with it."""
-        self._process.terminate()
+        with it. Kill a server that did not answer when it was asked last: its requests wait for another one."""
+        if self._is_silent:
+            self._process.kill()
+        else:
+            self._process.terminate()
         self._process.wait()
         self.clean()
 
     def clean(self) -> None:
         """Remove the files of the server."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _in_stages(entry: str | dict[str, Any], stages: StagePlaces) -> dict[str, Any]:
+    """Return a model of the configuration file whose last stage is the server's own."""
+    if isinstance(entry, str):
+        spec = model_spec(entry)
+        entry = {"source": spec.source, "name": spec.name}
+    return {**entry, "stages": [*stages.early, LOCAL]}
 
 
 def _remove_left_folders() -> None:

@@ -15,6 +15,7 @@ from deploy.ray.cache_watch import CacheWatch, follow
 from deploy.ray.lease import Lease
 from deploy.ray.process import ServerProcess
 from deploy.ray.scaling import PAGES, REQUESTS
+from deploy.ray.stage_hosts import StageHosts
 from deploy.ray.wish import Wish
 
 STATS_S = 2.0  # interval at which routers hear of load and cache
@@ -23,9 +24,13 @@ MOST_LEASES = 100_000  # the server refuses what is too much, and says when to c
 
 
 class Replica:
-    def __init__(self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None) -> None:
+    def __init__(
+        self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None, num_stages: int = 1
+    ) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address(), num_threads=num_threads)
+        self._stages = StageHosts(num_stages - 1, num_threads or 1) if num_stages > 1 else None
+        places = None if self._stages is None else self._stages.places
+        self._server = ServerProcess(models, settings, address=ray.util.get_node_ip_address(), num_threads=num_threads, stages=places)
         self._cache = CacheWatch()
         self._server.wait_until_ready()
         follow(self._cache, self._server.events)
@@ -39,9 +44,10 @@ class Replica:
         return self._lease
 
     async def check_health(self) -> None:
-        """Raise an error if the server does not answer; Ray then replaces this replica."""
-        self._server.require()
-        await asyncio.to_thread(self._server.ask, "/health/live")
+        """Raise an error if the server does not answer, or its stages are elsewhere; Ray then replaces this replica."""
+        await asyncio.to_thread(self._server.require_answer)
+        if self._stages is not None:
+            await self._stages.check()
 
     async def record_routing_stats(self) -> dict[str, Any]:
         lease = self._lease

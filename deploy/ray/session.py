@@ -7,7 +7,10 @@ from typing import Any
 
 import aiohttp
 
+from server.lost_machines import notice_loss
+
 CONNECT_S = 5.0
+LOST_S = 20.0  # seconds of silence after which a machine is lost
 IDLE_S = 30.0  # shorter than the keep_alive_s of servers
 
 
@@ -24,8 +27,6 @@ def new_session() -> aiohttp.ClientSession:
 def _watched_socket(address: Any) -> socket.socket:
     """Return a socket whose connection breaks soon if the other machine is gone."""
     made = socket.socket(address[0], address[1], address[2])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 20_000)):
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    notice_loss(made, LOST_S)
     made.setblocking(False)
     return made

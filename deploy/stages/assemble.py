@@ -20,7 +20,7 @@ from deploy.stages.division import loads_of_stages
 from deploy.stages.starting import Peer, start_stage
 from runtime.device.registry import CPU
 from server.interfaces import LoadError
-from server.messages import LOCAL, ErrorCode, Load, LoadFailed, StageReport, Working
+from server.messages import HEAD, LOCAL, ErrorCode, Load, LoadFailed, StageReport, Working
 from server.messages import Progress as ProgressMessage
 from server.stages import messages
 from server.stages.link import StageLost
@@ -32,6 +32,8 @@ SILENCE_S = 60.0  # after which a stage that loads is given up: it reports every
 
 log = logging.getLogger(__name__)
 
+HERE = (LOCAL, HEAD)
+
 M = TypeVar("M", bound=StageMessage)
 
 
@@ -40,7 +42,7 @@ def assemble(begun: Asked) -> Planned:
     """Start all stages but the last one, which is this process. Return what this process knows, with the others ready to run, and a report
     of each of them. Raise LoadError if a stage cannot do its part."""
     opened = advance(begun, Opened)
-    require_splittable(opened.files.config, len(begun.load.stages))
+    require_splittable(opened.files.config, len(begun.load.stages) - begun.load.stages.count(HEAD))
     if opened.files.is_embedder:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{opened.files.path.name} is an embedding model, which has no stages: leave stages out")
     places = [parse_place(name) for name in opened.load.stages[:-1]]
@@ -67,7 +69,7 @@ def require_supported(load: Load) -> None:
         require_places(load.stages)
     except PlaceError as error:
         raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
-    if any(place != LOCAL for place in load.stages) and not load.stage_secret:
+    if any(place not in HERE for place in load.stages) and not load.stage_secret:
         text = (
             "stages names other machines, and no stage secret is set: set stage_secret_file to the file that their `relaxserve stage` has"
         )
@@ -106,9 +108,10 @@ def _together(opened: Opened, peers: Sequence[Peer]) -> Planned:
         StageReport(place, *_ends(own), part.weights_bytes, part.arena_bytes, part.kv_cache_bytes, part.page_bytes)
         for place, own, part in zip(load.stages, loads, (*loaded, _loaded(plan)), strict=True)
     )
-    shares_cores = all(place == LOCAL for place in load.stages)
+    shares_cores = all(place in HERE for place in load.stages)
     for report in reports:
-        log.info("%s: layers %d to %d at %s", load.name, report.first_layer, report.end_layer - 1, report.place)
+        layers = f"layers {report.first_layer} to {report.end_layer - 1}" if report.first_layer < report.end_layer else "no layers"
+        log.info("%s: %s at %s", load.name, layers, report.place)
     relay = Relay([peer.link for peer in peers], shares_cores=shares_cores)
     return replace(known, plan=plan, relay=relay, reports=reports)
 

@@ -11,26 +11,32 @@ from compiler.frontend.splitting import bytes_of_layers, split
 from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.modes import Generator, mode_of
 from deploy.model_loading.plan import WORKER_BYTES
-from server.messages import LOCAL, Load
+from server.messages import HEAD, LOCAL, Load
 
 
 def loads_of_stages(load: Load, files: ModelFiles, machines: Sequence[str], free_bytes: Mapping[str, int]) -> list[Load]:
     """Return what each stage loads. `machines` names the machine of each stage. `free_bytes` has the free memory of each machine; stages of
     one machine get parts of it that are as large as their parts of the weights. `cuts` in the load say where stages begin; without them,
     the layers are divided so that their weights fill the machines evenly."""
-    sizes = bytes_of_layers(files.config, files.weights.tensors)
+    *sizes, head_bytes = bytes_of_layers(files.config, files.weights.tensors)
+    has_layers = load.stages[-1:] != (HEAD,)  # the last stage
+    if has_layers:
+        sizes[-1] += head_bytes
     rooms = {machine: _room(load, machine, free_bytes[machine], machines.count(machine)) for machine in machines}
     if load.cuts:
         layers = [range(*ends) for ends in pairwise((0, *load.cuts, files.config.num_layers))]
     else:
-        layers = list(split(sizes, [rooms[machine] // machines.count(machine) for machine in machines]))
+        shares = [rooms[machine] // machines.count(machine) for machine in machines]
+        layers = [*split(sizes, shares if has_layers else shares[:-1]), *([] if has_layers else [range(len(sizes), len(sizes))])]
     parts = [sum(sizes[i] for i in own) for own in layers]
+    if not has_layers:
+        parts[-1] = head_bytes
     totals = {name: sum(size for size, machine in zip(parts, machines, strict=True) if machine == name) for name in machines}
     loads = [
         _of_stage(load, own, machine, rooms[machine], size / max(totals[machine], 1))
         for own, machine, size in zip(layers, machines, parts, strict=True)
     ]
-    return _with_cache_bytes(load, files, loads)
+    return _with_cache_bytes(load, files, [*(msgspec.structs.replace(own, is_early=True) for own in loads[:-1]), loads[-1]])
 
 
 def _room(load: Load, machine: str, free_bytes: int, num_stages: int) -> int:

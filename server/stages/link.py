@@ -18,15 +18,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from server.lost_machines import notice_loss
 from server.stages.messages import Ended, StageMessage
 
 HEADER = struct.Struct("<II")  # bytes of the message, and of the arrays
 MOST_MESSAGE_BYTES = 1 << 20
 MOST_ARRAY_BYTES = 1 << 31
 End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause
-# Linux probes an idle connection after KEEPIDLE seconds, and then KEEPCNT times, KEEPINTVL seconds apart. A machine that does not
-# acknowledge what was sent is lost after USER_TIMEOUT milliseconds: before the front takes the worker that waits for it for stalled.
-WATCHED = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+LOST_S = 10.0  # seconds of silence after which a machine is lost: before the front takes the worker that waits for it for stalled
 DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 
 
@@ -58,9 +57,7 @@ class Link:
         self._sending = threading.Lock()
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that loses power says nothing
-            for name, value in WATCHED.items():
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            notice_loss(connection, LOST_S)
 
     def send(self, message: StageMessage, arrays: Sequence[NDArray[Any]] = ()) -> None:
         """Send a message. Raise StageLost if the connection has ended."""

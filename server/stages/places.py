@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.messages import LOCAL
+from server.messages import HEAD, LOCAL
 
 DEFAULT_PORT = 7070
 
@@ -23,9 +23,9 @@ class Place:
 
 
 def parse_place(text: str) -> Place:
-    """Parse `local`, `HOST`, `HOST:PORT` or `[HOST]:PORT`."""
-    if text == LOCAL:
-        return Place(LOCAL)
+    """Parse `local`, `head`, `HOST`, `HOST:PORT` or `[HOST]:PORT`."""
+    if text in (LOCAL, HEAD):
+        return Place(text)
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         port = rest[1:] if rest.startswith(":") else str(DEFAULT_PORT) if not rest else ""
@@ -38,11 +38,13 @@ def parse_place(text: str) -> Place:
 
 
 def parse_places(text: str) -> tuple[str, ...]:
-    """Parse a number of processes of this machine, or places separated by commas, of which the last one is this machine."""
+    """Parse a number of processes of this machine, or places separated by commas. If the last one is another machine, this one computes no
+    layers."""
     if text.isdecimal():
         places = (LOCAL,) * min(int(text), 1 << 10)
     else:
-        places = tuple(parse_place(part.strip()).name for part in text.split(","))
+        found = [parse_place(part.strip()) for part in text.split(",")]
+        places = (*(place.name for place in found), *(() if found[-1].host is None else (HEAD,)))
     require_places(places)
     return places
 
@@ -53,5 +55,8 @@ def require_places(places: tuple[str, ...]) -> None:
     shown = f"stages is {','.join(places)!r:.200}"
     if len(places) < 2:
         raise PlaceError(f"{shown}, one process; expected at least two stages: leave it out to compute all layers in one process")
-    if places[-1] != LOCAL:
-        raise PlaceError(f"{shown}; the last stage samples, in this server's own worker: end the list with {LOCAL}")
+    if places[-1] not in (LOCAL, HEAD):
+        text = f"the last stage samples, in this server's own worker: end the list with {LOCAL}, or with {HEAD} if it is to have no layers"
+        raise PlaceError(f"{shown}; {text}")
+    if HEAD in places[:-1]:
+        raise PlaceError(f"{shown}; {HEAD} is the last stage, without layers: name it last, or give the port of a host with this name")

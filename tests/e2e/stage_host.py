@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runtime.launch import command
+from tests.network import Machine
 
 SECRET = "the secret of these tests"
 
 
 @contextmanager
-def stage_host(folder: Path, port: int = 0) -> Generator[tuple[int, subprocess.Popen[str]]]:
-    """Offer stages to servers that know SECRET. Yield the port and the process."""
+def stage_host(folder: Path, port: int = 0, machine: Machine | None = None) -> Generator[tuple[int, subprocess.Popen[str]]]:
+    """Offer stages to servers that know SECRET, on this machine or another one. Yield the port and the process."""
     (folder / "secret").write_text(SECRET + "\n")
-    words = [*command("deploy.cli"), "stage", "--listen", f"127.0.0.1:{port}", "--secret-file", str(folder / "secret")]
+    inside, host = ((), "127.0.0.1") if machine is None else (machine.inside, machine.far)
+    words = [*inside, *command("deploy.cli"), "stage", "--listen", f"{host}:{port}", "--secret-file", str(folder / "secret")]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

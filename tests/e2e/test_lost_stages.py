@@ -23,6 +23,7 @@ from server.interfaces import LoadError
 from server.messages import Load, SamplingParams, Submit
 from server.workers.supervisor import Care, Supervisor
 from tests.e2e.stage_host import SECRET, stage_host
+from tests.network import Machine, can_cut, other_machine
 from tests.process_states import is_running
 
 LOAD = Load("demo", str(demo.MODEL), "bf16", max_batch=16, kv_cache_bytes=32 << 20)
@@ -148,8 +149,8 @@ def _has_ended(pid: int) -> bool:
 # --- hosts -------------------------------------------------------------------------------------------------------------
 
 
-def remote(port: int, secret: str = SECRET) -> Load:
-    return msgspec.structs.replace(LOAD, stages=(f"127.0.0.1:{port}", "local"), stage_secret=secret)
+def remote(port: int, secret: str = SECRET, host: str = "127.0.0.1") -> Load:
+    return msgspec.structs.replace(LOAD, stages=(f"{host}:{port}", "local"), stage_secret=secret)
 
 
 def test_a_stage_on_a_host_that_is_killed(tmp_path: Path) -> None:
@@ -197,6 +198,36 @@ def test_a_host_that_comes_back(tmp_path: Path) -> None:
                     assert await running == calm
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.parametrize(
+    "lost", [{}, {"to_near": False}, {"to_far": False}], ids=["both directions", "what is sent", "what would be received"]
+)
+def test_a_host_whose_network_is_lost(lost: dict[str, bool], tmp_path: Path) -> None:
+    """No packet says that the host is gone. Both ends notice: requests wait, and the stage on the host ends and frees its memory. When the
+    network is back, requests continue."""
+
+    async def scenario(machine: Machine, port: int, host: subprocess.Popen[str]) -> None:
+        async with asyncio.timeout(180), serving(remote(port, host=machine.far)) as supervisor:
+            calm = await answers_of(supervisor)
+            reached = asyncio.Event()
+            running = asyncio.create_task(answers_of(supervisor, reached))
+            await reached.wait()
+            stages = children_of(host.pid)
+            machine.cut(**lost)
+            while supervisor.outage is None or supervisor.outage.error is None:
+                await asyncio.sleep(0.02)
+            assert "cannot be reached: timed out" in supervisor.outage.error
+            assert not running.done()
+            while children_of(host.pid) == stages:
+                await asyncio.sleep(0.02)
+            machine.mend()
+            assert await running == calm
+
+    with other_machine() as machine, stage_host(tmp_path, machine=machine) as (port, host):
+        asyncio.run(scenario(machine, port, host))
 
 
 def _settles(condition: Callable[[], bool]) -> bool:

@@ -150,6 +150,16 @@ def test_a_stage_on_another_host(whole: LoadedModel, quantize: str, expected, tm
             same(Rig(loaded, None).run(plain(whole.step_model.limits.vocab_size)), expected)
 
 
+def test_a_server_without_layers(whole: LoadedModel, quantize: str, expected) -> None:
+    assert whole.step_model is not None
+    with staged(demo_load(quantize, ("local", "head"))) as loaded:
+        first, last = loaded.ready.stages
+        assert (first.first_layer, first.end_layer, last.first_layer, last.end_layer) == (0, 5, 5, 5)
+        assert last.kv_cache_bytes == 0 and first.kv_cache_bytes == whole.ready.kv_cache_bytes
+        assert loaded.ready.fingerprint == whole.ready.fingerprint and loaded.ready.num_pages == whole.ready.num_pages
+        same(Rig(loaded, None).run(plain(whole.step_model.limits.vocab_size)), expected)
+
+
 FAMILIES = [
     ("qwen3_next", 2),  # matrices as states, of which a page covers more tokens
     pytest.param(("gemma3", 3), marks=pytest.mark.slow),  # windows; a stage in the middle

@@ -26,7 +26,7 @@ class RestartReport(Restarting):
 
 class StageEntry(TypedDict):
     place: str  # "local", or the address of the host
-    layers: Sequence[int]  # the first and the last one
+    layers: Sequence[int]  # the first and the last one; empty: it has none
     bytes: Mapping[str, int]
 
 

@@ -368,7 +368,11 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
 
 def _stage_entry(stage: StageReport) -> StageEntry:
     parts = {"weights": stage.weights_bytes, "arena": stage.arena_bytes, "kv_cache": stage.kv_cache_bytes}
-    return {"place": stage.place, "layers": (stage.first_layer, stage.end_layer - 1), "bytes": parts}
+    return {
+        "place": stage.place,
+        "layers": (stage.first_layer, stage.end_layer - 1) if stage.first_layer < stage.end_layer else (),
+        "bytes": parts,
+    }
 
 
 def find_operation(operation_id: str, registry: Registry) -> Operation:

@@ -54,6 +54,18 @@ def test_stages_compute_the_bits_of_the_whole_model(case: tuple[str, str], causa
             np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.parametrize("case", [("llama", "bf16"), pytest.param(("gemma2", "f32"), marks=pytest.mark.slow), ("qwen3_next", "int8")])
+def test_the_last_stage_may_have_no_layers(case: tuple[str, str], causal: Callable[..., Any]) -> None:
+    whole = causal(*case)
+    text, num = whole.golden["prompt"], whole.config.num_layers
+    stages, sequences = Stages(causal, case, [0, num, num], seed=5), whole.start()
+    for low, high in pairwise([0, 9, 10]):
+        pieces = {"a": text[low:high], "b": text[:5]}
+        expected, found = sequences.feed(pieces), stages.feed(pieces)
+        for name in pieces:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
 def test_a_middle_stage_has_neither_embedding_nor_head(causal: Callable[..., Any]) -> None:
     model = causal("gemma2", "f32", PART, layers=range(1, 2))
     names = {param.name for param in model.executable.meta.functions[PART].params}

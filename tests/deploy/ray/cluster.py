@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -12,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ import httpx
 import yaml
 
 from tests.conftest import ROOT
+from tests.network import Machine
 
 MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one fleet
-SERVE = str(Path(sys.executable).with_name("serve"))
+RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
 START_S = 900.0
+FAILED = b"Exception importing application"  # what Ray writes when a fleet will never start
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Cluster:
 
     def servers(self) -> dict[int, str]:
         """Return the process ids of the replicas' servers that are ready, and their addresses."""
-        found = {pid: _address_of(pid) for pid in self._processes(b"relaxserve-replica-", b"deploy.cli")}
+        found = {pid: _address_of(pid) for pid in self.processes(b"relaxserve-replica-", b"deploy.cli")}
         return {pid: url for pid, url in found.items() if url is not None and _answers(f"{url}/health/ready")}
 
     def upgrade(self, **settings: Any) -> None:
@@ -56,7 +59,14 @@ class Cluster:
 
     def actors(self) -> list[int]:
         """Return the process ids of the replicas' actors."""
-        return self._processes(b"ray::ServeReplica", b":replicas")
+        return self.processes(b"ray::ServeReplica", b":replicas")
+
+    def ingresses(self) -> list[int]:
+        return self.processes(b"ray::ServeReplica", b":Ingress")
+
+    def proxies(self) -> list[int]:
+        """Return the process ids of the actors with Ray's own proxies."""
+        return self.processes(b"ray::ProxyActor")
 
     def wait_for(self, num_servers: int) -> None:
         """Wait until so many replicas answer."""
@@ -64,10 +74,13 @@ class Cluster:
         while time.monotonic() < end_s and self.process.poll() is None:
             if len(self.servers()) >= num_servers and _answers(f"{self.url}/health/ready"):
                 return
+            if FAILED in self.log.read_bytes():
+                break
             time.sleep(0.2)
         raise AssertionError(f"the fleet did not start: {self.log.read_text()[-4000:]}")
 
-    def _processes(self, *words: bytes) -> list[int]:
+    def processes(self, *words: bytes) -> list[int]:
+        """Return the process ids of the fleet whose command lines have these words."""
         return [pid for pid, line in marked(self.mark) if all(word in line for word in words)]
 
 
@@ -95,13 +108,31 @@ def marked(mark: str) -> Iterator[tuple[int, bytes]]:
                     yield int(folder.name), (folder / "cmdline").read_bytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of Ray on this machine, or on another one."""
+
+    num_cpus: int
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])  # names for what runs there only
+    machine: Machine | None = None
+
+
 @contextmanager
-def running_fleet(cache_folder: Path, pools: Mapping[str, Any], num_servers: int, **variables: str) -> Iterator[Cluster]:
+def running_fleet(
+    cache_folder: Path,
+    pools: Mapping[str, Any],
+    num_servers: int,
+    *,
+    nodes: Sequence[Node] = (),
+    deployments: Sequence[Mapping[str, Any]] = (),
+    **variables: str,
+) -> Generator[Cluster]:
+    """Run a fleet until `num_servers` replicas answer. `nodes`: those of its Ray, the head first; one node by default. `deployments`: more
+    of its configuration file. `variables`: of the environment of all processes."""
     folder, mark = Path(tempfile.mkdtemp(prefix="fleet-")), secrets.token_hex(8)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     application = {"name": "relaxserve", "route_prefix": "/", "import_path": "deploy.ray.app:app", "args": {"pools": dict(pools)}}
+    application |= {"deployments": [*deployments]} if deployments else {}
     config = folder / "config.yaml"
     http = {"host": "127.0.0.1", "port": port}
     config.write_text(yaml.safe_dump({"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}))
@@ -118,20 +149,70 @@ def running_fleet(cache_folder: Path, pools: Mapping[str, Any], num_servers: int
         **variables,
     }
     log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [SERVE, "run", "--address", "local", str(config)], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+    with ExitStack() as started, log.open("wb") as output:
+
+        def start(*words: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            started.callback(process.wait)
+            return process
+
+        started.callback(shutil.rmtree, folder, ignore_errors=True)
+        started.callback(_kill_marked, mark)
+        address = _start_nodes(nodes, start) if nodes else "local"
+        process = start(SERVE, "run", "--address", address, str(config))
+        cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process)
+        try:
+            cluster.wait_for(num_servers)
+            yield cluster
+        finally:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            _kill_marked(mark)
+
+
+def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]]) -> str:
+    """Start the nodes of a Ray. Return its address."""
+    machines = [node.machine for node in nodes if node.machine is not None]
+    near = machines[0].near if machines else "127.0.0.1"
+    address = f"{near}:{_free_port()}"
+    for node in nodes:
+        is_head = node is nodes[0]
+        words = ["--head", f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={_free_port()}", "--include-dashboard=false"]
+        more = words if is_head else [f"--address={address}"]
+        start(
+            *(node.machine.inside if node.machine is not None else ()),
+            *(RAY, "start", "--block", "--disable-usage-stats", *more),
+            f"--node-ip-address={near if node.machine is None else node.machine.far}",
+            f"--num-cpus={node.num_cpus}",
+            f"--resources={json.dumps(dict(node.resources))}",
+            "--object-store-memory=100000000",
+            *("--min-worker-port=0", "--max-worker-port=0"),  # other fleets on this machine use ports, too
         )
-    cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process)
-    try:
-        cluster.wait_for(num_servers)
-        yield cluster
-    finally:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        for pid, _ in marked(mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_head:
+            _wait_for_port(address)
+    return address
+
+
+def _wait_for_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    end_s = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+            return
+        except OSError:
+            assert time.monotonic() < end_s, f"nothing listens at {address}"
+            time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _kill_marked(mark: str) -> None:
+    for pid, _ in marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

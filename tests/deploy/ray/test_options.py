@@ -68,6 +68,11 @@ def test_the_documentation_lists_all_options() -> None:
         ({"pools": {"a": {"models": []}}}, "at least 1 item"),
         ({"pools": {"a": {"min_replicas": 3}}}, "min_replicas is 3; expected at most max_replicas, 2"),
         ({"pools": {"a": {"models": [{"source": "demo", "max_contex": 1}]}}}, "max_contex of model 1 of a pool is no field of a model"),
+        ({"pools": {"a": {"num_stages": 0}}}, "greater than or equal to 1"),
+        ({"pools": {"a": {"num_stages": 2, "num_gpus": 1}}}, "num_stages is 2 and num_gpus is 1; stages compute on CPUs"),
+        ({"pools": {"a": {"num_stages": 2, "num_cpus": 0}}}, "num_stages is 2 and num_cpus is 0; expected CPUs"),
+        ({"pools": {"a": {"num_stages": 2, "settings": {"stage_secret_file": "x"}}}}, "name stages of their own"),
+        ({"pools": {"a": {"num_stages": 2, "models": [{"source": "demo", "stages": ["h:1", "local"]}]}}}, "name stages of their own"),
         ({"patience_s": 0}, "greater than 0"),
     ],
 )

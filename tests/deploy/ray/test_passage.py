@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from deploy.ray.progress import Departure  # noqa: E402
 from deploy.ray.session import new_session  # noqa: E402
 from deploy.ray.wish import Wish, place_of, read  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
+from tests.network import can_cut, other_machine  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 SSE = {"content-type": "text/event-stream", HEADER: "fp_1"}
@@ -249,6 +252,48 @@ def test_a_replica_whose_machine_is_silent_is_passed_over(monkeypatch: pytest.Mo
                 assert (await ask(made, path="/v1/files/x")).status == 200
 
         run(go())
+
+
+SILENT = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 7000))
+print(flush=True)
+connection, _ = listener.accept()
+connection.recv(1 << 16)
+head = "HTTP/1.1 200 OK\\r\\ncontent-type: text/event-stream\\r\\ncontent-length: 9999\\r\\n\\r\\n"
+connection.sendall(head.encode() + sys.argv[2].encode())
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+def test_a_stream_goes_on_when_its_machine_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No packet says that the machine is lost, in the middle of a stream that has sent a few events."""
+    monkeypatch.setattr("deploy.ray.session.LOST_S", 1.0)
+
+    async def go() -> None:
+        with other_machine() as machine:
+            words = [*machine.inside, sys.executable, "-c", SILENT, machine.far, WHOLE[:150].decode()]
+            far = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
+            assert far.stdout is not None
+            await far.stdout.readline()
+            try:
+                async with replicas(streams(WHOLE)) as made:
+                    made.urls[0] = f"http://{machine.far}:7000"
+                    client = Client()
+                    asking = asyncio.create_task(ask(made, client=client))
+                    while len(client.body) < 100:
+                        await asyncio.sleep(0.01)
+                    machine.cut()
+                    async with asyncio.timeout(30):
+                        await asking
+                    assert (client.status, client.body, client.is_whole) == (200, WHOLE, True)
+                    assert made.wishes[1].avoided == {"r0"}
+            finally:
+                far.kill()
+                await far.wait()
+
+    run(go())
 
 
 def test_a_request_that_acts_is_not_sent_twice() -> None:

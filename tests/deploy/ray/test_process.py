@@ -97,6 +97,19 @@ def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypa
     assert [*tmp_path.iterdir()] == [kept]
 
 
+def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process takes no SIGTERM."""
+    server = ServerProcess(["demo"], {}, address="127.0.0.1")
+    server.wait_until_ready()
+    server.require_answer()
+    os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr("deploy.ray.process.ASK_S", 0.5)
+    with pytest.raises(OSError, match="timed out"):
+        server.require_answer()
+    server.stop()
+    assert server.has_ended
+
+
 def test_a_killed_server_is_noticed() -> None:
     server = ServerProcess(["demo"], {}, address="127.0.0.1")
     os.kill(server.pid, signal.SIGKILL)

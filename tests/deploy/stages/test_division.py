@@ -30,6 +30,22 @@ def test_every_layer_has_one_stage(files: ModelFiles) -> None:
         assert [layer for begin, end in ends for layer in range(begin, end)] == list(range(files.config.num_layers))
 
 
+def test_only_the_last_stage_has_the_head(files: ModelFiles) -> None:
+    loads = loads_of_stages(LOAD, files, ["a", "b", LOCAL], {"a": GIB, "b": GIB, LOCAL: GIB})
+    assert [load.is_early for load in loads] == [True, True, False]
+
+
+def test_a_server_without_layers_has_the_head(files: ModelFiles) -> None:
+    load = msgspec.structs.replace(LOAD, stages=("a", "b", "head"), kv_cache_bytes=50 << 20)
+    loads = loads_of_stages(load, files, ["a", "b", LOCAL], {"a": 8 * GIB, "b": 8 * GIB, LOCAL: 4 * GIB})
+    first, second, last = layers_of(loads)
+    assert first is not None and second is not None and first[1] == second[0] and 0 < first[1] < 5
+    assert (first[0], second[1], last) == (0, 5, (5, 5))
+    assert loads[-1].memory_limit_bytes == 4 * GIB - WORKER_BYTES and loads[-1].kv_cache_bytes == 0
+    again = msgspec.structs.replace(load, cuts=(first[1], 5))
+    assert layers_of(loads_of_stages(again, files, ["a", "b", LOCAL], {"a": 1, "b": GIB, LOCAL: GIB})) == [first, second, last]
+
+
 def test_a_machine_with_little_memory_gets_few_layers(files: ModelFiles) -> None:
     machines, much = ["small", LOCAL], 64 * GIB
     assert layers_of(loads_of_stages(LOAD, files, machines, {"small": WORKER_BYTES + GIB, LOCAL: much}))[0] == (0, 1)

@@ -1,4 +1,4 @@
-"""Play a trace to a real fleet or server, and record when each request got its first token and its end."""
+"""Play a trace to a real fleet or to servers, and record when each request got its first token and its end."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ def ids_of(arrival: Arrival) -> list[int]:
     return ids + rest.choices(range(3, VOCAB), k=arrival.num_prompt - len(ids))
 
 
-def play(url: str, model: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
-    """Return the answers, and the seconds from the first arrival to the last token."""
-    return asyncio.run(_play(url, model, trace))
+def play(url: str, model: str, trace: Sequence[Arrival], *others: str) -> tuple[list[Answered], float]:
+    """Send the requests to one server, or in turn to it and to others. Return the answers, and the seconds from the first arrival to the
+    last token."""
+    return asyncio.run(_play([_host_of(one) for one in (url, *others)], model, trace))
 
 
-async def _play(url: str, model: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
+def _host_of(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None, url
-    host, port = parts.hostname, parts.port
+    return parts.hostname, parts.port
+
+
+async def _play(hosts: Sequence[tuple[str, int]], model: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
     prompts = [ids_of(arrival) for arrival in trace]
     fields = {"model": model, "temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
     origin_s = time.perf_counter() - trace[0].at_s
 
-    async def one(arrival: Arrival, prompt: list[int]) -> Answered:
+    async def one(arrival: Arrival, prompt: list[int], host: str, port: int) -> Answered:
         await asyncio.sleep(max(0.0, origin_s + arrival.at_s - time.perf_counter()))
         began_s, first_s, usage = time.perf_counter(), 0.0, dict[str, int]()
         async for event in post_stream(host, port, {**fields, "prompt": prompt, "max_tokens": arrival.num_new}):
@@ -54,5 +58,6 @@ async def _play(url: str, model: str, trace: Sequence[Arrival]) -> tuple[list[An
         details: dict[str, int] = usage.get("prompt_tokens_details") or {}  # pyright: ignore[reportAssignmentType]
         return Answered(first_s, time.perf_counter() - began_s, usage["completion_tokens"], details.get("cached_tokens", 0))
 
-    answers = await asyncio.gather(*(one(arrival, prompt) for arrival, prompt in zip(trace, prompts, strict=True)))
+    pairs = enumerate(zip(trace, prompts, strict=True))
+    answers = await asyncio.gather(*(one(arrival, prompt, *hosts[at % len(hosts)]) for at, (arrival, prompt) in pairs))
     return list(answers), time.perf_counter() - origin_s - trace[0].at_s

@@ -42,18 +42,41 @@ def assert_equal(index: Index, pool: CachePool) -> None:
         assert {hash_of(digest) for digest in one._page_of} == index.pages.get(group, {}).keys()
 
 
+class Sent:
+    """Collects what is sent, and feeds an index per topic."""
+
+    def __init__(self) -> None:
+        self.indices: dict[bytes, Index] = {}
+        self.events: list[list[object]] = []
+
+    def __call__(self, topic: bytes, number: int, batch: bytes) -> None:
+        self.indices.setdefault(topic, Index()).feed(number, batch)
+        self.events += msgspec.msgpack.decode(batch)[1]
+
+    def index(self, model: str) -> Index:
+        return self.indices[f"kv@me@{model}".encode()]
+
+    def pages(self, model: str) -> set[int]:
+        return set(self.index(model).pages.get(0, {}))
+
+
 @pytest.mark.parametrize("groups", [PLAIN, GROUPS], ids=["one group", "windows and states"])
 def test_an_index_has_the_pages_of_the_cache_after_10000_requests(groups) -> None:
-    """10,000 random requests with shared beginnings, some with salts: they reuse pages, write, publish, fork, are cut short and end."""
+    """10,000 random requests with shared beginnings, some with salts or images: they reuse pages, write, publish, fork, are cut short and
+    end. Sometimes the worker dies with its cache. One index hears all batches, another one asks now and then for those that it missed."""
     rng = random.Random(1)
     limits = limits_of(groups)
+    sent, late = Sent(), Index()
+    events = CacheEvents("me", sent)
+    source = events.source_of("m")
     log = CacheLog(limits.groups)
-    pool, index = CachePool.of(limits, log), Index()
+    pool = CachePool.of(limits, log)
     beginnings = [[rng.randrange(400) for _ in range(rng.randrange(0, 200))] for _ in range(12)]
+    images = [(), (), ((3, b"cat"),), ((3, b"dog"),), ((3, b"cat"), (40, b"dog"))]
     living: list[Held] = []
     for number in range(10_000):
         text = rng.choice(beginnings) + [rng.randrange(400) for _ in range(rng.randrange(1, 80))]
-        held = Held.nothing(limits, rng.choice(["", "", "salt"]))
+        held = Held.nothing(limits, rng.choice(["", "", "salt"]), rng.choice(images))
         start = pool.reuse(held, text, len(text) - 1)
         living.append(held)
         while start < len(text):
@@ -63,7 +86,7 @@ def test_an_index_has_the_pages_of_the_cache_after_10000_requests(groups) -> Non
             pool.publish(held, text, stop)
             start = stop
         if rng.random() < 0.2:
-            other = Held.nothing(limits, held.chain.salt.decode())
+            other = Held.nothing(limits, held.chain.salt.decode(), held.chain.marks)
             pool.fork(held, other, len(text))
             living.append(other)
         if rng.random() < 0.1:
@@ -72,12 +95,22 @@ def test_an_index_has_the_pages_of_the_cache_after_10000_requests(groups) -> Non
         while living and rng.random() < 0.6:
             pool.release(living.pop(rng.randrange(len(living))))
         if log.has_news:
-            index.feed(index.number, wire.batch(log.take(), 1.0))
+            source.changed(log.take())
         if number % 100 == 0:
-            assert_equal(index, pool)
+            assert_equal(sent.index("m"), pool)
             pool.check_integrity(living)
-    assert_equal(index, pool)
-    assert index.number > 5_000 and all(index.pages[group] for group in range(len(groups)))
+        if rng.random() < 0.01:
+            for missed in events.replay(late.number):
+                late.feed(*missed)
+            assert_equal(late, pool)
+        if number in (2_500, 7_000):
+            source.cleared()
+            log, living = CacheLog(limits.groups), []
+            pool = CachePool.of(limits, log)
+            assert_equal(sent.index("m"), pool)
+    assert_equal(sent.index("m"), pool)
+    assert sent.index("m").number > 5_000 and all(sent.index("m").pages[group] for group in range(len(groups)))
+    assert sum(event == ["AllBlocksCleared"] for event in sent.events) == 2
 
 
 def test_hashes_name_the_whole_beginning_of_a_prompt() -> None:
@@ -123,21 +156,6 @@ def _tokens(messages: list[object]) -> dict[str, list[int]]:
 
 
 # --- the stream of a model ------------------------------------------------------------------------------------------------
-
-
-class Sent:
-    """Collects what is sent, and feeds an index per topic."""
-
-    def __init__(self) -> None:
-        self.indices: dict[bytes, Index] = {}
-        self.events: list[list[object]] = []
-
-    def __call__(self, topic: bytes, number: int, batch: bytes) -> None:
-        self.indices.setdefault(topic, Index()).feed(number, batch)
-        self.events += msgspec.msgpack.decode(batch)[1]
-
-    def pages(self, model: str) -> set[int]:
-        return set(self.indices[f"kv@me@{model}".encode()].pages.get(0, {}))
 
 
 def stored(*hashes: int, parent: int | None = None) -> PagesStored:

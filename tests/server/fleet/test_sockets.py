@@ -29,6 +29,7 @@ class Router:
     def __init__(self, address: str, replay_address: str) -> None:
         self.context = zmq.Context()
         self.heard = self.context.socket(zmq.SUB)
+        self.heard.setsockopt(zmq.RCVHWM, 0)  # this test reads late
         self.heard.connect(address)
         self.heard.setsockopt(zmq.SUBSCRIBE, b"kv@")
         self.asking = self.context.socket(zmq.DEALER)
@@ -92,33 +93,35 @@ def demo(cache_folder, places) -> Iterator[object]:
         yield server
 
 
-def test_a_router_knows_what_the_cache_of_a_server_has(demo, places) -> None:
-    """The number of tokens that each of 150 requests finds in the cache is what an index of the events says, also after pages were evicted,
-    and after the worker was killed."""
+@pytest.mark.parametrize("num_requests", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_router_knows_what_the_cache_of_a_server_has(demo, places, num_requests: int) -> None:
+    """The number of tokens that each request finds in the cache is what an index of the events says, also after pages were evicted, and
+    after the worker was killed."""
     rng, index = random.Random(3), Index()
     router = Router(*places)
+    client = httpx.Client(base_url=demo.url, timeout=120)
     beginnings = [[rng.randrange(1, 250) for _ in range(rng.randrange(16, 120))] for _ in range(12)]
 
     def ask(prompt: list[int]) -> int:
-        answer = httpx.post(f"{demo.url}/v1/completions", json={"prompt": prompt, "max_tokens": 20, "ignore_eos": True}, timeout=120)
+        answer = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 20, "ignore_eos": True})
         assert answer.status_code == 200, answer.text
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def catch_up() -> None:
         # a worker reports in order, so what it reported before it answered this request has arrived at the front
-        httpx.post(f"{demo.url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=120).raise_for_status()
+        client.post("/v1/completions", json={"prompt": [1], "max_tokens": 1}).raise_for_status()
         for number, batch in router.replay(index.number, b"kv@me@demo"):
             index.feed(number, batch)
 
     try:
         found = 0
-        for number in range(150):
+        for number in range(num_requests):
             prompt = rng.choice(beginnings) + [rng.randrange(1, 250) for _ in range(rng.randrange(1, 60))]
             catch_up()
             expected = index.num_found(prompt, len(prompt) - 1)
             assert ask(prompt) == expected
             found += expected
-            if number == 75:
+            if number == num_requests // 2:
                 (worker,) = workers_of(demo.pid)
                 os.kill(worker, signal.SIGKILL)
                 catch_up()  # answered by the next worker
@@ -132,6 +135,7 @@ def test_a_router_knows_what_the_cache_of_a_server_has(demo, places) -> None:
             published.append(int.from_bytes(number, "big"))
         assert published[1:] == list(range(published[1], index.number)), "a batch was lost after the subscription began"
     finally:
+        client.close()
         router.close()
 
 

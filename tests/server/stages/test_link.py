@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -13,6 +16,8 @@ from server.messages import ErrorCode, Load, LoadFailed, Progress, Working
 from server.stages import link
 from server.stages.link import HEADER, MOST_MESSAGE_BYTES, Link, StageLost
 from server.stages.messages import CopyPage, Ended, Greeting, Loaded, Planned, Reserve, Run, Stream
+from tests.conftest import ROOT
+from tests.network import can_cut, other_machine
 
 MESSAGES = [
     Load("m", "/m", layers=(0, 3)),
@@ -103,3 +108,44 @@ def test_rubbish_is_refused_and_never_allocated(monkeypatch: pytest.MonkeyPatch)
             Link(near, "there").receive()
         near.close()
     assert max(asked) <= MOST_MESSAGE_BYTES
+
+
+ECHO = """
+import socket, sys
+from server.stages.link import Link
+listener = socket.create_server((sys.argv[1], 7000))
+print(flush=True)
+link = Link(listener.accept()[0], "here")
+while True:
+    link.send(*link.receive())
+"""
+
+
+@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_stage_whose_machine_falls_silent_is_lost(is_busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "LOST_S", 1.0)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with other_machine() as machine:
+        words = [*machine.inside, sys.executable, "-c", ECHO, machine.far]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as far:
+            assert far.stdout is not None
+            far.stdout.readline()
+            near = Link(socket.create_connection((machine.far, 7000)), "stage 1")
+            near.limit_silence(60.0)  # longer than the kernel takes
+            try:
+                near.send(CopyPage(0, 1, 2))
+                assert near.receive()[0] == CopyPage(0, 1, 2)
+                machine.cut()
+                if is_busy:
+                    near.send(CopyPage(0, 1, 3))
+                    with pytest.raises(StageLost, match="the connection to stage 1 has failed: Connection timed out"):
+                        near.receive()
+                else:
+                    waiting = threading.Thread(target=near.wait_for_end, daemon=True)
+                    waiting.start()
+                    waiting.join(60)
+                    assert not waiting.is_alive()
+            finally:
+                near.close()
+                far.kill()

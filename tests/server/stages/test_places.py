@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.stages.places import DEFAULT_PORT, Place, PlaceError, parse_place, parse_places
+from server.stages.places import DEFAULT_PORT, Place, PlaceError, parse_place, parse_places, require_places
 
 
 def test_places() -> None:
@@ -29,5 +29,13 @@ def test_one_stage_is_none(text: str) -> None:
 
 
 def test_the_last_stage_is_the_server() -> None:
-    with pytest.raises(PlaceError, match="end the list with local"):
-        parse_places("host1,host2")
+    with pytest.raises(PlaceError, match="end the list with local, or with head"):
+        require_places(("host1", "host2"))
+    with pytest.raises(PlaceError, match="head is the last stage, without layers: name it last"):
+        parse_places("head,host2")
+
+
+def test_a_server_behind_other_machines_has_no_layers() -> None:
+    assert parse_places("host1,host2") == ("host1", "host2", "head")
+    assert parse_places("host1,head") == ("host1", "head")
+    assert parse_places("head:7070,local") == ("head:7070", "local")

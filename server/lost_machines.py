@@ -1,0 +1,21 @@
+"""Break a TCP connection soon after the other machine has lost power or its network: such a machine says nothing."""
+
+from __future__ import annotations
+
+import socket
+
+NUM_PROBES = 3
+
+
+def notice_loss(connection: socket.socket, within_s: float) -> None:
+    """Let the kernel break the connection if the other machine acknowledges neither data nor probes. That takes about `within_s` seconds,
+    which are counted from the first loss."""
+    pause_s = max(1, round(within_s / (NUM_PROBES + 1)))  # the kernel takes whole seconds
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, pause_s),
+        (socket.TCP_KEEPINTVL, pause_s),
+        (socket.TCP_KEEPCNT, NUM_PROBES),
+        (socket.TCP_USER_TIMEOUT, round(within_s * 1000)),  # of data that is not acknowledged
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,190 @@
+"""What clients see when other parts of a fleet than its servers are killed, fall silent, or lose their network.
+
+Streams outlive everything behind the ingress. A stream whose ingress or proxy died breaks, and is never taken for whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deploy.ray.cluster import START_S, Cluster, Node, running_fleet
+from tests.deploy.ray.streams import TIMEOUT_S, comparable, require_whole, streams
+from tests.network import can_cut, other_machine
+from tests.process_states import is_running
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray (make test-fleet installs it)"),
+    pytest.mark.xdist_group("fleet"),
+    pytest.mark.slow,
+]
+
+NUM_STREAMS = 32
+GENERATED = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)
+LONG: dict[str, Any] = {"model": "demo", "prompt": "Once", "ignore_eos": True, "n": 8, "max_tokens": 900}  # takes seconds in all
+POOL = {"models": ["demo"], "num_cpus": 0.1}
+
+
+@pytest.fixture(scope="module")
+def fleet(cache_folder: Path) -> Iterator[Cluster]:
+    with running_fleet(cache_folder, {"replicas": POOL}, 2) as cluster:
+        yield cluster
+
+
+def generated(fleet: Cluster) -> float:
+    """Return how many tokens all servers have generated since they started."""
+    pages = [httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text for url in fleet.servers().values()]
+    return sum(float(found) for page in pages for found in GENERATED.findall(page))
+
+
+def num_running(fleet: Cluster) -> int:
+    return sum(httpx.get(f"{url}/load", timeout=TIMEOUT_S).json()["server_load"] for url in fleet.servers().values())
+
+
+def kill(pids: list[int]) -> None:
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def unanswered(fleet: Cluster, num: int) -> list[int]:
+    """Send long requests that are answered in one piece, and kill an ingress as soon as servers compute. Return the statuses."""
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=TIMEOUT_S, trust_env=False) as client:
+        asked = [asyncio.create_task(client.post("/v1/completions", json={**LONG, "seed": seed})) for seed in range(num)]
+        while await asyncio.to_thread(num_running, fleet) < num:
+            await asyncio.sleep(0.05)
+        kill(fleet.ingresses()[:1])
+        return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+
+async def broken(url: str, num: int, strike: Callable[[], None]) -> list[tuple[bytes, Exception | None]]:
+    """Send long requests, and strike when each has begun. Return what arrived of each, and how it broke."""
+    begun, has_struck = 0, asyncio.Event()
+
+    async def one(client: httpx.AsyncClient, seed: int) -> tuple[bytes, Exception | None]:
+        nonlocal begun
+        received = b""
+        try:
+            async with client.stream("POST", "/v1/completions", json={**LONG, "stream": True, "seed": seed}) as answer:
+                assert answer.status_code == 200, await answer.aread()
+                async for data in answer.aiter_raw():
+                    begun += not received
+                    received += data
+                    if begun == num and not has_struck.is_set():
+                        has_struck.set()
+                        strike()
+        except httpx.HTTPError as error:
+            return received, error
+        return received, None
+
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None), trust_env=False) as client:
+        return await asyncio.gather(*(one(client, seed) for seed in range(num)))
+
+
+def first_answer(fleet: Cluster) -> list[int]:
+    """Ask until there is an answer. Return the statuses."""
+    statuses: list[int] = []
+    end_s = time.monotonic() + START_S
+    while 200 not in statuses and time.monotonic() < end_s:
+        try:
+            body = {"model": "demo", "prompt": "Once", "max_tokens": 2}
+            statuses.append(httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=TIMEOUT_S).status_code)
+        except httpx.TransportError:
+            time.sleep(0.1)  # the proxy starts
+    return statuses
+
+
+@pytest.mark.parametrize("parts", [Cluster.ingresses, Cluster.proxies], ids=["ingress", "proxy"])
+def test_what_is_in_front_dies(fleet: Cluster, parts: Callable[[Cluster], list[int]]) -> None:
+    """Streams break visibly, and their replicas stop computing. The fleet answers again without help."""
+    before = generated(fleet)
+    found = asyncio.run(broken(fleet.url, 8, lambda: kill(parts(fleet))))
+    for received, error in found:
+        assert error is not None or b'"error"' in received[-1000:], received[-1000:]
+    while num_running(fleet):
+        time.sleep(0.1)
+    assert generated(fleet) - before < 8 * LONG["n"] * LONG["max_tokens"] / 2, "replicas computed to the end"
+    assert {*first_answer(fleet)} <= {200, 503}
+    assert len(fleet.servers()) == 2
+
+
+def test_requests_whose_ingress_dies_are_refused(fleet: Cluster) -> None:
+    """Ray's own proxy writes the status, and sends nothing again."""
+    assert {*asyncio.run(unanswered(fleet, 4))} <= {500, 503}
+    assert 200 in first_answer(fleet)
+
+
+@pytest.mark.parametrize("parts", [lambda fleet: [*fleet.servers()], Cluster.actors], ids=["server", "actor"])
+def test_a_silent_replica_is_passed_over(fleet: Cluster, parts: Callable[[Cluster], list[int]]) -> None:
+    """A stopped process keeps its connections. Ray misses its answers and replaces it, and its streams go on elsewhere."""
+    fleet.wait_for(2)
+    undisturbed = [comparable(one) for one in asyncio.run(streams(fleet.url, NUM_STREAMS, at_once=NUM_STREAMS))]
+
+    async def disturbed() -> list[bytes]:
+        running = asyncio.create_task(streams(fleet.url, NUM_STREAMS, at_once=NUM_STREAMS))
+        struck = parts(fleet)[0]
+        await asyncio.sleep(0.2)
+        os.kill(struck, signal.SIGSTOP)
+        began_s = time.monotonic()
+        found = await running
+        print(f"the streams ended {time.monotonic() - began_s:.1f} s after their replica fell silent")
+        while is_running(struck):
+            await asyncio.sleep(0.1)
+        return found
+
+    found = asyncio.run(asyncio.wait_for(disturbed(), START_S))
+    for one in found:
+        require_whole(one)
+    assert [comparable(one) for one in found] == undisturbed
+    fleet.wait_for(2)
+
+
+def test_streams_outlive_the_head(cache_folder: Path) -> None:
+    """Requests do not pass through Ray's control store, so they go on without it, new ones too."""
+    with running_fleet(cache_folder, {"replicas": POOL}, 2) as fleet:
+        undisturbed = [comparable(one) for one in asyncio.run(streams(fleet.url, NUM_STREAMS))]
+
+        async def disturbed() -> list[bytes]:
+            running = asyncio.create_task(streams(fleet.url, NUM_STREAMS))
+            await asyncio.sleep(0.2)
+            kill(fleet.processes(b"gcs_server"))
+            return await running
+
+        for found in (asyncio.run(disturbed()), asyncio.run(streams(fleet.url, NUM_STREAMS))):
+            assert [comparable(one) for one in found] == undisturbed
+
+
+@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.parametrize("lost", [{}, {"to_near": False}, {"to_far": False}], ids=["both directions", "requests", "answers"])
+def test_streams_go_on_when_the_network_of_a_replica_is_lost(cache_folder: Path, lost: dict[str, bool]) -> None:
+    pool = {"models": ["demo"], "num_cpus": 1, "settings": {"insecure": True}}
+    with other_machine() as machine:
+        nodes = (Node(1, {"near": 1}), Node(1, {}, machine))
+        ingress = {"name": "Ingress", "ray_actor_options": {"num_cpus": 0, "resources": {"near": 0.001}}}
+        with running_fleet(cache_folder, {"replicas": pool}, 2, nodes=nodes, deployments=[ingress]) as fleet:
+            assert sum(machine.far in url for url in fleet.servers().values()) == 1
+            undisturbed = [comparable(one) for one in asyncio.run(streams(fleet.url, NUM_STREAMS))]
+
+            async def disturbed() -> list[bytes]:
+                running = asyncio.create_task(streams(fleet.url, NUM_STREAMS, at_once=NUM_STREAMS))
+                await asyncio.sleep(0.2)
+                machine.cut(**lost)
+                began_s = time.monotonic()
+                found = await running
+                print(f"the streams ended {time.monotonic() - began_s:.1f} s after their machine was lost")
+                return found
+
+            found = asyncio.run(disturbed())
+            for one in found:
+                require_whole(one)
+            assert [comparable(one) for one in found] == undisturbed
