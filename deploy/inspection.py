@@ -20,7 +20,7 @@ from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.facts import values_by_type
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import Asked, Progress, begin, carried, silent
-from deploy.model_loading.modes import Encoder
+from deploy.model_loading.modes import Encoder, format_named
 from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of, wanted_plan
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.serving import limits_of
@@ -45,6 +45,7 @@ class Inspection:
     bytes_by_part: dict[str, int]  # bytes in the files per part of the model: embeddings, attention, mlp, norms, head, other
     dtypes: dict[str, int]  # number of parameters by the type in which the files store them
     quantize: str
+    format: str  # the format of weights that `quantize` stands for
     max_context: int
     least_context: int  # tokens of a sequence for which there must be memory
     model_context: int  # longest context that the model supports
@@ -96,6 +97,7 @@ def inspection_of(known: Compiled) -> Inspection:
         bytes_by_part=_by_part(files.weights),
         dtypes=counts,
         quantize=load.quantize,
+        format=format_named(files.config, load),
         max_context=mode.max_context if isinstance(mode, Encoder) else limits_of(mode, [of.num_pages for of in plan.groups]).capacity,
         least_context=mode.max_context if isinstance(mode, Encoder) else mode.least_context,
         model_context=files.config.max_context,

@@ -98,9 +98,9 @@ class StateGroup:
 
 @dataclass(frozen=True, slots=True)
 class HeardGroup:
-    """Keys and values of the frames of audio to which the decoder's layers attend: [layers, 2, parts, kv_heads, PAGE_SIZE * head_dim]. A
-    part has the layout of a page of a KVGroup. A page consists of the parts of all frames. It lasts for as many tokens as a sequence can
-    have, so a sequence holds one page, and pages are never shared by their tokens."""
+    """Keys and values of the frames of audio to which the decoder's layers attend: [layers, 2, parts, kv_heads, PAGE_SIZE * head_dim],
+    with scales if they have 8 bits. A part has the layout of a page of a KVGroup. A page consists of the parts of all frames. It lasts for
+    as many tokens as a sequence can have, so a sequence holds one page, and pages are never shared by their tokens."""
 
     layers: tuple[int, ...]
     num_kv_heads: int
@@ -116,11 +116,11 @@ class HeardGroup:
     def num_parts(self) -> int:
         return -(-self.num_frames // PAGE_SIZE)
 
-    def shape(self, parts: P) -> tuple[int | P, ...]:
-        return len(self.layers), 2, parts, self.num_kv_heads, PAGE_SIZE * self.head_dim
+    def arrays_of(self, parts: P) -> tuple[Array[P], ...]:
+        return KVGroup(self.layers, self.num_kv_heads, self.head_dim, self.dtype).arrays(parts)
 
     def arrays(self, pages: int) -> tuple[Array[int], ...]:
-        return ((self.shape(pages * self.num_parts), self.dtype),)
+        return self.arrays_of(pages * self.num_parts)
 
     @property
     def bytes_per_page(self) -> int:

@@ -58,7 +58,7 @@ class FlatStruct(msgspec.Struct, frozen=True):
 
 
 class Stored(FlatStruct, frozen=True):
-    """A weight or a constant in the block of weights."""
+    """A weight of a function, or a constant, in the block of weights."""
 
     name: str
     dtype: str
@@ -138,13 +138,12 @@ class FlatProgram(FlatStruct, frozen=True):
 
 
 def flat_program(executable: Executable, entry: str, others: Iterable[str] = ()) -> FlatProgram:
-    """Flatten the functions `entry` and `others`. The weights of `entry` are stored. The other functions, such as the sampler, have no
-    weights."""
-    meta = executable.meta
-    weights, weights_bytes = _stored(executable, meta.functions[entry])
+    """Flatten the functions `entry` and `others`, each with its weights. Some functions, such as the sampler, have none."""
+    meta, names = executable.meta, (entry, *others)
+    weights, weights_bytes = _stored(executable, names)
     places = {w.name: w.offset for w in weights}
     functions, begin = dict[str, FlatFunction](), 0
-    for name in (entry, *others):
+    for name in names:
         source = meta.functions[name]
         functions[name] = _Flattening(meta, source, places).function(begin)
         begin = align(begin + _arena_bytes(source))
@@ -165,15 +164,21 @@ def constant_name(number: int) -> str:
     return f"constant.{number}"
 
 
-def _stored(executable: Executable, source: VMFunction) -> tuple[tuple[Stored, ...], int]:
+def weight_name(function: str, weight: str) -> str:
+    """Return the name under which a function's weight is stored. Two functions may have different weights of the same name."""
+    return f"{function}: {weight}"
+
+
+def _stored(executable: Executable, functions: Iterable[str]) -> tuple[tuple[Stored, ...], int]:
     found: list[Stored] = []
     end = 0
     shapes: list[tuple[str, str, tuple[int, ...]]] = []
-    for param in source.weights:
-        spec = param.spec
-        if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None or any(isinstance(d, Slot) for d in spec.shape):
-            raise InvalidProgram(f"{source.name}: weight {param.name!r} has no constant shape, so it cannot be stored")
-        shapes.append((param.name, spec.dtype, tuple(d for d in spec.shape if isinstance(d, int))))
+    for source in map(executable.meta.functions.__getitem__, functions):
+        for param in source.weights:
+            spec = param.spec
+            if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None or any(isinstance(d, Slot) for d in spec.shape):
+                raise InvalidProgram(f"{source.name}: weight {param.name!r} has no constant shape, so it cannot be stored")
+            shapes.append((weight_name(source.name, param.name), spec.dtype, tuple(d for d in spec.shape if isinstance(d, int))))
     shapes += [(constant_name(i), dtype_name(c.dtype), c.shape) for i, c in enumerate(executable.constants)]
     for name, dtype, shape in shapes:
         found.append(Stored(name, dtype, shape, align(end)))
@@ -284,7 +289,7 @@ class _Flattening:
             case Base.REGISTER if operand.index < num_inputs:
                 return FlatBase.INPUT + operand.index, self._slot(operand.offset)
             case Base.REGISTER:
-                name = self.source.params[operand.index].name
+                name = weight_name(self.source.name, self.source.params[operand.index].name)
                 return FlatBase.WEIGHTS, self._stored(operand.offset, self.places[name])
 
     def _stored(self, offset: DimRef, place: int) -> int:

@@ -11,21 +11,25 @@ from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup, KVGroup, Sta
 MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix cache hit loses fewer tokens than this
 
 
-def groups_of(config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None) -> tuple[CacheGroup, ...]:
+def groups_of(
+    config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None, *, coarse: bool = False
+) -> tuple[CacheGroup, ...]:
     """Return the cache groups. Layers that keep all tokens come first, what a speech model heard comes last. A layer with a window of at
     least `max_context` tokens counts as one that keeps all tokens. If only `layers` of the model are computed, each group has those of its
-    layers, and maybe none: all stages of a model have the same groups, so that one page table serves all of them."""
+    layers, and maybe none: all stages of a model have the same groups, so that one page table serves all of them. `coarse` says whether
+    products round their rows to 8 bits."""
     attention = _of_attention(config, dtype, max_context)
-    groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype)
+    groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype, coarse=coarse)
     return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)
 
 
-def _of_audio(config: ModelConfig, dtype: DType) -> tuple[HeardGroup, ...]:
-    """Return the group of what a speech model heard. It has no 8-bit pages: its keys are written once, and read in every step."""
+def _of_audio(config: ModelConfig, dtype: DType, *, coarse: bool) -> tuple[HeardGroup, ...]:
+    """Return the group of what a speech model heard. Every step reads all of it, so its pages have 8 bits where products are as coarse, and
+    otherwise never."""
     if config.hearing is None:
         return ()
     layers, whole = tuple(range(config.num_layers)), -(-config.max_context // PAGE_SIZE) * PAGE_SIZE
-    held = DType.BF16 if dtype is DType.I8 else dtype
+    held = DType.I8 if coarse and dtype is not DType.F32 else DType.BF16 if dtype is DType.I8 else dtype
     return (HeardGroup(layers, config.num_heads, config.head_dim, str(held), config.hearing.num_frames, whole),)
 
 

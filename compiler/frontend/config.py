@@ -204,6 +204,7 @@ class ModelConfig:
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
+    auto_format: str = "auto"  # the format of weights that "auto" stands for on CPUs; "auto": that of the files
 
     @property
     def is_causal(self) -> bool:

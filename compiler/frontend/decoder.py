@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.hearing import add_hearing
+from compiler.frontend.hearing import add_hearing, heard_tensors
 from compiler.frontend.layers.decoder import (
     Batch,
     HeardCache,
@@ -112,7 +112,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     r, h = DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     m, i32 = DimVar("m", 0, min(bounds.max_tokens, bounds.max_tokens // PAGE + bounds.max_seqs)), DType.I32
-    found = (group for group in groups_of(config, cache_dtype, bounds.max_context, layers) if group.layers)
+    found = (group for group in groups_of(config, cache_dtype, bounds.max_context, layers, coarse=net.format.coarse_rows) if group.layers)
     groups = [("" if i == 0 else str(i), group) for i, group in enumerate(found)]
     begins = layers is None or layers.start == 0
     batch = Batch(
@@ -164,8 +164,7 @@ def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateC
 
 
 def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
-    held = Var("heard", tensor(group.shape(DimVar("heard_parts", 1)), DType(group.dtype)))
-    return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), (held,))
+    return HeardCache(group, Var("heard_pages", tensor((s,), DType.I32)), heard_tensors(group, DimVar("heard_parts", 1)))
 
 
 def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:

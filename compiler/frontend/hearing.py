@@ -1,6 +1,6 @@
 """The part of a speech model that listens: the program that turns a window of samples into the keys and values which the decoder reads.
 
-    hear(samples[n], loudest[1, 1], sounding[hops, 1], slots[frames], cache) -> encoded[frames, size]
+    hear(samples[n], loudest[1, 1], sounding[hops, 1], slots[frames], cache...) -> encoded[frames, size]
 
 A window has a fixed number of hops, as the model was trained, and its samples reach a little beyond it (`runtime/spectrogram.py`). The
 program computes the log-mel spectrogram (a short-time Fourier transform as a product with a table), two convolutions, the layers of the
@@ -12,6 +12,7 @@ is 1 for hops of the recording and 0 after its end, where the spectrogram is zer
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +22,15 @@ from compiler.frontend.layers.nn import Net
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
 from compiler.ir.types import tensor
 from compiler.ops.attention.kv_cache import KV_APPEND
+from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
 from compiler.ops.elementwise import GELU, LOG, MAXIMUM, MULTIPLY, SUBTRACT
-from compiler.ops.manipulate import CONCAT, PERMUTE_DIMS, SLICE
+from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS, SLICE
 from compiler.ops.products.matmul import LINEAR
-from runtime.cache_groups import HeardGroup
+from runtime.cache_groups import PAGE_SIZE, HeardGroup
 from runtime.spectrogram import AROUND, BINS, HOP, LEAST, RANGE, ROWS, WINDOW, fourier_table, mel_filters
 
 ENTRY = "hear"
@@ -41,16 +43,24 @@ def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
     """Add the program to the module of the builder."""
     hearing = config.hearing
     assert hearing is not None
-    i32, f32, parts = DType.I32, DType.F32, DimVar("heard_parts", 1)
+    i32, f32 = DType.I32, DType.F32
     samples = Var("samples", tensor((HOP * hearing.num_hops + AROUND,), f32))
     loudest = Var("loudest", tensor((1, 1), f32))
     sounding = Var("sounding", tensor((hearing.num_hops, 1), f32))
     slots = Var("slots", tensor((hearing.num_frames,), i32))
-    cache = Var("cache", tensor(group.shape(parts), DType(group.dtype)))
-    with net.function(ENTRY, (samples, loudest, sounding, slots, cache), pure=False):
+    cache = heard_tensors(group, DimVar("heard_parts", 1))
+    with net.function(ENTRY, (samples, loudest, sounding, slots, *cache), pure=False):
         x = _encoded(net, config, hearing, _log_mel(net, hearing, samples, loudest, sounding))
         _remember(net, config, group, x, slots, cache)
         net.builder.returns(x)
+
+
+def heard_tensors(group: HeardGroup, parts: DimVar) -> tuple[Var, ...]:
+    """Return the inputs that hold the keys and values of audio, and their scales if they have 8 bits."""
+    return tuple(
+        Var(name, tensor(shape, DType(dtype)))
+        for name, (shape, dtype) in zip(("heard", "heard_scales"), group.arrays_of(parts), strict=False)
+    )
 
 
 # --- spectrogram -------------------------------------------------------------------------------------------------------
@@ -108,8 +118,9 @@ def _encoded(net: Net, config: ModelConfig, hearing: Hearing, x: Var) -> Var:
     x = net.call(GELU, _convolution(net, x, "conv2", size, size, 2 * frames, 2))
     x = net.add(x, net.as_f32(net.weight(f"{ENCODER}embed_positions.weight", frames, size)))
     one = Constant(np.zeros(frames, np.int32)), Constant(np.array([0, frames], np.int32))  # the frames are one text
+    pages = _Pages.of(net, config, hearing) if net.format.coarse_rows else None
     for number in range(hearing.num_layers):
-        x = _layer(net, config, hearing, x, f"{ENCODER}layers.{number}.", one)
+        x = _layer(net, config, hearing, x, f"{ENCODER}layers.{number}.", one, pages)
     return net.layer_norm(x, f"{ENCODER}layer_norm", size, config.norm_eps)
 
 
@@ -127,11 +138,42 @@ def _convolution(net: Net, x: Var, name: str, in_size: int, size: int, length: i
     return net.product(rows, net.reshape(w, size, 3 * in_size), net.vector(f"{ENCODER}{name}.bias", size))
 
 
-def _layer(net: Net, config: ModelConfig, hearing: Hearing, x: Var, prefix: str, one: tuple[Atom, Atom]) -> Var:
+@dataclass(slots=True)
+class _Pages:
+    """Pages of 8 bits for the keys and values of one layer of the encoder, where products round their rows to 8 bits: attention then
+    multiplies integers, too. The layers write to the same pages, one after another."""
+
+    cache: Var  # [1, 2, pages, heads, PAGE_SIZE * size]
+    scales: Var  # [1, 2, pages, heads, PAGE_SIZE]
+    num_frames: int
+
+    @staticmethod
+    def of(net: Net, config: ModelConfig, hearing: Hearing) -> _Pages:
+        heads, count = hearing.num_heads, -(-hearing.num_frames // PAGE_SIZE)
+
+        def zeros(dtype: DType, *shape: int) -> Var:
+            return net.call(BROADCAST_TO, Constant(np.zeros([1] * len(shape), dtype.numpy)), ShapeValue(tuple(map(Dim.of, shape))))
+
+        size = config.hidden_size // heads
+        return _Pages(
+            zeros(DType.I8, 1, 2, count, heads, PAGE_SIZE * size), zeros(DType.F32, 1, 2, count, heads, PAGE_SIZE), hearing.num_frames
+        )
+
+    def attend(self, net: Net, q: Var, k: Var, v: Var, scale: float) -> Var:
+        frames, first = self.num_frames, ScalarValue(Dim.of(0))
+        written = net.call(KV_APPEND, self.cache, k, v, Constant(np.arange(frames, dtype=np.int32)), first, self.scales)
+        self.cache, self.scales = net.field(written, 0), net.field(written, 1)
+        table = Constant(np.arange(-(-frames // PAGE_SIZE), dtype=np.int32)[None])
+        own, last = Constant(np.zeros(frames, np.int32)), Constant(np.full(frames, frames - 1, np.int32))
+        return net.call(PAGED_ATTENTION, q, self.cache, table, own, last, first, self.scales, scale=scale, row_bits=8)
+
+
+def _layer(net: Net, config: ModelConfig, hearing: Hearing, x: Var, prefix: str, one: tuple[Atom, Atom], pages: _Pages | None) -> Var:
     size, eps = config.hidden_size, config.norm_eps
     h = net.layer_norm(x, f"{prefix}self_attn_layer_norm", size, eps)
     q, k, v = project(net, h, f"{prefix}self_attn.", ("q_proj", "k_proj", "v_proj"), size, hearing.num_heads, hearing.num_frames)
-    mixed = net.call(RAGGED_ATTENTION, q, k, v, *one, scale=(size // hearing.num_heads) ** -0.5)
+    scale = (size // hearing.num_heads) ** -0.5
+    mixed = net.call(RAGGED_ATTENTION, q, k, v, *one, scale=scale) if pages is None else pages.attend(net, q, k, v, scale)
     mixed = net.reshape(mixed, hearing.num_frames, size)
     x = net.add(x, net.linear(mixed, f"{prefix}self_attn.out_proj", size, size, bias=True))
     h = net.layer_norm(x, f"{prefix}final_layer_norm", size, eps)
@@ -149,10 +191,12 @@ def project(net: Net, h: Var, prefix: str, names: tuple[str, ...], size: int, he
     return tuple(net.slice(all_heads, 1, part * heads, (part + 1) * heads) for part in range(len(names)))
 
 
-def _remember(net: Net, config: ModelConfig, group: HeardGroup, x: Var, slots: Var, cache: Var) -> None:
+def _remember(net: Net, config: ModelConfig, group: HeardGroup, x: Var, slots: Var, cache: tuple[Var, ...]) -> None:
     """Append the keys and values of all frames for each layer of the decoder."""
-    held, frames = cache, group.num_frames
+    (held, *scales), frames = cache, group.num_frames
     for index, number in enumerate(group.layers):
         prefix = f"{DECODER}layers.{number}.encoder_attn."
         k, v = project(net, x, prefix, ("k_proj", "v_proj"), config.hidden_size, group.num_kv_heads, frames)
-        held = net.call(KV_APPEND, held, k, v, slots, ScalarValue(Dim.of(index)))
+        held = net.call(KV_APPEND, held, k, v, slots, ScalarValue(Dim.of(index)), *scales)
+        if scales:
+            held, scales = net.field(held, 0), [net.field(held, 1)]

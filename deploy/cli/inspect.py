@@ -173,7 +173,8 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_row("parameters", f"{found.num_parameters / 1e6:,.1f} million ({dtypes})")
     table.add_row("files", f"{in_units(found.file_bytes)}: {parts}")
     context = f"context {found.max_context:,} of {found.model_context:,}"
-    table.add_row("bounds", f"{context}, {found.max_batch} sequences at once, weights as {found.quantize}")
+    form = found.quantize if found.format == found.quantize else f"{found.quantize}, which is {found.format} here"
+    table.add_row("bounds", f"{context}, {found.max_batch} sequences at once, weights as {form}")
     table.add_row("weights", in_units(plan.weights_bytes))
     table.add_row("arena", in_units(plan.arena_bytes))
     if plan.graphs_bytes:

@@ -90,7 +90,7 @@ def export_c(
     config = model.files.config
     shapes = cache_shapes(mode)
     progress("pack", 0.0)
-    fingerprint = write_weights(folder / "weights.bin", flat, executable, mode.entry, mode.weights)
+    fingerprint = write_weights(folder / "weights.bin", flat, executable, mode.weights)
     decoder = Decoder(flat, mode.entry, config.vocab_size, mode.bounds.max_tokens, mode.max_context, PAGE_SIZE, shapes, fingerprint, prefix)
     symbols = dict.fromkeys(
         symbol
@@ -129,9 +129,9 @@ def export_c(
     return path
 
 
-def write_weights(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> int:
+def write_weights(path: Path, flat: FlatProgram, executable: Executable, source: WeightSource) -> int:
     """Write the weights and, after them, their fingerprint. Return the fingerprint."""
-    digest = write_block(path, flat, executable, entry, source)
+    digest = write_block(path, flat, executable, source)
     with path.open("ab") as file:
         file.write(digest)
     return int.from_bytes(digest, "little")

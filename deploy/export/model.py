@@ -11,9 +11,10 @@ import numpy as np
 
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import Asked, carried
-from deploy.model_loading.modes import Embedder, Generator
+from deploy.model_loading.modes import Embedder, Generator, Transcriber
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
+from runtime.cache_groups import CacheGroup, HeardGroup
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer import Tokenizer
@@ -37,16 +38,24 @@ def require_generator(model: Servable, name: str) -> Generator:
     return model.mode
 
 
-def cache_shapes(mode: Generator | Embedder) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the step's inputs that hold keys and values, or states, for one sequence. Each group has a page of padding and
-    the pages of a full context."""
+def cache_shapes(mode: Generator | Embedder | Transcriber) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the step's inputs that hold keys and values, or states, for one sequence."""
     return {
-        f"{kind}{number or ''}": shape
+        name: shape
         for number, group in enumerate(mode.groups)
-        for kind, (shape, _) in zip(
-            ("states",) if group.keeps_states else ("cache", "scales"), group.arrays(1 + mode.bounds.max_pages), strict=False
-        )
+        for name, (shape, _) in zip(_names(group, f"{number or ''}"), group.arrays(num_pages(mode, group)), strict=False)
     }
+
+
+def _names(group: CacheGroup, number: str) -> tuple[str, ...]:
+    if isinstance(group, HeardGroup):
+        return "heard", "heard_scales"
+    return (f"states{number}",) if group.keeps_states else (f"cache{number}", f"scales{number}")
+
+
+def num_pages(mode: Generator | Embedder | Transcriber, group: CacheGroup) -> int:
+    """Return the number of pages of a group: one of padding and those of a full context. What a speech model heard takes one page."""
+    return 1 + (1 if isinstance(group, HeardGroup) else mode.bounds.max_pages)
 
 
 def pieces(tokenizer: Tokenizer, vocab_size: int, shown: Mapping[int, bytes] = NOTHING_SHOWN) -> bytes:

@@ -1,4 +1,5 @@
-"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text or embeds texts.
+"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text, embeds texts
+or transcribes speech.
 
 program.json             the model, and a program for each level of WebAssembly features: its module, its records, the shards of its weights
 wasm-*.wasm              a module per level
@@ -19,27 +20,28 @@ import msgspec
 
 from compiler.backends.wasm.codegen.module import memory_flags
 from compiler.driver import Options, compile_module
+from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import Target, get
-from deploy.export.model import NOTHING_SHOWN, cache_shapes, pieces
+from deploy.export.model import NOTHING_SHOWN, cache_shapes, num_pages, pieces
 from deploy.export.weights import Shard, write_shards
 from deploy.model_loading.known import Progress, silent
-from deploy.model_loading.modes import Embedder, Encoder, Generator, Transcriber
+from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
 from deploy.model_loading.servable import Servable
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import FlatProgram, flat_program
+from runtime.spectrogram import AROUND, HOP
 from runtime.units import in_units
 from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.speech.tokens import START, SpeechTokens
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.dialects.dialect import Dialect
 
 LEVELS = ("wasm-relaxed", "wasm-simd128")  # preferred level first
 ADDRESSED = 4 << 30  # largest memory that 32-bit pointers address, in bytes
 PROGRAM, PIECES = "program.json", "pieces.bin"
-
-PageMode = Generator | Embedder | Encoder  # modes that a page can run
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -61,9 +63,33 @@ class WebEmbedding(msgspec.Struct, frozen=True):
     default_prompt: str | None
 
 
+class WebSpeechTokens(msgspec.Struct, frozen=True):
+    """The special tokens of a speech model: see `server/speech/tokens.py`."""
+
+    end: int
+    start: int
+    before: int
+    no_stamps: int
+    tasks: dict[str, int]
+    silence: int
+    languages: dict[str, int]
+    banned: tuple[int, ...]
+
+
+class WebSpeech(msgspec.Struct, frozen=True):
+    """What the model hears at once, and how it writes transcripts."""
+
+    num_hops: int
+    num_frames: int
+    num_mels: int
+    hop: int  # samples of a hop
+    around: int  # samples of a piece beyond its hops
+    tokens: WebSpeechTokens
+
+
 class WebModel(msgspec.Struct, frozen=True):
     name: str
-    kind: str  # "generator", "embedder" (a decoder without a language head) or "encoder"
+    kind: str  # "generator", "embedder" (a decoder without a language head), "encoder" or "transcriber"
     embeds: bool  # false for a generator, unless the export asks for its embeddings
     entry: str
     vocab_size: int
@@ -79,6 +105,7 @@ class WebModel(msgspec.Struct, frozen=True):
     tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
     tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot read it
     embedding: WebEmbedding
+    speech: WebSpeech | None  # None: the model hears no audio
 
 
 class WebProgram(msgspec.Struct, frozen=True):
@@ -101,27 +128,28 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     return program
 
 
-def mode_of_page(model: Servable, name: str) -> PageMode:
+def mode_of_page(model: Servable, name: str) -> Mode:
     """Return the mode of a model that a page can run. Raise LoadError for other models."""
-    if isinstance(model.mode, Transcriber) or model.files.config.classes is not None:
-        does = "transcribes speech" if isinstance(model.mode, Transcriber) else "classifies texts"
-        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} {does}; expected a model that generates text or computes embeddings")
+    if model.files.config.classes is not None:
+        expected = "expected a model that generates text, computes embeddings or transcribes speech"
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; {expected}")
     return model.mode
 
 
-def _level(model: Servable, mode: PageMode, target: Target, folder: Path, progress: Progress) -> Level:
+def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: Progress) -> Level:
     executable = compile_module(model.module, Options(target, progress=partial(progress, "compile")))
-    flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY] if mode.generates else [])
+    beside = *([SAMPLE_ENTRY] if mode.generates else []), *([HEAR] if isinstance(mode, Transcriber) else [])
+    flat = flat_program(executable, mode.entry, beside)
     _require_room(flat, mode)
     module = f"{target.name}.wasm"
     (folder / module).write_bytes(executable.object_code)
     progress("pack", 0.0)
-    shards = write_shards(folder, flat, executable, mode.entry, mode.weights)
+    shards = write_shards(folder, flat, executable, mode.weights)
     return Level(target.name, tuple(sorted(target.features)), module, memory_flags(executable.object_code), flat, shards)
 
 
-def _require_room(flat: FlatProgram, mode: PageMode) -> None:
-    cache_bytes = 0 if isinstance(mode, Encoder) else sum(group.bytes_per_page for group in mode.groups) * (1 + mode.bounds.max_pages)
+def _require_room(flat: FlatProgram, mode: Mode) -> None:
+    cache_bytes = 0 if isinstance(mode, Encoder) else sum(group.bytes_per_page * num_pages(mode, group) for group in mode.groups)
     needed = flat.weights_bytes + flat.arena_bytes + cache_bytes
     if needed > ADDRESSED:
         raise LoadError(
@@ -133,11 +161,26 @@ def _require_room(flat: FlatProgram, mode: PageMode) -> None:
         )
 
 
-KINDS: dict[type[PageMode], str] = {Generator: "generator", Embedder: "embedder", Encoder: "encoder"}
+KINDS: dict[type[Mode], str] = {Generator: "generator", Embedder: "embedder", Encoder: "encoder", Transcriber: "transcriber"}
 
 
 def _dialect(model: Servable) -> Dialect | None:
-    return Dialect.of(model.tokenizer, None, None) if model.mode.generates else None
+    return Dialect.of(model.tokenizer, None, None) if isinstance(model.mode, Generator) else None
+
+
+def _speech(model: Servable, name: str) -> WebSpeech | None:
+    hearing = model.files.config.hearing
+    if hearing is None:
+        return None
+    tokens = SpeechTokens.of(model.tokenizer)
+    if tokens is None:
+        raise LoadError(
+            ErrorCode.LOAD_REFUSED, f"the tokenizer of {name} lacks tokens of Whisper such as {START}; take its own tokenizer.json"
+        )
+    own = WebSpeechTokens(
+        tokens.end, tokens.start, tokens.before, tokens.no_stamps, dict(tokens.tasks), tokens.silence, dict(tokens.languages), tokens.banned
+    )
+    return WebSpeech(hearing.num_hops, hearing.num_frames, hearing.num_mels, HOP, AROUND, own)
 
 
 def web_model(model: Servable, name: str) -> WebModel:
@@ -163,4 +206,5 @@ def web_model(model: Servable, name: str) -> WebModel:
         None if template is None else template.tool_source,
         None if dialect is None or not isinstance(dialect.format.call_syntax, JsonCalls) else dialect.format.call_syntax,
         WebEmbedding(embedding.normalize, dict(embedding.prompts), embedding.default_prompt),
+        _speech(model, name),
     )

@@ -13,7 +13,7 @@ import numpy as np
 from compiler.bind import prepared_weights
 from compiler.frontend.weights import WeightSource
 from runtime.executable import Executable
-from runtime.flat_program import FlatProgram, constant_name
+from runtime.flat_program import FlatProgram, constant_name, weight_name
 
 SHARD_BYTES = 128 << 20
 
@@ -27,10 +27,10 @@ class Shard(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def write_shards(folder: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> tuple[Shard, ...]:
+def write_shards(folder: Path, flat: FlatProgram, executable: Executable, source: WeightSource) -> tuple[Shard, ...]:
     shards: list[Shard] = []
     begin = 0
-    for content in _cut(_block(flat, executable, entry, source), SHARD_BYTES):
+    for content in _cut(_block(flat, executable, source), SHARD_BYTES):
         digest = hashlib.sha256(content).hexdigest()
         shards.append(Shard(f"weights-{digest[:16]}.bin", begin, len(content), digest))
         (folder / shards[-1].file).write_bytes(content)
@@ -38,21 +38,22 @@ def write_shards(folder: Path, flat: FlatProgram, executable: Executable, entry:
     return tuple(shards)
 
 
-def write_block(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> bytes:
+def write_block(path: Path, flat: FlatProgram, executable: Executable, source: WeightSource) -> bytes:
     """Write the whole block to one file, and return its digest of 64 bits."""
     digest = hashlib.blake2b(digest_size=8)
     with path.open("wb") as file:
-        for part in _block(flat, executable, entry, source):
+        for part in _block(flat, executable, source):
             file.write(part)
             digest.update(part)
     return digest.digest()
 
 
-def _block(flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> Iterator[bytes]:
+def _block(flat: FlatProgram, executable: Executable, source: WeightSource) -> Iterator[bytes]:
     """Yield the bytes of all weights in order, with zeros in the gaps between arrays."""
     end = 0
+    weights = ((weight_name(f, name), array) for f in flat.functions for name, array in prepared_weights(executable, f, source))
     constants = ((constant_name(i), c) for i, c in enumerate(executable.constants))
-    arrays = (pair for part in (prepared_weights(executable, entry, source), constants) for pair in part)
+    arrays = (pair for part in (weights, constants) for pair in part)
     for stored, (name, array) in zip(flat.weights, arrays, strict=True):
         assert (stored.name, stored.num_bytes) == (name, array.nbytes), (stored, name, array.nbytes)
         yield bytes(stored.offset - end)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from compiler.frontend.cache_groups import groups_of
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, HIDDEN, PART, StepBounds, build_step
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
@@ -74,7 +75,7 @@ class _Decoder(_Mode):
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
-        format = WeightFormat.parse(load.quantize)
+        format = WeightFormat.parse(format_named(files.config, load))
         max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
         vision = files.config.vision
         whole = vision.num_rows if vision is not None and vision.both_ways else 0  # tokens that one step has beside all other sequences
@@ -82,7 +83,7 @@ class _Decoder(_Mode):
         kv_dtype = _kv_dtype(load.kv_dtype, format)
         least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)
         layers = None if load.layers is None else range(*load.layers)
-        groups = groups_of(files.config, kv_dtype, max_context, layers)
+        groups = groups_of(files.config, kv_dtype, max_context, layers, coarse=format.coarse_rows)
         return cls(files, format, _numerics(load), bounds, kv_dtype, groups, least_context, layers)
 
     @property
@@ -122,6 +123,11 @@ def _numerics(load: Load) -> Numerics:
         )
         raise LoadError(ErrorCode.INVALID_VALUE, text)
     return Numerics.FAST
+
+
+def format_named(config: ModelConfig, load: Load) -> str:
+    """Return the name of the format of weights. `auto` is that of the files, unless the family is as good, and faster, in another one."""
+    return config.auto_format if load.quantize == "auto" and load.device == CPU else load.quantize
 
 
 def _kv_dtype(asked: str, format: WeightFormat) -> DType:
@@ -219,7 +225,7 @@ class Encoder(_Mode):
         config = files.config
         max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or ENCODER_CONTEXT)
         bounds = EncodeBounds(max(MAX_STEP_TOKENS, max_context), load.max_batch)
-        return cls(files, WeightFormat.parse(load.quantize), _numerics(load), max_context, bounds)
+        return cls(files, WeightFormat.parse(format_named(files.config, load)), _numerics(load), max_context, bounds)
 
     def module(self) -> IRModule:
         weights = self.weights

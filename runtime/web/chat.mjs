@@ -1,5 +1,6 @@
-// The script of chat.html: chat with the model of this export. No message leaves the browser.
+// The script of chat.html: chat with the model of this export, or let it write down speech. No message and no sound leaves the browser.
 
+import { listen } from './listen.mjs';
 import { RelaxServe } from './relaxserve.mjs';
 
 const part = (id) => document.getElementById(id);
@@ -55,7 +56,7 @@ async function begin() {
   try {
     const client = await load();
     part('key').hidden = progress.hidden = true;
-    converse(client);
+    ready(client);
   } catch (error) {
     progress.hidden = true;
     part('key').hidden = error.code !== 401;
@@ -63,9 +64,15 @@ async function begin() {
   }
 }
 
-function converse(client) {
+function ready(client) {
   part('name').textContent = client.model.name;
   status.textContent = `Ready, ${client.target}, ${client.threads === 1 ? 'one thread' : `${client.threads} threads`}.`;
+  if (client.model.kind !== 'transcriber') return converse(client);
+  part('form').hidden = true;
+  listen(client, { part, shown });
+}
+
+function converse(client) {
   prompt.disabled = send.disabled = false;
   prompt.focus();
   part('form').addEventListener('submit', (event) => {

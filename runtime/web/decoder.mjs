@@ -19,26 +19,26 @@ export const SAMPLING = {
 export class Decoder {
   /** `description`: the part `model` of program.json. */
   static async load(flat, module, description, threads) {
-    const decoder = new Decoder();
+    const decoder = new this();
     const { max_tokens, max_context, page_size, vocab_size } = decoder.description = description;
     const most = Math.ceil(max_context / page_size), entry = flat.functions[description.entry];
     const shapes = {
       tokens: [max_tokens], positions: [max_tokens], slots: [max_tokens], seq_ids: [max_tokens],
       page_tables: [1, most], logit_rows: [1], hidden_rows: [1],
-      starts: [2], saved: [Math.ceil(max_tokens / page_size) + 1], sources: [1], saved_pages: [Math.ceil(max_tokens / page_size) + 1],
+      heard_pages: [1], starts: [2], saved: [Math.ceil(max_tokens / page_size) + 1], sources: [1], saved_pages: [Math.ceil(max_tokens / page_size) + 1],
     };
     const shapeOf = (name) => description.cache_shapes[name] ?? shapes[kindOf(name)];
     const sampler = {
       rows: [1], numbers: [1, 5], settings: [1, 9], bias_starts: [2], bias_ids: [vocab_size], bias_values: [vocab_size],
-      seen_starts: [2], seen_ids: [vocab_size], seen_counts: [vocab_size], masks: [0, Math.ceil(vocab_size / 32)],
+      seen_starts: [2], seen_ids: [vocab_size], seen_counts: [vocab_size], masks: [1, Math.ceil(vocab_size / 32)],
     };
     const drawn = flat.functions.sample?.inputs.slice(1) ?? [];   // a model that only embeds has no sampler
-    const wanted = [...entry.inputs.map((i) => [i, shapeOf(i.name)]), ...drawn.map((i) => [i, sampler[i.name]])];
+    const wanted = [...entry.inputs.map((i) => [i, shapeOf(i.name)]), ...drawn.map((i) => [i, sampler[i.name]]), ...this.further(flat, description)];
     const bytes = wanted.reduce((total, [input, shape]) => total + align(sizeOf(input.dtype, shape)), 0);
     const program = decoder.program = await Program.load(flat, module, bytes, threads);
     const made = wanted.map(([input, shape]) => program.tensor(input.dtype, shape));
     decoder.inputs = made.slice(0, entry.inputs.length);
-    decoder.samplerInputs = made.slice(entry.inputs.length);
+    decoder.samplerInputs = made.slice(entry.inputs.length, entry.inputs.length + drawn.length);
     decoder.named = Object.fromEntries(wanted.map(([input], i) => [input.name, made[i]]));
     for (const table of decoder.#inputs('page_tables')) {
       table.forEach((_, page) => { table[page] = page + 1; });   // page 0 is padding
@@ -47,6 +47,9 @@ export class Decoder {
     decoder.reset();
     return decoder;
   }
+
+  /** Return the inputs of functions beside the step and the sampler, with their shapes. */
+  static further() { return []; }
 
   get hasHead() { return this.named.rows !== undefined; }
 
@@ -114,8 +117,11 @@ export class Decoder {
     return saved.length;
   }
 
-  /** Draw a token from the logits of the last `append`. `seen` maps each token of the sequence to how often it was drawn (0: only in the prompt). */
-  draw(settings = {}, seen = new Map()) {
+  /**
+   * Draw a token from the logits of the last `append`. `seen` maps each token of the sequence to how often it was drawn (0: only in the
+   * prompt). `mask`, if given, has a 1 for each token that may be drawn.
+   */
+  draw(settings = {}, seen = new Map(), mask = null) {
     const { program, named } = this, asked = { ...SAMPLING, ...settings };
     const view = (name, Type) => program.view(named[name], Type);
     const sharpness = asked.temperature > 0 ? Math.min(1 / asked.temperature, SHARPEST) : 0;
@@ -124,21 +130,29 @@ export class Decoder {
     const share = (p) => BigInt(Math.min(Math.round(p * SHARE_ONE), SHARE_ONE));
     const seed = BigInt.asIntN(64, BigInt(asked.seed));
     view('settings', BigInt64Array).set([
-      seed, BigInt(this.length), 0n, BigInt(asked.top_k), share(asked.top_p), share(asked.typical_p), -1n, BigInt(asked.logprobs), 0n,
+      seed, BigInt(this.length), 0n, BigInt(asked.top_k), share(asked.top_p), share(asked.typical_p), mask === null ? -1n : 0n, BigInt(asked.logprobs), 0n,
     ]);
     const bias = Object.entries(asked.logit_bias), counted = this.#penalises(asked) ? [...seen] : [];
     this.#list('bias', bias.map(([id, value]) => [Number(id), value]), 'bias_values', Float32Array);
     this.#list('seen', counted, 'seen_counts', Int32Array);
+    if (mask !== null) this.#pack(mask);
     const lengths = { bias_ids: bias.length, bias_values: bias.length, seen_ids: counted.length, seen_counts: counted.length };
     const { inputs } = program.description.functions.sample;
     const arrays = this.samplerInputs.map((tensor, i) => {
-      const length = lengths[inputs[i + 1].name];
+      const { name } = inputs[i + 1], length = lengths[name];
+      if (name === 'masks') return { ...tensor, shape: [mask === null ? 0 : 1, tensor.shape[1]] };
       return length === undefined ? tensor : { ...tensor, shape: [length] };
     });
     const [tokens, ...found] = program.call('sample', [this.logits, ...arrays]);
     const token = program.view(tokens, Int32Array)[0];
     if (token < 0) throw new Error(token === NOT_A_NUMBER ? 'the model computed a logit that is not a number' : 'no token is left to draw');
     return { token, logprob: asked.logprobs < 0 ? null : this.#logprob(found) };
+  }
+
+  /** Write a mask as one bit per token. */
+  #pack(mask) {
+    const words = this.program.view(this.named.masks, Int32Array).fill(0);
+    for (let i = 0; i < mask.length; i++) if (mask[i]) words[i >> 5] |= 1 << (i & 31);
   }
 
   #penalises({ repetition_penalty, frequency_penalty, presence_penalty }) {

@@ -1,9 +1,11 @@
 // Answer requests one at a time, token by token, in the shapes of OpenAI's API.
 
 import { loadModel } from './loader.mjs';
-import { parsed, parsedEmbedding, RequestError } from './request.mjs';
+import { parsed, parsedAudio, parsedEmbedding, RequestError } from './request.mjs';
+import { Recording } from './sound.mjs';
 import { Detokenizer, TextCodec } from './text.mjs';
 import { ToolParser } from './tools.mjs';
+import { Transcription, subtitles } from './transcribe.mjs';
 
 const nextTurn = () => new Promise((resolve) => {   // lets an abort message arrive; a timer would wait for milliseconds
   const { port1, port2 } = new MessageChannel();
@@ -23,7 +25,13 @@ export class Engine {
 
   /** The methods that a client may call. Each is an async generator of events: chunks if the body asks for a stream, else the whole answer. */
   get methods() {
-    return { 'chat.completions': (body, signal) => this.#chat(body, signal), completions: (body, signal) => this.#completion(body, signal), embeddings: (body, signal) => this.#embeddings(body, signal) };
+    return {
+      'chat.completions': (body, signal) => this.#chat(body, signal),
+      completions: (body, signal) => this.#completion(body, signal),
+      embeddings: (body, signal) => this.#embeddings(body, signal),
+      'audio.transcriptions': (body, signal) => this.#transcript(body, 'transcribe', signal),
+      'audio.translations': (body, signal) => this.#transcript(body, 'translate', signal),
+    };
   }
 
   /** Run a request after all earlier ones have ended, since memory holds only one sequence. */
@@ -34,15 +42,20 @@ export class Engine {
     try {
       await before;
       signal.throwIfAborted();
-      if (this.model.kind !== 'generator' && method !== 'embeddings') {
-        throw new RequestError('model', `${this.model.name} gives embeddings and generates no text; use embeddings.create`);
-      }
-      if (!this.model.embeds && method === 'embeddings') {
-        throw new RequestError('model', `${this.model.name} generates text and was not trained for embeddings; export it with --embeddings to use its hidden states as embeddings`);
-      }
+      this.#require(method);
       yield* this.methods[method](body, signal);
     } finally {
       done();
+    }
+  }
+
+  /** Throw unless the model can do what a method asks for. */
+  #require(method) {
+    const { name, kind, embeds } = this.model, hears = kind === 'transcriber';
+    if (hears !== method.startsWith('audio.')) throw new RequestError('model', hears ? `${name} transcribes speech; use audio.transcriptions.create` : `${name} hears no audio`);
+    if (!hears && kind !== 'generator' && method !== 'embeddings') throw new RequestError('model', `${name} gives embeddings and generates no text; use embeddings.create`);
+    if (!embeds && method === 'embeddings') {
+      throw new RequestError('model', `${name} generates text and was not trained for embeddings; export it with --embeddings to use its hidden states as embeddings`);
     }
   }
 
@@ -114,6 +127,29 @@ export class Engine {
     this.network.reset();
     this.tokens = [];
     return this.network.append(tokens, { wants: 'hidden' });
+  }
+
+  /** Write down speech, or translate it into English, segment by segment. `file` are samples, 16,000 per second. */
+  async *#transcript(body, task, signal) {
+    const { network, model, codec } = this, asked = parsedAudio(body, model, task);
+    const pause = async () => {
+      await nextTurn();
+      signal.throwIfAborted();
+    };
+    const recording = await Recording.of(body.file, model.speech.num_mels, pause);
+    const prompt = asked.prompt === '' ? [] : codec.encode(` ${asked.prompt}`);
+    const work = new Transcription(network, model, codec.pieces, { ...asked, task, prompt }, pause), segments = [];
+    if (Object.keys(model.speech.tokens.languages).length > 0) work.asked.language ??= work.languageOf(recording);
+    for await (const segment of work.segments(recording)) {
+      segments.push({ id: segments.length, ...segment });
+      if (asked.stream) yield { type: 'transcript.text.delta', delta: segments.length > 1 ? segment.text : segment.text.trimStart() };
+    }
+    const text = segments.map((segment) => segment.text).join('').trim(), usage = { type: 'duration', seconds: Math.ceil(recording.seconds) };
+    if (asked.stream) yield { type: 'transcript.text.done', text, usage };
+    else if (asked.format === 'text') yield `${text}\n`;
+    else if (asked.format === 'json') yield { text, usage };
+    else if (asked.format !== 'verbose_json') yield subtitles(segments, asked.format);
+    else yield { task, language: work.asked.language, duration: recording.seconds, text, usage, segments };
   }
 
   async *#generate(prompt, { sampling, stops, maxTokens }, signal) {

@@ -2,11 +2,13 @@
 
 import { Decoder } from './decoder.mjs';
 import { Encoder } from './encoder.mjs';
+import { Listener } from './listener.mjs';
 import { MOST_THREADS, canShare, usualThreads } from './team.mjs';
 
 const TRIES = 3;   // maximum number of downloads of a file that arrives damaged or makes no progress
 const SHARED = 3;  // flags of a memory that has a maximum and is shared between threads
 const NOTHING = new Uint8Array(0);
+const NETWORKS = { generator: Decoder, embedder: Decoder, encoder: Encoder, transcriber: Listener };
 
 // One instruction of each feature. An engine that has the feature accepts a module whose only function uses it.
 const PROBES = {
@@ -46,7 +48,7 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   const binary = await read(level.module);
   if (threads > 1) binary[level.memory_flags] = SHARED;
   const module = await WebAssembly.compile(binary);
-  const network = await (model.kind === 'encoder' ? Encoder : Decoder).load(level.program, module, model, threads);
+  const network = await NETWORKS[model.kind].load(level.program, module, model, threads);
   const { weights } = network.program, total = weights.length;
   let loaded = 0;
   for (const shard of level.shards) {

@@ -3,10 +3,12 @@
 //   const client = await RelaxServe.load({ base: new URL('./', import.meta.url), onProgress: (loaded, total) => ... });
 //   const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'Hello' }] });
 //   for await (const chunk of await client.chat.completions.create({ messages, stream: true }, { signal })) ...
+//   const { text } = await client.audio.transcriptions.create({ file });   // a Blob, for instance of an <input type="file">
 //
 // The model runs in a worker, so that the page stays responsive. In Node, which lacks such workers, `RelaxServe.of(engine)` runs it in the calling thread.
 
 import { scriptUrl } from './script.mjs';
+import { samplesOf } from './sound.mjs';
 
 export class RelaxServe {
   /** `headers` go with each request for a file of the model, for instance a header with an API key. */
@@ -35,6 +37,8 @@ export class RelaxServe {
     this.chat = { completions: { create: create('chat.completions') } };
     this.completions = { create: create('completions') };
     this.embeddings = { create: create('embeddings') };
+    const hearing = (method) => async ({ file, ...body }, options) => create(method)({ ...body, file: await samplesOf(file) }, options);
+    this.audio = { transcriptions: { create: hearing('audio.transcriptions') }, translations: { create: hearing('audio.translations') } };
   }
 }
 

@@ -28,6 +28,8 @@ const OTHERS = new Set([
   'top_logprobs', 'n', 'user', 'tools', 'tool_choice', 'parallel_tool_calls',
 ]);
 const EMBEDDED = new Set(['model', 'input', 'encoding_format', 'dimensions', 'normalize', 'prompt_name', 'user']);
+const HEARD = new Set(['model', 'file', 'language', 'prompt', 'response_format', 'temperature', 'seed', 'stream', 'user']);
+const TRANSCRIPTS = ['json', 'text', 'verbose_json', 'srt', 'vtt'];
 const MOST_TOP = 20;
 
 /** Check the parameters of a chat or text completion, and fill in the model's defaults. */
@@ -87,6 +89,31 @@ export function parsedEmbedding(body, { hidden_size: size, embedding: { normaliz
     dimensions: integer(1, size)(body.dimensions ?? size, 'dimensions'),
     normalize: body.normalize ?? normalize,
     format,
+  };
+}
+
+/** Check a request for a transcription or a translation. */
+export function parsedAudio(body, { speech: { tokens } }, task) {
+  for (const name of Object.keys(body)) {
+    if (!HEARD.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
+  }
+  if (!(body.file instanceof Float32Array)) throw new RequestError('file', 'file has to be a sound: a Blob or its bytes, or a Float32Array of 16000 samples per second');
+  if (!body.file.every(Number.isFinite)) throw new RequestError('file', 'file has samples that are no finite numbers');
+  const known = Object.keys(tokens.languages), language = body.language ?? (known.length > 0 ? null : 'en'), isEnglish = known.length === 0;
+  if (isEnglish ? language !== 'en' : language !== null && !known.includes(language)) {
+    throw new RequestError('language', `language is ${JSON.stringify(language)}; expected ${isEnglish ? 'en, the only one that' : `a code such as en, one of ${known.length} that`} the model knows`);
+  }
+  if (isEnglish && task === 'translate') throw new RequestError('model', 'this model only transcribes English');
+  const format = body.response_format ?? 'json';
+  if (!TRANSCRIPTS.includes(format)) throw new RequestError('response_format', `response_format is ${JSON.stringify(format)}; expected one of ${TRANSCRIPTS.join(', ')}`);
+  if (typeof (body.prompt ?? '') !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
+  return {
+    language,
+    format,
+    prompt: (body.prompt ?? '').trim(),
+    temperature: number(0, 1)(body.temperature ?? 0, 'temperature'),
+    seed: seedOf(body.seed ?? 0),
+    stream: body.stream === true,
   };
 }
 

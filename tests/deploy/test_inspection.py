@@ -13,10 +13,12 @@ from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, 
 from deploy.machine import _cache_folder
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import begin
+from deploy.model_loading.modes import format_named
 from deploy.model_loading.stages import advance
 from server.interfaces import LoadError
 from server.messages import Load
 
+WHISPER = Path(__file__).parents[1] / "golden" / "whisper"
 LOAD = Load("demo", str(demo.MODEL), max_batch=4)
 
 pytestmark = pytest.mark.xdist_group("inspection")  # the tests of this group share one compiled model
@@ -95,3 +97,12 @@ def test_a_context_beyond_the_model_s_is_refused_with_the_limit() -> None:
     with pytest.raises(LoadError, match="max_context is 1025; model has positions for 1024 tokens") as caught:
         inspect_model(msgspec.structs.replace(LOAD, max_context=1025))
     assert caught.value.code == "invalid_value"
+
+
+def test_auto_is_what_the_family_serves_best() -> None:
+    """Whisper's `auto` is a format of integers on CPUs. GPUs, and loads that name a format, keep theirs."""
+    files = advance(begin(Load("speech", str(WHISPER))), Opened).files
+    assert format_named(files.config, Load("speech", str(WHISPER))) == "int8-fast"
+    assert format_named(files.config, Load("speech", str(WHISPER), device="cuda")) == "auto"
+    assert format_named(files.config, Load("speech", str(WHISPER), "bf16")) == "bf16"
+    assert format_named(opened().files.config, LOAD) == "auto"

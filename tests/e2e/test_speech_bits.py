@@ -23,9 +23,9 @@ END, FIRST_STAMP, VOCAB = 50, 58, 60
 pytestmark = pytest.mark.xdist_group("bits of speech")
 
 
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model(Load("m", str(GOLDEN), "f32", max_batch=8), lambda _stage, _fraction: None)
+@pytest.fixture(scope="module", params=["f32", "auto"])
+def model(request: pytest.FixtureRequest) -> LoadedModel:
+    return load_model(Load("m", str(GOLDEN), request.param, max_batch=8), lambda _stage, _fraction: None)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,11 @@ import msgspec
 import pytest
 
 from compiler.driver import compile_module
+from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
 from compiler.ir.text.parser import parse
+from compiler.ir.types import tensor
 from runtime.errors import InvalidProgram
 from runtime.executable import Executable
 from runtime.flat_program import FlatBase, FlatProgram, flat_program
@@ -49,6 +53,21 @@ def test_functions_lie_side_by_side_in_the_arena() -> None:
     begins = [f.arena_begin for f in flat.functions.values()]
     step = executable.meta.functions["step"].arena_bytes
     assert isinstance(step, int) and begins[0] == 0 and begins[1] >= step and flat.arena_bytes >= begins[1] + step
+
+
+def test_each_function_has_weights_of_its_own() -> None:
+    """Functions may have different weights of the same name. Constants come after the weights of all functions."""
+    net = Net({"w.weight": DType.F32}, WeightFormat(32))
+    for name, size in (("step", 32), ("hear", 48)):
+        x = Var("x", tensor((4, 32), DType.F32))
+        with net.function(name, (x,)):
+            net.builder.returns(net.linear(x, "w", 32, size))
+    flat = flat_program(compile_module(net.builder.finish()), "step", ["hear"])
+    shapes = {stored.name: stored.shape for stored in flat.weights}
+    own = {function: [shape for name, shape in shapes.items() if name.startswith(f"{function}: ")] for function in ("step", "hear")}
+    assert [len(found) for found in own.values()] == [1, 1] and own["step"] != own["hear"]
+    ends = [stored.offset + stored.num_bytes for stored in flat.weights]
+    assert all(end <= stored.offset for end, stored in zip(ends, flat.weights[1:], strict=False)) and ends[-1] <= flat.weights_bytes
 
 
 def test_it_is_read_as_it_is_written() -> None:

@@ -25,6 +25,7 @@ UNREAD = (  # fields of generation and of training, which change no result of th
     *("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids", "init_std", "max_length", "num_hidden_layers"),
 )
 EPS = 1e-5
+AUTO_FORMAT = "int8-fast"  # makes no more errors than f32, and takes half the time of bf16 (decision 0141)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -71,6 +72,7 @@ def read(fields: Fields) -> ModelConfig:
             aligned=default_heads(num_layers, heads),
         ),
         embedding=EmbeddingConfig(Pooling.LAST, True),
+        auto_format=AUTO_FORMAT,
     )
 
 

@@ -406,7 +406,7 @@ def mix(layer: Layer, q: Var) -> Var:
 def attention_to_audio(step: Step, cache: HeardCache, rows: Var, q: Var, number: int, head: int) -> Var:
     """Return how much the tokens `rows` attend to each frame in one head, [rows, frames]."""
     net, group, count = step.net, cache.group, cache.group.num_parts
-    (held,) = cache.held
+    held, *scales = cache.held
     parts, heads, h, i32 = _extent(held, 2), group.num_kv_heads, _extent(rows, 0), "i32"
     pages = net.call(TAKE, cache.pages, net.call(TAKE, step.batch.seq_ids, rows, axis=0), axis=0)
     firsts = net.call(MULTIPLY, net.call(EXPAND_DIMS, pages, axes=1), ScalarValue(Dim.of(count), i32))
@@ -415,6 +415,9 @@ def attention_to_audio(step: Step, cache: HeardCache, rows: Var, q: Var, number:
     places = net.add(net.call(MULTIPLY, net.add(places, first), ScalarValue(Dim.of(heads), i32)), ScalarValue(Dim.of(head), i32))
     flat = net.reshape(held, parts * (2 * len(group.layers) * heads), PAGE * group.head_dim)
     keys = net.reshape(net.as_f32(net.call(TAKE, flat, places, axis=0)), h, count, group.head_dim, PAGE)
+    for scale in scales:
+        factors = net.call(TAKE, net.reshape(scale, parts * (2 * len(group.layers) * heads), PAGE), places, axis=0)
+        keys = net.call(MULTIPLY, keys, net.reshape(factors, h, count, 1, PAGE))
     queries = net.reshape(net.slice(net.call(TAKE, q, rows, axis=0), 1, head, head + 1), h, 1, group.head_dim, 1)
     scores = net.reshape(net.call(SUM, net.call(MULTIPLY, keys, queries), axes=[2]), h, count * PAGE)
     return net.call(SOFTMAX, net.scale(net.slice(scores, 1, 0, group.num_frames), step.config.attention_scale))
@@ -432,7 +435,8 @@ def hear(layer: Layer, q: Var, out: str) -> Var:
     assert cache is not None
     index = ScalarValue(Dim.of(cache.group.layers.index(layer.number)))
     at = places.page_tables, places.seq_ids, places.positions, index
-    mixed = net.call(PAGED_ATTENTION, q, *cache.held, *at, scale=c.attention_scale, exact=not net.rounds)
+    held, *scales = cache.held
+    mixed = net.call(PAGED_ATTENTION, q, held, *at, *scales, scale=c.attention_scale, exact=not net.rounds)
     if c.hearing is not None and step.batch.hidden_rows is not None:
         heads = (head for number, head in c.hearing.aligned if number == layer.number)
         step.attended += [attention_to_audio(step, cache, step.batch.hidden_rows, q, layer.number, head) for head in heads]

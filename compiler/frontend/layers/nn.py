@@ -61,6 +61,11 @@ class WeightFormat:
         with the rounded scale."""
         return "bf16" if self.bits == 4 else "f32"
 
+    @property
+    def coarse_rows(self) -> bool:
+        """Whether inputs of all products are rounded to 8 bits."""
+        return self.fast and not self.as_stored and self.bits == 8
+
     @staticmethod
     def parse(text: str) -> WeightFormat:
         """Parse `auto`, `auto-fast`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit`, a number of bits per weight such as `4.6`, or

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
 from compiler.ir.loops.write import Array, Kernel, cast, largest_magnitude, round_half_even
+from compiler.ir.prove import prove_divisible
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
 from compiler.ops.index import inside
 from compiler.ops.indices import Extent, checked, skipped
@@ -37,7 +39,7 @@ from runtime.cache_groups import PAGE_SIZE as PAGE
 
 KEYS, VALUES = 0, 1  # indices on the second axis of the cache
 
-F32 = DType.F32
+F32, LANES = DType.F32, 16
 
 
 def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
@@ -128,14 +130,15 @@ def _append_nest(operands: Operands, names: str) -> Nest:
     tokens, heads, size = sources[0].shape
     wanted = {0: (held.shape[0], Dim.of(len(names)), held.shape[2], heads, size * PAGE), at: (tokens,)}
     wanted |= {1 + i: sources[0].shape for i in range(1, len(names))}
+    tops = _lane_tops(kernel, names, sources) if operands.has(at + 2) else []
     layer = bound_layer(kernel, layer_operand(operands.places[at + 1]), cache.buffer)
-    if not operands.has(at + 2):
+    if not tops:
         _write_cache(kernel, layer, cache, None, sources, slots)
         return Nest((cache.buffer,), kernel.body(), inplace=(0,), checks=unproved(operands, wanted))
     held_scales = operands.buffer(at + 2)
     scales = kernel.array(Buffer("new_scales", held_scales.shape, held_scales.dtype))
     wanted[at + 2] = (*held.shape[:4], Dim.of(PAGE))
-    _write_scales(kernel, layer, scales, sources, slots)
+    _write_scales(kernel, layer, scales, tops, slots)
     _write_cache(kernel, layer, cache, scales, sources, slots)
     return Nest((cache.buffer, scales.buffer), kernel.body(), inplace=(0, at + 2), checks=unproved(operands, wanted))
 
@@ -150,16 +153,32 @@ def _each_slot(kernel: Kernel, slots: Buffer, pages: Dim) -> Generator[tuple[Dim
             yield t, slot // PAGE, slot % PAGE
 
 
-def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: Sequence[Buffer], slots: Buffer) -> None:
+def _lane_tops(kernel: Kernel, names: str, sources: Sequence[Buffer]) -> list[Array]:
+    """Return, for each source, the largest magnitude of the elements that a lane reads if vectors read each row, [tokens, heads, lanes]."""
+    tokens, heads, size = sources[0].shape
+    lanes = next(lanes for lanes in (LANES, 8, 4, 2, 1) if prove_divisible(size, lanes))
+    found = [kernel.workspace(f"{name}_tops", tokens, heads, lanes) for name in names]
+    for tops, x in zip(found, kernel.arrays(*sources), strict=True):
+        with kernel.nest((tokens, heads, Dim.of(lanes))) as (t, h, lane):
+            tops[t, h, lane] = largest_magnitude(size // lanes, partial(_of_lane, x, t, h, lanes, lane))
+    return found
+
+
+def _of_lane(x: Array, t: Dim, h: Dim, lanes: int, lane: Dim, r: Dim) -> Scalar:
+    return cast(x[t, h, r * lanes + lane], F32)
+
+
+def _write_scales(kernel: Kernel, layer: Dim, scales: Array, tops: Sequence[Array], slots: Buffer) -> None:
     """Write the scales of the keys, then the scales of the values if they are given, to the cache."""
-    for which, x in enumerate(kernel.arrays(*sources)):
-        _, heads, size = x.shape
+    for which, of_lanes in enumerate(tops):
+        _, heads, lanes = of_lanes.shape
         with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):
-            scales[layer, which, page, h, offset] = cast(_magnitude(x, t, h, size) / 127.0, scales.dtype)
+            top = largest_magnitude(lanes, partial(_at, of_lanes, t, h))
+            scales[layer, which, page, h, offset] = cast(top / 127.0, scales.dtype)
 
 
-def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
-    return largest_magnitude(size, lambda r: cast(x[t, h, r], F32))
+def _at(tops: Array, t: Dim, h: Dim, lane: Dim) -> Scalar:
+    return tops[t, h, lane]
 
 
 def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: Sequence[Buffer], slots: Buffer) -> None:

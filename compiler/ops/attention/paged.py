@@ -6,7 +6,7 @@ each token attends to, and there is no window. Query head `h` reads kv head `h /
 only keys, and a value is the first `value_size` elements of its key.
 
 Over pages of bf16, a back end may round queries and weights to bf16, to multiply them by its own units. If the attribute `exact` is true,
-it must not.
+it must not. Over pages of 8 bits, it may round them to integers of `row_bits` bits, 8 or 16.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from compiler.ops.tables import Nest, Operands, define
 
 def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     check_attributes(attrs)
+    if (row_bits := int_attr(attrs, "row_bits", 8)) not in (8, 16):
+        raise AnnotationError(f"attribute row_bits is {row_bits}, expected 8 or 16")
     q = wants_float(tensor_operand(args, 0, "q", ndim=3, layout=TOKENS), "q")
     tokens, heads, size = q.shape or (None, None, None)
     value_size = int_attr(attrs, "value_size", 0)
@@ -86,6 +88,7 @@ def _attention_node(operands: Operands) -> Nest:
         softcap=float_attr(attrs, "softcap"),
         sinks=sinks,
         exact=bool_attr(attrs, "exact"),
+        row_bits=int_attr(attrs, "row_bits", 8),
     )
     tokens, heads, size = q.shape
     in_pages = cache.shape[0], Dim.of(1 if attrs["value_size"] else 2), *cache.shape[2:4]
@@ -110,6 +113,7 @@ def _attention_numpy(
     softcap: float,
     value_size: int,
     exact: bool,
+    row_bits: int,
 ) -> Any:
     scales, *rest = extras if cache.dtype == np.int8 else (None, *extras)
     sinks = rest[0] if rest else None
@@ -145,7 +149,7 @@ PAGED_ATTENTION = define(
     _attention_type,
     _attention_numpy,
     _attention_node,
-    {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0, "exact": False},
+    {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0, "exact": False, "row_bits": 16},
     relations=lambda args, _: heads_share(args[0], args[1], 3),
     indices={
         "page_tables": clamped(Extent("cache", 2), ahead=True),

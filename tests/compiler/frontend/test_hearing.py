@@ -29,6 +29,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph.function import Body, Function
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from runtime.cache_groups import HeardGroup
+from runtime.executable import DTYPES
 from runtime.session import Session
 from runtime.spectrogram import AROUND, BEFORE
 from runtime.step_arguments import step_arguments
@@ -39,7 +40,7 @@ from tests.golden.make_whisper import ALIASES, variables, written
 GOLDEN = Path(__file__).parents[2] / "golden" / "whisper"
 BOUNDS = StepBounds(max_tokens=64, max_seqs=64, max_context=32)
 NUM_PAGES = 9
-F32 = WeightFormat(32)
+F32, COARSE = WeightFormat(32), WeightFormat.parse("int8-fast")
 ARRAYS = dict(np.load(GOLDEN / "golden.npz"))
 END = 50
 PROMPT, CONTINUATION = (ARRAYS[name].tolist() for name in ("prompt", "continuation"))
@@ -52,13 +53,18 @@ class Listener:
 
     files: ModelFiles
     call: Call
+    format: WeightFormat = F32
     caches: list[NDArray[Any]] = field(init=False)
+    heard: list[NDArray[Any]] = field(init=False)  # the caches of audio
     lengths: dict[int, int] = field(default_factory=dict[int, int])
     attention: dict[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])  # [tokens, heads * frames], last step
 
     def __post_init__(self) -> None:
-        self.groups = groups_of(self.files.config, DType.F32, BOUNDS.max_context)
-        self.caches = [np.full(shape, np.nan, np.float32) for group in self.groups for shape, _ in group.arrays(3 * NUM_PAGES)]
+        coarse = self.format.coarse_rows
+        self.groups = groups_of(self.files.config, pages_of(self.format), BOUNDS.max_context, coarse=coarse)
+        arrays = [array for group in self.groups for array in group.arrays(3 * NUM_PAGES)]
+        self.caches = [np.full(shape, 99 if dtype == "i8" else np.nan, DTYPES[dtype]) for shape, dtype in arrays]
+        self.heard = self.caches[-2:] if coarse else self.caches[-1:]
 
     def hear(self, name: int, samples: NDArray[np.float32], *, loudest: float | None = None, num_hops: int = 48) -> NDArray[np.float32]:
         """Hear samples, which silence follows within the window, and its reflection after the window, as in the golden."""
@@ -69,7 +75,7 @@ class Listener:
         around = np.pad(window, (BEFORE, AROUND - BEFORE), "reflect")
         energy = np.float32(loudest_energy(around, 80) if loudest is None else loudest)
         sounding = np.arange(2 * group.num_frames) < num_hops
-        return self.call(HEAR, around, energy.reshape(1, 1), sounding.astype(np.float32)[:, None], slots, self.caches[-1])
+        return self.call(HEAR, around, energy.reshape(1, 1), sounding.astype(np.float32)[:, None], slots, *self.heard)
 
     def feed(self, pieces: dict[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Append tokens to sequences in one step, and return their logits."""
@@ -90,8 +96,12 @@ class Listener:
         return dict(zip(names, np.split(logits, query_starts[1:-1]), strict=True))
 
 
-def built(files: ModelFiles) -> Any:
-    return build_step(files.config, dtypes_of(files.weights), BOUNDS, DType.F32, F32, entry=BOTH)
+def pages_of(format: WeightFormat) -> DType:
+    return DType.F32 if format is F32 else DType.BF16
+
+
+def built(files: ModelFiles, format: WeightFormat = F32) -> Any:
+    return build_step(files.config, dtypes_of(files.weights), BOUNDS, pages_of(format), format, entry=BOTH)
 
 
 def interpreted(files: ModelFiles) -> Listener:
@@ -118,7 +128,16 @@ def files() -> ModelFiles:
 
 @pytest.fixture(scope="module")
 def session(files: ModelFiles) -> Session:
-    executable = compile_module(built(files))
+    return session_of(files, F32)
+
+
+@pytest.fixture(scope="module")
+def coarse(files: ModelFiles) -> Session:
+    return session_of(files, COARSE)
+
+
+def session_of(files: ModelFiles, format: WeightFormat) -> Session:
+    executable = compile_module(built(files, format))
     session = Session(executable, device_threads=2)
     for entry in (BOTH, HEAR):
         bind_weights(session, executable, entry, files.weights)
@@ -168,8 +187,23 @@ def test_compiled_code_computes_what_ctranslate2_computes(files: ModelFiles, ses
     require_golden(Listener(files, session.call))
 
 
-def test_a_sequence_has_the_same_bits_beside_other_audio_and_in_chunks(files: ModelFiles, session: Session) -> None:
-    alone, together = Listener(files, session.call), Listener(files, session.call)
+def test_integers_of_8_bits_hear_and_align_almost_the_same(files: ModelFiles, session: Session, coarse: Session) -> None:
+    """In the served form, products, the encoder's attention and the pages of audio are as coarse as 8 bits."""
+    listener, exact = Listener(files, coarse.call, COARSE), Listener(files, session.call)
+    exact.hear(0, ARRAYS["samples"])
+    encoded = listener.hear(0, ARRAYS["samples"])
+    assert 1e-3 < np.abs(encoded - ARRAYS["encoded"]).max() < 0.1
+    rows, wanted = (one.feed({0: [*PROMPT, *CONTINUATION[:-1]]})[0] for one in (listener, exact))
+    assert 1e-3 < np.abs(rows - wanted).max() < 0.2
+    np.testing.assert_allclose(listener.attention[0], exact.attention[0], atol=0.01)
+
+
+@pytest.mark.parametrize("format", [F32, COARSE], ids=["f32", "int8-fast"])
+def test_a_sequence_has_the_same_bits_beside_other_audio_and_in_chunks(
+    files: ModelFiles, format: WeightFormat, request: pytest.FixtureRequest
+) -> None:
+    session: Session = request.getfixturevalue("session" if format is F32 else "coarse")
+    alone, together = Listener(files, session.call, format), Listener(files, session.call, format)
     tokens = [*PROMPT, *CONTINUATION]
     alone.hear(0, ARRAYS["samples"])
     expected, attention = alone.feed({0: tokens})[0], alone.attention[0]

@@ -7,11 +7,13 @@ import { pathToFileURL } from 'node:url';
 const [folder] = process.argv.slice(2);
 const from = (file) => import(pathToFileURL(join(folder, file)));
 const [{ Engine }, { RelaxServe }] = [await from('engine.mjs'), await from('relaxserve.mjs')];
+const created = (parts) => Object.fromEntries(Object.entries(parts).map(([name, { create }]) => [name, create]));
 const client = RelaxServe.of(await Engine.load({ read: async (file) => new Uint8Array(await readFile(join(folder, file))) }));
-const create = { chat: client.chat.completions.create, text: client.completions.create, embeddings: client.embeddings.create };
+const create = { chat: client.chat.completions.create, text: client.completions.create, embeddings: client.embeddings.create, ...created(client.audio) };
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { method, body, abortAfter } = JSON.parse(line), abort = new AbortController(), events = [];
+  if (Array.isArray(body.file)) body.file = Float32Array.from(body.file);
   try {
     const made = await create[method](body, { signal: abort.signal });
     if (!body.stream) events.push(made);

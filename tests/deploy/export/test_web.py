@@ -142,7 +142,9 @@ def test_quantised_files_give_their_bytes(kind: str, demo: Servable, tmp_path: P
 
 @pytest.mark.parametrize("name", ["xlm-roberta-reranker", "qwen3-reranker"])
 def test_a_model_that_classifies_is_refused_by_name(name: str, demo: Servable, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="reranker classifies texts; expected a model that generates text or computes embeddings"):
+    with pytest.raises(
+        LoadError, match="reranker classifies texts; expected a model that generates text, computes embeddings or transcribes"
+    ):
         export_web(golden(name, demo), "reranker", tmp_path)
 
 

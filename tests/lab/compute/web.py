@@ -63,7 +63,7 @@ def write_kernel(folder: Path, module: IRModule, entry: str, shapes: list[list[i
     (folder / "kernel.wasm").write_bytes(executable.object_code)
     described = {"program": flat, "entry": entry, "shapes": shapes, "memory_flags": memory_flags(executable.object_code)}
     (folder / "kernel.json").write_bytes(msgspec.json.encode(described))
-    write_block(folder / "weights.bin", flat, executable, entry, RandomWeights(weights))
+    write_block(folder / "weights.bin", flat, executable, RandomWeights(weights))
 
 
 def product() -> IRModule:

@@ -40,9 +40,9 @@ from compiler.ops.attention.plain import capped
 
 PAGES = 8  # number of pages of a block
 SPLIT = 4  # number of blocks of a split
-LEVELS = 127 * 256 + 127  # largest integer whose planes are two signed bytes
+LEVELS = {16: 127 * 256 + 127, 8: 127}  # largest integer of a row, by its bits; 16 bits are two planes of signed bytes
 LEAST = 1e-30  # a row whose largest magnitude is smaller becomes zeros
-LONGEST = 512  # maximum size of a head; LEVELS * 127 * LONGEST < 2^31
+LONGEST = 512  # maximum size of a head; LEVELS[16] * 127 * LONGEST < 2^31
 
 # Adding ROUNDER to an f32 rounds it to an integer, because the sum has no bits for a fraction. The bits of the sum minus ROUNDER_BITS are
 # this integer.
@@ -75,8 +75,12 @@ class Integers:
 
     @property
     def planes(self) -> int:
-        """The number of planes of a row of 16 bits: two of bytes or one of words."""
-        return 2 if self.tile.rows is I8 else 1
+        """The number of planes of a row: two of bytes for 16 bits, otherwise one of bytes or of words."""
+        return 2 if self.tile.rows is I8 and self.operands.node.row_bits == 16 else 1
+
+    @property
+    def in_words(self) -> bool:
+        return self.tile.rows is not I8
 
     @property
     def tile_rows(self) -> int:
@@ -95,15 +99,16 @@ class Integers:
 
     def product(self, rows: int, later: int) -> DotPanel | DotWords:
         rows, columns = rows * self.planes, self.columns
-        if self.planes == 1:
+        if self.in_words:
             return DotWords(rows, columns, cached_panel=True, later=later)
         return DotPanel(rows, columns, 8, cached_panel=True, later=later)
 
     def pack(self, columns: int) -> PackBytes:
-        return PackBytes(columns, min(columns, self.columns), words=self.planes == 1)
+        return PackBytes(columns, min(columns, self.columns), words=self.in_words)
 
     def rows(self, k: Kernel, item: Item, order: Order) -> IntegerRows:
         size, columns, count, keys = self.operands.size, self.columns, item.most_rows, order.cut.keys
+        levels = LEVELS[self.operands.node.row_bits]
         return IntegerRows(
             item,
             order,
@@ -111,8 +116,8 @@ class Integers:
             OnlineSoftmax.allocate(k, count, size // PAGE, PAGE),
             k.local("scores", count, PAGES, PAGE),
             self,
-            Rounded.allocate(k, "query", count, self.planes, size, self.tile.rows),
-            Rounded.allocate(k, "weight", count, self.planes, keys, self.tile.rows),
+            Rounded.allocate(k, "query", count, self.planes, size, self.tile.rows, levels),
+            Rounded.allocate(k, "weight", count, self.planes, keys, self.tile.rows, levels),
             k.local("keys", size // FOUR, FOUR * columns, dtype=U8),
             k.local("taken", size // columns, keys // FOUR, FOUR * columns, dtype=U8),
         )
@@ -120,16 +125,17 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Rows that are rounded to integers of 16 bits, with one scale per row."""
+    """Rows that are rounded to integers, with one scale per row."""
 
     integers: Array  # [rows, planes, length]
     factors: Array  # [rows]: the scale of the integers
     shifts: Array  # [rows]: -128 times the sum of the integers
+    levels: int  # the largest integer
 
     @staticmethod
-    def allocate(k: Kernel, name: str, count: int, planes: int, length: int, dtype: DType) -> Rounded:
+    def allocate(k: Kernel, name: str, count: int, planes: int, length: int, dtype: DType, levels: int) -> Rounded:
         integers = k.local(f"{name}_integers", count, planes, length, dtype=dtype)
-        return Rounded(integers, k.local(f"{name}_factors", count), k.local(f"{name}_shifts", count, dtype=I32))
+        return Rounded(integers, k.local(f"{name}_factors", count), k.local(f"{name}_shifts", count, dtype=I32), levels)
 
     def store(self, k: Kernel, row: Dim, slots: Callable[[], Iterator[Dim]], number: Callable[[Dim, Dim], Scalar]) -> None:
         """Round a row of vectors of PAGE numbers. `slots` loops over the vectors. `number` returns a number, given its vector and lane."""
@@ -144,7 +150,7 @@ class Rounded:
             fill(k, total, None, 0)
             spread_largest(k, top)
             with k.vector(PAGE) as lane:
-                inverse[lane] = const(float(LEVELS), F32) / larger(const(LEAST, F32), of_bits(top[lane]))
+                inverse[lane] = const(float(self.levels), F32) / larger(const(LEAST, F32), of_bits(top[lane]))
             for slot in slots():
                 with k.vector(PAGE) as lane:
                     rounded[lane] = bits_of(fma(number(slot, lane), inverse[lane], const(ROUNDER, F32))) - ROUNDER_BITS
@@ -156,7 +162,7 @@ class Rounded:
                         bits = rounded[lane] if plane == last else rounded[lane] + 128 >> 8
                         self.integers[row, plane, slot * PAGE + lane] = cast(bits, self.integers.dtype)
             fold_halves(k, total, operator.add)
-            self.factors[row] = of_bits(top[0]) / LEVELS
+            self.factors[row] = of_bits(top[0]) / self.levels
             self.shifts[row] = total[0] * -128
 
 

@@ -1,0 +1,57 @@
+// The part of chat.html for models that transcribe speech: take a file, or record the microphone.
+
+export function listen(client, { part, shown }) {
+  const [hearing, record, file, quit, status] = ['hearing', 'record', 'file', 'quit', 'status'].map(part);
+  let recorder = null;
+
+  const busy = (is) => {
+    record.disabled = file.disabled = is;
+    quit.hidden = !is;
+  };
+
+  async function write(name, sound) {
+    const abort = new AbortController(), message = shown('user', name) && shown('assistant', ''), began = performance.now();
+    quit.onclick = () => abort.abort();
+    busy(true);
+    status.textContent = 'Listening …';
+    try {
+      let seconds = 0;
+      for await (const { type, delta, text, usage } of await client.audio.transcriptions.create({ file: sound, stream: true }, { signal: abort.signal })) {
+        message.textContent = type === 'transcript.text.done' ? text : message.textContent + delta;
+        seconds = usage?.seconds ?? seconds;
+      }
+      status.textContent = `${seconds} s of speech in ${((performance.now() - began) / 1000).toFixed(1)} s, ${client.target}`;
+    } catch (error) {
+      status.textContent = error.name === 'AbortError' ? 'Stopped.' : `${name} cannot be transcribed: ${error.message}`;
+    }
+    busy(false);
+  }
+
+  async function start() {
+    const stream = await navigator.mediaDevices.getUserMedia({ audio: true }), parts = [];
+    recorder = new MediaRecorder(stream);
+    recorder.ondataavailable = ({ data }) => parts.push(data);
+    recorder.onstop = () => {
+      for (const track of stream.getTracks()) track.stop();
+      recorder = null;
+      record.textContent = 'Record';
+      write('Recording', new Blob(parts, { type: parts[0]?.type }));
+    };
+    recorder.start();
+    record.textContent = 'Stop recording';
+  }
+
+  record.addEventListener('click', async () => {
+    if (recorder !== null) return recorder.stop();
+    try {
+      await start();
+    } catch (error) { status.textContent = `The microphone cannot be used: ${error.message}`; }
+  });
+  file.addEventListener('change', () => {
+    const [chosen] = file.files;
+    if (chosen) write(chosen.name, chosen);
+    file.value = '';
+  });
+  hearing.addEventListener('submit', (event) => event.preventDefault());
+  hearing.hidden = false;
+}
