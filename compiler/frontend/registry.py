@@ -102,7 +102,7 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model directory, whose config.json has these fields."""
     config = parse_config(values)
-    config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
+    config = replace(config, embedding=load_embedding(directory, config.embedding))
     if (hearing := config.hearing) is not None:
         config = replace(config, hearing=replace(hearing, aligned=read_heads(directory, config.num_layers, config.num_heads)))
     if (vision := config.vision) is not None:

@@ -29,7 +29,15 @@ pytestmark = pytest.mark.xdist_group("bits of images")
 @pytest.fixture(
     scope="module",
     params=[("idefics3", "f32"), ("idefics3", "bf16"), ("gemma3", "f32"), ("gemma3", "bf16"), ("llava", "bf16"), ("internvl", "bf16")]
-    + [("qwen2_vl", "f32"), ("qwen2_vl", "bf16"), ("qwen2_5_vl", "f32"), ("qwen3_vl", "bf16"), ("mistral3", "bf16")],
+    + [
+        ("qwen2_vl", "f32"),
+        ("qwen2_vl", "bf16"),
+        ("qwen2_5_vl", "f32"),
+        ("qwen3_vl", "bf16"),
+        ("mistral3", "bf16"),
+        ("lfm2_vl", "f32"),
+        ("lfm2_vl", "bf16"),
+    ],
     ids="-".join,
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:

@@ -2,9 +2,11 @@
 
 python -m venv V; V/bin/pip install torch==2.13.0 transformers==5.24.0 pillow==13.0.0; V/bin/python -m tests.golden.make_vision [NAME...]
 
-`golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N) and their rows (rows_N); and for each
-conversation the prompt as text and as token ids, the logits that follow it, and the greedy continuation. The first file is not square, the
-second is smaller than a crop, the third is transparent in places.
+LFM2-VL also needs torchvision==0.28.0.
+
+`golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N, and whole_N if the crop of the whole image has
+another size) and their rows (rows_N); and for each conversation the prompt as text and as token ids, the logits that follow it, and the
+greedy continuation. The first file is not square, the second is smaller than a crop, the third is transparent in places.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from tests.golden.vision import SUBJECTS
-from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, SIZES, Subject
+from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, PATCH, SIZES, Subject
 
-FEATURES = ("pixel_values", "image_grid_thw", "image_sizes")  # what image processors give to the encoder
+FEATURES = ("pixel_values", "image_grid_thw", "image_sizes", "spatial_shapes")  # what image processors give to the encoder
+MASK = "pixel_attention_mask"
 MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
 
 
@@ -87,10 +90,13 @@ def make(subject: Subject) -> None:
     cutter = getattr(import_module(f"transformers.models.{module}"), name)
     options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
     is_qwen = "merge_size" in subject.processor
-    if subject.any_size and not is_qwen:
+    is_mixed = subject.name == "lfm2_vl"
+    if subject.any_size and not is_qwen and not is_mixed:
         options["patch_size"] = {"height": subject.square, "width": subject.square}  # as PixtralProcessor asks for
     images = cutter(**options)
-    if subject.any_size:
+    if is_mixed:
+        processor = transformers.Lfm2VlProcessor(images, words, chat_template=subject.template)
+    elif subject.any_size:
         processor = AnySizeProcessor(subject, images, words)
     elif subject.name == "internvl":
         processor = InternProcessor(subject, images, words)
@@ -114,12 +120,17 @@ def make(subject: Subject) -> None:
         arrays[f"image_{number}"] = np.frombuffer(file, np.uint8)
         plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})
         given = plain([[shown(file)]], return_tensors="np")
-        crops = whole(subject, given) if is_qwen else np.asarray(given["pixel_values"])
-        crops = crops.reshape(-1, *crops.shape[-3:])
-        arrays[f"crops_{number}"] = crops.transpose(0, 2, 3, 1).astype(np.uint8)
+        if is_mixed:
+            *others, last = parts_of(given)
+            arrays[f"crops_{number}"] = np.stack(others) if others else last[None]
+            arrays |= {f"whole_{number}": last} if others else {}
+        else:
+            crops = whole(subject, given) if is_qwen else np.asarray(given["pixel_values"])
+            arrays[f"crops_{number}"] = crops.reshape(-1, *crops.shape[-3:]).transpose(0, 2, 3, 1).astype(np.uint8)
         pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
-            features = model.model.get_image_features(**{name: pixels[name] for name in FEATURES if name in pixels})
+            wanted = (*FEATURES, MASK) if is_mixed else FEATURES
+            features = model.model.get_image_features(**{name: pixels[name] for name in wanted if name in pixels})
         depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
         rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
         arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
@@ -182,6 +193,14 @@ def whole(subject: Subject, given: Any) -> Any:
     return parts.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * patch, columns * patch)
 
 
+def parts_of(given: Any) -> list[Any]:
+    """Return the crops whose patches the image processor of LFM2-VL gives, each [height, width, colours]."""
+    shapes = [(int(rows), int(columns)) for rows, columns in given["spatial_shapes"]]
+    found = [np.asarray(crop)[: rows * columns] for crop, (rows, columns) in zip(given["pixel_values"], shapes, strict=True)]
+    cut = [crop.reshape(*shape, PATCH, PATCH, 3).transpose(0, 2, 1, 3, 4) for crop, shape in zip(found, shapes, strict=True)]
+    return [crop.reshape(crop.shape[0] * PATCH, -1, 3).astype(np.uint8) for crop in cut]
+
+
 def pieces_of(cutter: Any, pictures: list[Any]) -> list[Any]:
     return [cutter([[picture]], return_tensors="pt")["pixel_values"] for picture in pictures]
 
@@ -205,7 +224,7 @@ def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: 
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     given = processor(text=prompt, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
     ids = given["input_ids"][0].tolist()
-    pixels = {name: given[name] for name in (*FEATURES, "pixel_attention_mask") if name in given}
+    pixels = {name: given[name] for name in (*FEATURES, MASK) if name in given}
     prompt_ids, rows = list(ids), []
     for _ in range(CONTINUATION):
         is_gemma, is_qwen = subject.config["model_type"] == "gemma3", "merge_size" in subject.processor

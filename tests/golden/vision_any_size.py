@@ -178,4 +178,65 @@ def _pixtral() -> Subject:
     return replace(like, name="pixtral", config={**kept, **changes}, processor=processor, square=PATCH, options=options)
 
 
-ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral())
+def _lfm2_vl() -> Subject:
+    """Return a model that sees the first image, which is large, in parts too. Some crops have edges with fewer patches than its table of
+    positions has entries, others with more."""
+    places = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 5)]
+    special = ("<|startoftext|>", "<|im_end|>", "<|im_start|>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *places)
+    text = {**text_of("lfm2", 1e-5, special), "norm_eps": 1e-5, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
+    del text["rms_norm_eps"]
+    return Subject(
+        "lfm2_vl",
+        config={
+            "architectures": ["Lfm2VlForConditionalGeneration"],
+            "model_type": "lfm2_vl",
+            "image_token_id": token_of(special, "<image>"),
+            "downsample_factor": 2,
+            "projector_hidden_act": "gelu",
+            "projector_hidden_size": 80,
+            "tie_embedding": True,
+            "text_config": {**text, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+            "vision_config": {
+                **ENCODER,
+                "model_type": "siglip2_vision_model",
+                "num_patches": 36,
+                "patch_size": PATCH,
+                "vision_use_head": False,
+            },
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "do_image_splitting": True,
+            "do_pad": True,
+            "do_resize": False,  # as files of LFM2-VL say, whose processor resizes nevertheless
+            "downsample_factor": 2,
+            "encoder_patch_size": PATCH,
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "max_image_tokens": 40,
+            "max_pixels_tolerance": 1.1,
+            "max_tiles": 4,
+            "min_image_tokens": 12,
+            "min_tiles": 2,
+            "resample": 2,
+            "tile_size": 48,
+            "use_thumbnail": True,
+        },
+        special=special,
+        image_text="<image>",
+        template=(
+            "{{- bos_token -}}{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\n' -}}"
+            "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}{%- for item in message['content'] -%}"
+            "{%- if item['type'] == 'image' -%}{{- '<image>' -}}{%- elif item['type'] == 'text' -%}{{- item['text'] -}}{%- endif -%}"
+            "{%- endfor -%}{%- endif -%}{{- '<|im_end|>\n' -}}{%- endfor -%}"
+            "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+        ),
+        rows=1,
+        square=2 * PATCH,
+        classes=("Lfm2VlProcessor", "lfm2_vl.image_processing_lfm2_vl.Lfm2VlImageProcessor"),
+        options={},
+        special_names={"image_token": "<image>"},
+    )
+
+
+ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral(), _lfm2_vl())

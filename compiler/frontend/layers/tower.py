@@ -17,7 +17,7 @@ from compiler.ops.embedding import ROPE
 
 ENCODERS = (
     *("model.vision_model.", "vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
-    *("model.visual.", "visual."),
+    *("model.visual.", "visual.", "vision_model."),
 )
 CONNECTORS = ("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger.")
 COLOURS = 3
@@ -66,6 +66,7 @@ NAMES = {
         out="o_proj",
         feed="feed_forward",
     ),
+    Tower.SIGLIP2: Names(),
     Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
 }
 

@@ -43,6 +43,16 @@ def files() -> ModelFiles:
         ("qwen2_vl", "do_resize", False),
         ("mistral3", "patch_size", {"height": 8, "width": 16}),
         ("mistral3", "size", {"height": 96, "width": 96}),
+        ("lfm2_vl", "encoder_patch_size", 16),
+        ("lfm2_vl", "downsample_factor", 4),
+        ("lfm2_vl", "tile_size", 40),
+        ("lfm2_vl", "tile_size", 1024),
+        ("lfm2_vl", "max_image_tokens", 11),
+        ("lfm2_vl", "max_image_tokens", 1025),
+        ("lfm2_vl", "max_tiles", 1),
+        ("lfm2_vl", "max_tiles", 65),
+        ("lfm2_vl", "resample", 0),
+        ("lfm2_vl", "do_rescale", False),
     ],
 )
 def test_other_processors_of_images_of_any_size_are_refused(tmp_path: Path, name: str, field: str, value: object) -> None:
@@ -130,6 +140,7 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "qwen3_vl": Fit.FREE,
         "mistral3": Fit.CAPPED,
         "pixtral": Fit.CAPPED,
+        "lfm2_vl": Fit.MIXED,
     }
 
 
