@@ -295,14 +295,15 @@ class Fit(StrEnum):
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
     FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
     CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
+    FILLED = "filled"  # both edges become multiples of a crop's edge, for as many squares as allowed in about these proportions
     MIXED = "mixed"  # like FREE, but a large image is also cut into a grid of square crops, which precede that of the whole
 
 
 class Vision(msgspec.Struct, frozen=True):
     """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
 
-    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED or MIXED, the edges of a crop are multiples of it
-    edge_tokens: int  # rows and columns of tokens of a crop; with FREE, CAPPED or MIXED, those of a square with this edge
+    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED, FILLED or MIXED, the edges of a crop are multiples of it
+    edge_tokens: int  # rows and columns of tokens of a crop; with FREE, CAPPED, FILLED or MIXED, those of a square with this edge
     image_token: int  # negative if the model embeds images
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
@@ -311,7 +312,7 @@ class Vision(msgspec.Struct, frozen=True):
     most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
     least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
     least_pixels: int = 0  # with FREE or MIXED: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced
+    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: it gets nearly so many
     shows_whole: bool = True  # with MIXED: whether the crop of the whole follows those of a large image
     tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
     unsplit_pixels: int = 0  # with MIXED: an image with more pixels, when its edges are rounded to squares, is a large one

@@ -202,6 +202,7 @@ class ModelConfig:
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
+    image_padding: int = 0  # token by which tokens of images find their per-layer embeddings
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts

@@ -22,6 +22,8 @@ MOST_GRID_CROPS = 64
 CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 FREE = Cutting(Fit.FREE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
 MIXED = Cutting(Fit.MIXED, BILINEAR, 1 / 255, HALF, HALF, splits=True, most_crops=10, least_crops=2, tile_edge=512)
+FILLED = Cutting(Fit.FILLED, BICUBIC, 1 / 255, HALF, HALF)
+FILLED_TOKENS = 280
 MIXED_TOKENS = 64, 256  # least and most tokens of an image
 MIXED_TOLERANCE = 2.0  # with at most so many times the most pixels, an image is not large yet
 CAPPED = Cutting(Fit.CAPPED, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, longest_edge=1024)
@@ -35,6 +37,8 @@ def has_processor(folder: Path) -> bool:
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops. Raise ConfigError if the server cannot cut images so."""
     fields, known = _fields_of(folder), vision.cutting
+    if known.fit is Fit.FILLED:
+        return _filled(fields, vision)
     needed = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
     if known.fit is Fit.MIXED:
         needed = needed[1:]  # files of LFM2-VL say `do_resize: false`, and its processor resizes
@@ -112,6 +116,23 @@ def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
         raise fields.error("patch_size", f"{vision.patch_size}, as in config.json")
     able = isqrt(MOST_PATCHES) // vision.merge * vision.crop_size
     return replace(found, filter=_filter(fields, found), longest_edge=min(size.integer("longest_edge"), able))
+
+
+def _filled(fields: Fields, vision: Vision) -> Cutting:
+    """Read how many tokens an image has at most. The encoder itself normalises pixels, so the file says that nobody does."""
+    known = vision.cutting
+    for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", False), ("do_convert_rgb", True)):
+        if fields.flag(name, wanted) is not wanted:
+            raise fields.error(name, str(wanted).lower())
+    fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
+    fields.require_equal("pooling_kernel_size", vision.merge, "pooling_kernel_size in config.json")
+    most = fields.integer("max_soft_tokens", FILLED_TOKENS, maximum=MOST_PATCHES // vision.merge**2)
+    return replace(
+        known,
+        filter=_filter(fields, known),
+        rescale=fields.number("rescale_factor", known.rescale),
+        most_pixels=most * vision.crop_size**2,
+    )
 
 
 def _mixed(fields: Fields, vision: Vision, found: Cutting) -> Cutting:

@@ -7,6 +7,7 @@ embeddings of image tokens. A row depends only on its own crop. In a model that 
 from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig
+from compiler.frontend.gemma4_tower import Gemma4
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS
 from compiler.frontend.pixtral_tower import Pixtral
@@ -26,6 +27,7 @@ ENCODERS = {  # of crops of any size
     Tower.QWEN3: Qwen3,
     Tower.PIXTRAL: Pixtral,
     Tower.SIGLIP2: Siglip2,
+    Tower.GEMMA4: Gemma4,
 }
 TAPS = 4  # entries of the table of positions between which a patch lies
 MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
@@ -61,7 +63,7 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
         windows = Var("window_ids", tensor((places,), i32)), Var("window_ends", tensor((w,), i32))
     if vision.tower is Tower.SIGLIP2:
         taps = (Var("shares", tensor((places, vision.table_edge**2), DType.F32)),)
-    elif vision.table_edge:
+    elif vision.tower is Tower.QWEN3:
         taps = Var("taps", tensor((places, TAPS), i32)), Var("shares", tensor((places, TAPS), DType.F32))
     with net.function(ENTRY, (patches, points, *crops, *windows, *taps)):
         encoder = ENCODERS[vision.tower](net, vision, Dim.of(squares), crops, windows, taps)

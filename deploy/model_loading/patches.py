@@ -61,7 +61,7 @@ def inputs_of(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]
     taps: tuple[NDArray[Any], ...] = ()
     if vision.tower is Tower.SIGLIP2:
         taps = (_shares(vision, crops, points),)
-    elif vision.table_edge:
+    elif vision.tower is Tower.QWEN3:
         taps = _taps(vision, crops, points)
     return np.concatenate(patches), np.concatenate(points), crop_ids, ends, *windows, *taps
 

@@ -34,7 +34,7 @@ class CuttingFault(ValueError):
 class Plan:
     """How images are cut."""
 
-    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED or MIXED, the edges of a crop are multiples of it
+    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED, FILLED or MIXED, the edges of a crop are multiples of it
     edge_tokens: int  # rows and columns of tokens of a square with this edge
     fit: Fit
     filter: int  # number of the filter in Pillow
@@ -42,7 +42,7 @@ class Plan:
     splits: bool = False  # False: there is only the crop of the whole image
     most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
     least_pixels: int = 0  # with FREE or MIXED: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced
+    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: it gets nearly so many
     least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
     shows_whole: bool = True  # with MIXED: whether the crop of the whole follows those of a large image
     tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
@@ -126,6 +126,18 @@ def _nearest(size: Size, edge: int, least_edge: int) -> list[int]:
     return [max(least_edge, round(length / edge) * edge) for length in size]
 
 
+def filled_size(size: Size, edge: int, most_pixels: int) -> Size:
+    """Return multiples of `edge` for an image that is scaled until it has `most_pixels`, and whose edges are then rounded down. An image
+    that is too narrow for one square gets as many squares as it is longer than wide."""
+    factor, most = sqrt(most_pixels / prod(size)), max(1, most_pixels // edge**2)
+    width, height = (floor(factor * length / edge) for length in size)
+    if not width:
+        width, height = 1, min(size[1] // size[0], most)
+    elif not height:
+        width, height = min(size[0] // size[1], most), 1
+    return width * edge, height * edge
+
+
 def capped_size(size: Size, edge: int, longest_edge: int) -> Size:
     """Return the size of an image whose longer edge becomes `longest_edge` if it is longer, rounded up to multiples of `edge`."""
     ratio = max(size) / longest_edge
@@ -157,6 +169,8 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
         return Grid(0, 0), [plan.crop(middle_of(image, edge, plan.filter))]
     if plan.fit is Fit.FREE:
         return Grid(0, 0), [plan.crop(resized(image, free_size(image.size, edge, plan.least_pixels, plan.most_pixels)))]
+    if plan.fit is Fit.FILLED:
+        return Grid(0, 0), [plan.crop(resized(image, filled_size(image.size, edge, plan.most_pixels)))]
     if plan.fit is Fit.MIXED:
         return _mixed(image, plan)
     if plan.fit is Fit.CAPPED:

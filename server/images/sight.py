@@ -111,6 +111,8 @@ def plan_of(vision: Vision, detail: str | None = None) -> Plan:
         longest = min(longest, low_edge)
     if is_low and vision.fit is Fit.FREE:
         most = min(most, low_edge**2)
+    if is_low and vision.fit is Fit.FILLED:
+        most = max(most // 4, vision.crop_size**2)
     return Plan(
         crop_size=vision.crop_size,
         edge_tokens=vision.edge_tokens,

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.xdist_group("bits of images")
         ("mistral3", "bf16"),
         ("lfm2_vl", "f32"),
         ("lfm2_vl", "bf16"),
+        ("gemma4", "f32"),
+        ("gemma4_both_ways", "bf16"),
     ],
     ids="-".join,
 )

@@ -89,7 +89,20 @@ def test_answers_are_those_of_transformers(client: openai.OpenAI, number: int) -
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "llava", "llava_siglip", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "lfm2_vl"]
+    "name",
+    [
+        "gemma3",
+        "llava",
+        "llava_siglip",
+        "internvl",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "mistral3",
+        "lfm2_vl",
+        "gemma4",
+        "gemma4_both_ways",
+    ],
 )
 def test_other_families_answer_what_transformers_answers(cache_folder: Path, name: str) -> None:
     """Each of them sees two images in a conversation, several conversations at a time, and the same after its worker was killed."""

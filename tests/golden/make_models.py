@@ -345,6 +345,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "gemma4": Causal(
         {
             "model_type": "gemma4",
+            "image_token_id": 3,
             "tie_word_embeddings": True,
             "text_config": {
                 "model_type": "gemma4_text",

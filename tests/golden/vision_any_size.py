@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.golden.vision_subject import ENCODER, PATCH, PIXELS, TEXT, Subject, text_of, token_of
+from tests.golden.vision_subject import ENCODER, LETTERS, PATCH, PIXELS, TEXT, Subject, text_of, token_of
 
 QWEN = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -239,4 +239,93 @@ def _lfm2_vl() -> Subject:
     )
 
 
-ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral(), _lfm2_vl())
+def _gemma4() -> Subject:
+    """Return a small Gemma 4: with per-layer embeddings, keys and values that layers share, and ranges to which the encoder clips."""
+    special = ("<bos>", "<turn|>", "<|turn>", "<|image|>", "<|image>", "<image|>", "<pad>")
+    sizes = {"vocab_size": len(LETTERS) + len(special), "eos_token_id": len(LETTERS) + 1, "pad_token_id": token_of(special, "<pad>")}
+    text = {
+        **TEXT,
+        **sizes,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "sliding_window": 80,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": len(LETTERS) + len(special),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    }
+    return Subject(
+        "gemma4",
+        config={
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "image_token_id": token_of(special, "<|image|>"),
+            "boi_token_id": token_of(special, "<|image>"),
+            "eoi_token_id": token_of(special, "<image|>"),
+            "audio_config": None,
+            "tie_word_embeddings": True,
+            "text_config": text,
+            "vision_config": {
+                **ENCODER,
+                "model_type": "gemma4_vision",
+                "num_key_value_heads": 4,
+                "head_dim": 12,
+                "patch_size": PATCH,
+                "pooling_kernel_size": 2,
+                "position_embedding_size": 160,
+                "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+                "use_clipped_linears": True,
+            },
+        },
+        processor={
+            "do_convert_rgb": True,
+            "do_normalize": False,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_processor_type": "Gemma4ImageProcessor",
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": 70,
+            "patch_size": PATCH,
+            "pooling_kernel_size": 2,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+        },
+        special=special,
+        image_text="<|image|>",
+        template=(
+            "{{ bos_token }}{%- for message in messages -%}{{ '<|turn>' + message['role'] + '\n' }}"
+            "{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- else -%}"
+            "{%- for item in message['content'] -%}{%- if item['type'] == 'image' -%}{{ '<|image|>' }}"
+            "{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- endif -%}"
+            "{{ '<turn|>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|turn>model\n' }}{%- endif -%}"
+        ),
+        rows=1,
+        square=2 * PATCH,
+        classes=("Gemma4Processor", "gemma4.image_processing_pil_gemma4.Gemma4ImageProcessorPil"),
+        options={},
+        special_names={"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+    )
+
+
+def _gemma4_both_ways() -> Subject:
+    """Return a model like the larger ones: tokens of an image attend to all of them in layers with a window, and patches are
+    standardised."""
+    like = _gemma4()
+    text = {
+        **like.config["text_config"],
+        "use_bidirectional_attention": "vision",
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    }
+    encoder = {**like.config["vision_config"], "use_clipped_linears": False, "standardize": True}
+    return replace(like, name="gemma4_both_ways", config={**like.config, "text_config": text, "vision_config": encoder})
+
+
+ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral(), _lfm2_vl(), _gemma4(), _gemma4_both_ways())

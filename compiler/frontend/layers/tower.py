@@ -19,7 +19,10 @@ ENCODERS = (
     *("model.vision_model.", "vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
     *("model.visual.", "visual.", "vision_model."),
 )
-CONNECTORS = ("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger.")
+CONNECTORS = (
+    *("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger."),
+    "model.embed_vision.",
+)
 COLOURS = 3
 
 
@@ -67,6 +70,7 @@ NAMES = {
         feed="feed_forward",
     ),
     Tower.SIGLIP2: Names(),
+    Tower.GEMMA4: Names(patch="patch_embedder.input_proj", positions="patch_embedder.position_embedding_table"),
     Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.images.cutting import CuttingFault, Grid, Plan, best_grid, crops_of, divisible_size, free_size, scaled_size
+from server.images.cutting import CuttingFault, Grid, Plan, best_grid, crops_of, divisible_size, filled_size, free_size, scaled_size
 from server.messages import Fit
 from tests.golden.crops import crop_of, pixels_of
 from tests.golden.make_vision import shown
@@ -30,6 +30,7 @@ PLANS = {
 
 PLANS["mistral3"] = Plan(16, 1, Fit.CAPPED, BICUBIC, longest_edge=96)
 PLANS["pixtral"] = Plan(8, 1, Fit.CAPPED, BICUBIC, longest_edge=50)
+PLANS["gemma4"] = PLANS["gemma4_both_ways"] = Plan(16, 1, Fit.FILLED, BICUBIC, most_pixels=70 * 256)
 PLANS["lfm2_vl"] = Plan(
     *(16, 1, Fit.MIXED, BILINEAR),
     splits=True,
@@ -123,6 +124,25 @@ def test_any_image_has_a_middle(size: tuple[int, int]) -> None:
 def test_sizes_that_keep_their_proportions(size: tuple[int, int], expected: tuple[int, int]) -> None:
     assert free_size(size, 28, 56 * 56, 1280 * 28 * 28) == expected
     assert free_size(size[::-1], 28, 56 * 56, 1280 * 28 * 28) == expected[::-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((1000, 1000), (768, 768)),  # 280 squares of 48 pixels are 803 by 803 pixels
+        ((10, 10), (768, 768)),
+        ((4000, 3000), (912, 672)),
+        ((300, 1), (48 * 280, 48)),
+        ((279, 1), (48 * 279, 48)),
+        ((281, 1), (48 * 280, 48)),
+        ((60_000, 1), (48 * 280, 48)),
+        ((200, 1), (48 * 236, 48)),
+    ],
+)
+def test_sizes_with_as_many_squares_as_allowed(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert filled_size(size, 48, 280 * 48 * 48) == expected
+    assert filled_size(size[::-1], 48, 280 * 48 * 48) == expected[::-1]
+    assert expected[0] * expected[1] <= 280 * 48 * 48
 
 
 def test_an_image_that_is_too_long_is_refused() -> None:

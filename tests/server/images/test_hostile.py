@@ -24,6 +24,7 @@ PLANS = {
     Fit.CAPPED: Plan(16, 1, Fit.CAPPED, filter=3, longest_edge=48),
     Fit.FREE: Plan(16, 1, Fit.FREE, filter=3, least_pixels=MOST_SQUARES * 128, most_pixels=MOST_SQUARES * 256),
 }
+PLANS[Fit.FILLED] = Plan(16, 1, Fit.FILLED, filter=3, most_pixels=MOST_SQUARES * 256)
 PLANS[Fit.MIXED] = replace(PLANS[Fit.FREE], fit=Fit.MIXED, splits=True, most_crops=6, least_crops=2, tile_edge=32, unsplit_pixels=1)
 
 
@@ -41,7 +42,7 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
             return error.message
         assert len(picture.crops) == picture.rows * picture.columns + 1
         assert all(len(crop.pixels) == 768 * crop.num_tokens for crop in picture.crops)
-        most = {Fit.FREE: MOST_SQUARES, Fit.MIXED: MOST_SQUARES, Fit.CAPPED: 9}.get(fit, 1)
+        most = {Fit.FREE: MOST_SQUARES, Fit.FILLED: MOST_SQUARES, Fit.MIXED: MOST_SQUARES, Fit.CAPPED: 9}.get(fit, 1)
         assert all(1 <= crop.num_tokens <= most for crop in picture.crops)
         return ""
 
