@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from typing import cast
 
 import numpy as np
 from fastapi import Request
@@ -102,7 +103,7 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
     if name and len(texts) < len(parts):
         raise invalid("prompt_name", f"prompt_name is {name!r} and input has token ids; a prompt goes before texts")
     prefix = known.get(name if name is not None else ready.default_prompt or "", "")
-    return [prefix + text for text in texts] if prefix and texts else given
+    return [prefix + text for text in texts] if prefix and texts else cast("Prompts", given)
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
