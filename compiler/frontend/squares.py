@@ -12,7 +12,7 @@ from typing import assert_never
 
 from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net
-from compiler.frontend.layers.tower import COLOURS, TowerLayers, normalised
+from compiler.frontend.layers.tower import COLOURS, PROJECTION, TowerLayers, normalised
 from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import ShapeValue, Var
@@ -98,7 +98,7 @@ class Squares(TowerLayers):
                 return net.linear(wide, f"{name}linear_2", size, size, bias=bias, format=self.format)
             case Connector.CLASS:
                 first = net.slice(net.reshape(x, self.n, vision.num_places, own), 1, 0, 1)
-                return net.linear(net.reshape(first, self.n, own), "visual_projection", own, size, format=self.format)
+                return net.linear(net.reshape(first, self.n, own), PROJECTION, own, size, format=self.format)
             case Connector.PROBE:
                 return self.probed(x)
             case _:

@@ -23,6 +23,7 @@ CONNECTORS = (
     *("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger."),
     "model.embed_vision.",
 )
+PROJECTION = "visual_projection"  # of CLIP, to the space of texts and images
 COLOURS = 3
 
 
@@ -73,6 +74,11 @@ NAMES = {
     Tower.GEMMA4: Names(patch="patch_embedder.input_proj", positions="patch_embedder.position_embedding_table"),
     Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
 }
+
+
+def sees(name: str) -> bool:
+    """Return whether a tensor belongs to an encoder of images or to its connector."""
+    return name.startswith((*ENCODERS, *CONNECTORS, PROJECTION))
 
 
 def normalised(net: Net, vision: Vision, patches: Var) -> Var:
