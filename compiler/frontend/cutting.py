@@ -126,7 +126,8 @@ def _filled(fields: Fields, vision: Vision) -> Cutting:
             raise fields.error(name, str(wanted).lower())
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("pooling_kernel_size", vision.merge, "pooling_kernel_size in config.json")
-    most = fields.integer("max_soft_tokens", FILLED_TOKENS, maximum=MOST_PATCHES // vision.merge**2)
+    able = min(MOST_PATCHES // vision.merge**2, vision.table_edge // vision.merge)  # an image may be one row of tokens
+    most = fields.integer("max_soft_tokens", min(FILLED_TOKENS, able), maximum=able)
     return replace(
         known,
         filter=_filter(fields, known),

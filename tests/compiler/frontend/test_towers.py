@@ -48,6 +48,7 @@ def files() -> ModelFiles:
         ("gemma4", "do_normalize", True),
         ("gemma4", "do_resize", False),
         ("gemma4", "max_soft_tokens", 1025),
+        ("gemma4", "max_soft_tokens", 81),  # more than the table of positions has columns of tokens
         ("gemma4", "resample", 0),
         ("lfm2_vl", "encoder_patch_size", 16),
         ("lfm2_vl", "downsample_factor", 4),
