@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.layers.tower import sees
 from compiler.frontend.quantized.held import SCALE, Form, forms_of, is_matrix
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.numbers import SPLIT
@@ -44,6 +45,7 @@ FORMS = ("auto", "bf16", "int8", "4bit", "f32")
 HEADS = ("lm_head.weight", "output.weight")
 UNNOTICED = 1e-3  # KL divergence in nats per token up to which nobody notices a form
 SAMPLES = 3  # number of matrices on which the error is measured
+BUDGET_GROUP = 32  # columns of a matrix that share a scale in formats with a budget of bits
 SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the error is measured
 
 
@@ -132,6 +134,7 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
     count = prod(info.shape)
     if len(info.shape) < 2:
         return 4 * count
+    format = WeightFormat(16) if sees(name) and format.bits != 32 else format
     if format.budget and is_matrix(name):
         return round(count * (_head_bits() if name.endswith(HEADS) else format.budget) / 8)
     if not is_matrix(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
@@ -156,6 +159,11 @@ def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
     return prod(rows) * (length * format.bits // 8 + scales)
 
 
+def _is_rounded(name: str, info: TensorInfo) -> bool:
+    """Return whether the tensor is a matrix that a format of few bits rounds. Encoders of images keep 16 bits (decision 0107)."""
+    return is_matrix(name) and len(info.shape) > 1 and not sees(name)
+
+
 # --- rounding error -----------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +171,7 @@ def _divides(files: ModelFiles, format: WeightFormat) -> bool:
     """Return whether the group size divides the rows of all matrices."""
     if format.budget:
         return True
-    matrices = (info for name, info in files.weights.tensors.items() if is_matrix(name) and len(info.shape) > 1)
+    matrices = (info for name, info in files.weights.tensors.items() if _is_rounded(name, info))
     return not format.group or all(info.shape[-1] % format.group == 0 for info in matrices)
 
 
@@ -181,9 +189,10 @@ def _loss(files: ModelFiles, format: WeightFormat) -> float:
 def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
     """Return the values of a matrix after rounding to this format."""
     wide = w.astype(np.float32)
-    if format.budget:  # plain rounding of the narrowest common form; the search leaves larger errors where nothing depends on them
-        parts = INTERPRET["quantize"](wide, bits=4, group=32, symmetric=False, dtype="f32")
-        return INTERPRET["dequantize"](*parts, bits=4, group=32, shifted=False, dtype="f32", kind="int")
+    is_narrow = bool(format.budget) and wide.shape[-1] % BUDGET_GROUP == 0  # others keep 16 bits
+    if is_narrow:  # plain rounding of the narrowest common form; the search leaves larger errors where nothing depends on them
+        parts = INTERPRET["quantize"](wide, bits=4, group=BUDGET_GROUP, symmetric=False, dtype="f32")
+        return INTERPRET["dequantize"](*parts, bits=4, group=BUDGET_GROUP, shifted=False, dtype="f32", kind="int")
     if format.bits == 32 or (format.bits == 16 and w.dtype.itemsize == 2):
         return wide
     if format.bits == 16:
@@ -194,7 +203,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
 
 
 def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
-    names = [name for name, info in source.tensors.items() if is_matrix(name) and len(info.shape) > 1 and not name.endswith(HEADS)]
+    names = [name for name, info in source.tensors.items() if _is_rounded(name, info) and not name.endswith(HEADS)]
     for name in names[:: max(1, -(-len(names) // SAMPLES))]:
         w = source.read(name)
         yield w.reshape(-1, w.shape[-1])[: max(1, SAMPLE_VALUES // w.shape[-1])]

@@ -207,6 +207,7 @@ class Embed(Message, frozen=True, tag=True):
     priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
     audio: Audio | None = None  # for speech models, whose vector of a token is its attention to the frames of the audio, in several heads
+    crop: Crop | None = None  # an image to embed in place of a text
 
 
 class Abort(Message, frozen=True, tag=True):
@@ -296,24 +297,31 @@ class Fit(StrEnum):
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
     FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
     CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
+    FILLED = "filled"  # both edges become multiples of a crop's edge, for as many squares as allowed in about these proportions
+    MIXED = "mixed"  # like FREE, but a large image is also cut into a grid of square crops, which precede that of the whole
 
 
 class Vision(msgspec.Struct, frozen=True):
     """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
 
-    crop_size: int  # pixels of an edge of a crop; with FREE or CAPPED, the edges of a crop are multiples of it
-    edge_tokens: int  # rows and columns of tokens of a crop; with FREE or CAPPED, those of a square with this edge
-    image_token: int
+    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED, FILLED or MIXED, the edges of a crop are multiples of it
+    edge_tokens: int  # rows and columns of tokens of a crop; with FREE, CAPPED, FILLED or MIXED, those of a square with this edge
+    image_token: int  # negative if the model embeds images
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
     longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels; with CAPPED: at most so many
     splits: bool  # whether an image becomes several crops and a small one of the whole
-    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
-    least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with FREE: an image with more pixels is reduced
+    most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
+    least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
+    least_pixels: int = 0  # with FREE or MIXED: an image with fewer pixels is enlarged
+    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: it gets nearly so many
+    shows_whole: bool = True  # with MIXED: whether the crop of the whole follows those of a large image
+    tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
+    unsplit_pixels: int = 0  # with MIXED: an image with more pixels, when its edges are rounded to squares, is a large one
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
+    num_places: int = 0  # vectors of a crop in the encoder, which count as the tokens of an image that is embedded
 
 
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -351,6 +359,7 @@ class Ready(Message, frozen=True, tag=True):
     num_hops: int = 0  # hops of audio that the model hears at once, 10 ms each; 0: it hears nothing
     num_mels: int = 0  # energies of a hop that the model hears
     vision: Vision | None = None  # None: the model sees no images
+    padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt

@@ -1,14 +1,15 @@
 """The program `see` for crops of any size.
 
     see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
-        (taps[q * m, 4], shares[q * m, 4])?) -> rows[q, depths * hidden size]
+        (taps[q * m, 4], shares[q * m, 4])?, (shares[q * m, e])?) -> rows[q, depths * hidden size]
 
 A crop consists of squares of `m` patches, each of which becomes one row. A patch is a row of bytes, and its point is its row and column in
 its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each patch by a matrix, and
-applies the layers of the encoder, which rotate queries and keys by row and column.
+applies the layers of the encoder, which mostly rotate queries and keys by row and column.
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too. In
 Qwen3-VL, the sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
+In SigLIP 2, all `e` vectors of the table have shares.
 """
 
 from __future__ import annotations
@@ -39,14 +40,18 @@ class AnySize(TowerLayers):
     def embedded(self, patches: Var, *, bias: bool = False) -> Var:
         """Return the vectors of patches, [places, size]. An encoder that was trained on pairs of frames sees an image twice."""
         net, vision, name = self.net, self.vision, f"{self.encoder}{self.names.patch}"
-        size, patch, frames = vision.hidden_size, vision.patch_size, vision.num_frames
+        x = normalised(net, vision, net.reshape(patches, self.places, vision.patch_size**2 * COLOURS))
+        given = net.vector(f"{name}.bias", vision.hidden_size) if bias else None
+        return net.product(x, self.patch_matrix(f"{name}.weight"), given, format=self.format)
+
+    def patch_matrix(self, name: str) -> Var:
+        """Return the matrix of patches, [size, values]. In most checkpoints it has the values by colour first."""
+        net, size, patch, frames = self.net, self.vision.hidden_size, self.vision.patch_size, self.vision.num_frames
         if frames:
-            w = net.call(SUM, net.as_f32(net.weight(f"{name}.weight", size, COLOURS, frames, patch, patch)), axes=[2])
+            w = net.call(SUM, net.as_f32(net.weight(name, size, COLOURS, frames, patch, patch)), axes=[2])
         else:
-            w = net.weight(f"{name}.weight", size, COLOURS, patch, patch)
-        matrix = net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 3, 1)), size, patch**2 * COLOURS)
-        x = normalised(net, vision, net.reshape(patches, self.places, patch**2 * COLOURS))
-        return net.product(x, matrix, net.vector(f"{name}.bias", size) if bias else None, format=self.format)
+            w = net.weight(name, size, COLOURS, patch, patch)
+        return net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 3, 1)), size, patch**2 * COLOURS)
 
     def joined(self, x: Var) -> Var:
         """Return the vectors of the patches of each square as one, [squares, patches * size]."""

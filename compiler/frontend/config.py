@@ -31,7 +31,7 @@ class Activation(StrEnum):
     QUICK_GELU = "quick_gelu"  # x * sigmoid(1.702 * x)
 
 
-DECODERS_ONLY = (Activation.RELU2, Activation.XIELU, Activation.QUICK_GELU)  # activations that are more than one operator
+DECODERS_ONLY = (Activation.RELU2, Activation.XIELU)  # activations that no encoder has
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -62,6 +62,8 @@ class EncoderConfig:
     relative_buckets: int = 0  # buckets in MPNet's table of relative positions; 0: no relative positions
     embedding_size: int | None = None  # size of token embeddings, which are projected to the hidden size; None: the hidden size
     reaches: tuple[int | None, ...] = ()  # per layer: how far a token attends in either direction; None or no entry: to its whole text
+    looks_back: bool = False  # whether a token attends only to itself and earlier tokens
+    is_padded: bool = False  # whether texts are padded to the number of positions, as in training; tokens attend to the padding, too
     class_pooling: Pooling = Pooling.CLS  # how the vectors of a text become the vector that a classification head reads
 
 
@@ -200,6 +202,7 @@ class ModelConfig:
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
+    image_padding: int = 0  # token by which tokens of images find their per-layer embeddings
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts

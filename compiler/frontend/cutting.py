@@ -21,6 +21,11 @@ GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, splits=Tru
 MOST_GRID_CROPS = 64
 CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 FREE = Cutting(Fit.FREE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
+MIXED = Cutting(Fit.MIXED, BILINEAR, 1 / 255, HALF, HALF, splits=True, most_crops=10, least_crops=2, tile_edge=512)
+FILLED = Cutting(Fit.FILLED, BICUBIC, 1 / 255, HALF, HALF)
+FILLED_TOKENS = 280
+MIXED_TOKENS = 64, 256  # least and most tokens of an image
+MIXED_TOLERANCE = 2.0  # with at most so many times the most pixels, an image is not large yet
 CAPPED = Cutting(Fit.CAPPED, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, longest_edge=1024)
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
@@ -32,7 +37,12 @@ def has_processor(folder: Path) -> bool:
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops. Raise ConfigError if the server cannot cut images so."""
     fields, known = _fields_of(folder), vision.cutting
-    for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+    if known.fit is Fit.FILLED:
+        return _filled(fields, vision)
+    needed = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+    if known.fit is Fit.MIXED:
+        needed = needed[1:]  # files of LFM2-VL say `do_resize: false`, and its processor resizes
+    for name in needed:
         if not fields.flag(name, True):
             raise fields.error(name, "true")
     found = replace(
@@ -52,6 +62,8 @@ def read_cutting(folder: Path, vision: Vision) -> Cutting:
             return _free(fields, vision, found)
         case Fit.CAPPED:
             return _capped(fields, vision, found)
+        case Fit.MIXED:
+            return _mixed(fields, vision, found)
 
 
 def _tiles(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
@@ -104,6 +116,51 @@ def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
         raise fields.error("patch_size", f"{vision.patch_size}, as in config.json")
     able = isqrt(MOST_PATCHES) // vision.merge * vision.crop_size
     return replace(found, filter=_filter(fields, found), longest_edge=min(size.integer("longest_edge"), able))
+
+
+def _filled(fields: Fields, vision: Vision) -> Cutting:
+    """Read how many tokens an image has at most. The encoder itself normalises pixels, so the file says that nobody does."""
+    known = vision.cutting
+    for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", False), ("do_convert_rgb", True)):
+        if fields.flag(name, wanted) is not wanted:
+            raise fields.error(name, str(wanted).lower())
+    fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
+    fields.require_equal("pooling_kernel_size", vision.merge, "pooling_kernel_size in config.json")
+    able = min(MOST_PATCHES // vision.merge**2, vision.table_edge // vision.merge)  # an image may be one row of tokens
+    most = fields.integer("max_soft_tokens", min(FILLED_TOKENS, able), maximum=able)
+    return replace(
+        known,
+        filter=_filter(fields, known),
+        rescale=fields.number("rescale_factor", known.rescale),
+        most_pixels=most * vision.crop_size**2,
+    )
+
+
+def _mixed(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+    """Read between which numbers of tokens an image is scaled, and how a large one is cut."""
+    least, most = MIXED_TOKENS
+    fields.require_equal("encoder_patch_size", vision.patch_size, "patch_size in config.json")
+    fields.require_equal("downsample_factor", vision.merge, "downsample_factor in config.json")
+    most_pixels = fields.integer("max_image_tokens", most) * vision.crop_size**2
+    splits, least_crops = fields.flag("do_image_splitting", True), fields.integer("min_tiles", found.least_crops)
+    cutting = replace(
+        found,
+        filter=_filter(fields, found),
+        least_pixels=fields.integer("min_image_tokens", least) * vision.crop_size**2,
+        most_pixels=most_pixels,
+        least_crops=least_crops,
+        most_crops=fields.integer("max_tiles", found.most_crops, minimum=least_crops, maximum=MOST_GRID_CROPS),
+        splits=splits,
+        shows_whole=fields.flag("use_thumbnail", True),
+        tile_edge=fields.integer("tile_size", found.tile_edge) if splits else 0,
+        unsplit_pixels=int(most_pixels * fields.number("max_pixels_tolerance", MIXED_TOLERANCE)),
+    )
+    if cutting.tile_edge % vision.crop_size:
+        raise fields.error("tile_size", f"a multiple of {vision.crop_size}, the pixels of an edge of a token")
+    if cutting.least_pixels > most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
+        name = "tile_size" if cutting.tile_edge**2 > MOST_PATCHES * vision.patch_size**2 else "max_image_tokens"
+        raise fields.error(name, f"a number with which an image has at most {MOST_PATCHES} patches, and at least min_image_tokens")
+    return cutting
 
 
 def _filter(fields: Fields, found: Cutting) -> int:

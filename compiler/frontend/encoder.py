@@ -2,6 +2,8 @@
 
     encode(tokens[t], positions[t], text_ids[t], starts[n], segments[t]?) -> [n - 1, size]
 
+A model that embeds images too has the program `see` beside it (`compiler/frontend/seeing.py`), which gives a vector for each image.
+
 The `t` tokens of `n - 1` texts are concatenated without padding (`compiler/ops/attention/ragged.py`). An embedding model returns one vector
 per text, pooled as the model was trained and not normalised; a model with a classification head returns the output of each class.
 `segments` is a parameter of models that classify pairs and distinguish the two texts.
@@ -22,6 +24,7 @@ from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefi
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import encoder_family
+from compiler.frontend.seeing import add_seeing
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -47,6 +50,7 @@ UNUSED = (
     *("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
     *("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
     *("head.*", "decoder.*"),
+    *("logit_scale", "logit_bias"),
 )  # heads for other tasks, and tables of position numbers
 
 
@@ -79,6 +83,8 @@ def build_encode(
     with net.function(ENTRY, batch.params):
         family = encoder_family(config.family)
         net.builder.returns(_Encode(net, config, family, prefix_of(dtypes, family.prefix), batch, t, n).vectors())
+    if config.vision is not None:
+        add_seeing(net, config)
     return net.builder.finish()
 
 
@@ -103,7 +109,8 @@ class _Encode:
         if self.family.last_norm is not None:
             x = stem_norm(stem, x, self.family.last_norm)
         if c.classes is None:
-            return self.projected(self.pooled(x, c.embedding.pooling))
+            pooled = self.pooled(x, c.embedding.pooling)
+            return self.projected(pooled if self.family.join is None else self.family.join(stem, pooled))
         assert c.encoder is not None and self.family.head is not None
         return self.family.head(Head(net, c, self.prefix), self.pooled(x, c.encoder.class_pooling))
 
@@ -127,9 +134,12 @@ class _Encode:
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
     def window_bias(self, number: int) -> tuple[Constant, ...]:
-        """Return the bias on attention scores that limits layer `number` to its window; empty if tokens attend to their whole text."""
+        """Return the bias on attention scores that limits layer `number` to its window or to earlier tokens; empty if tokens attend to
+        their whole text."""
         c = self.config
         assert c.encoder is not None
+        if c.encoder.looks_back:
+            return (Constant(np.tile(np.array([0, 0, UNSEEN], np.float32), (c.num_heads, 1))),)  # by distance: -1, 0, 1
         reach = c.encoder.reaches[number] if c.encoder.reaches else None
         if reach is None:
             return ()

@@ -85,6 +85,8 @@ class EncoderFamily:
     embed: Callable[[Stem], Var] = embedded
     layers: str = "encoder.layer"  # name that precedes the layer numbers
     last_norm: str | None = None  # name of a norm that follows the layers; None: no norm
+    # `join` projects the vectors of texts to the space that the model has for texts and images. None: vectors stay as they are.
+    join: Callable[[Stem, Var], Var] | None = None
     both_ways: frozenset[str] = frozenset()  # model types of decoders that this family reads if their attention is not causal
 
 

@@ -27,6 +27,7 @@ from compiler.frontend.quantized.source import FIELDS as QUANTISATION
 from compiler.frontend.reranker import FIELDS as JUDGING
 from compiler.frontend.reranker import read_pair_prompt, read_verdict
 from compiler.frontend.sentence import load_embedding
+from compiler.frontend.towers import require_windows
 from compiler.frontend.weights import Renamed, WeightSource
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
@@ -102,12 +103,13 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model directory, whose config.json has these fields."""
     config = parse_config(values)
-    config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
+    config = replace(config, embedding=load_embedding(directory, config.embedding))
     if (hearing := config.hearing) is not None:
         config = replace(config, hearing=replace(hearing, aligned=read_heads(directory, config.num_layers, config.num_heads)))
     if (vision := config.vision) is not None:
         sees = not vision.is_optional or has_processor(directory)
         config = replace(config, vision=replace(vision, cutting=read_cutting(directory, vision)) if sees else None)
+        require_windows(config)
     if not config.is_causal:
         return config
     if (judged := read_verdict(directory, values, config.family, config.vocab_size)) is not None:

@@ -1,5 +1,5 @@
 """The part of a vision model that looks: the program `see`, which turns crops of images into rows. The step reads them in place of the
-embeddings of image tokens. A row depends only on its own crop.
+embeddings of image tokens. A row depends only on its own crop. In a model that embeds images, a row is the vector of an image.
 
 `squares.py` has the program for crops of one size, and `any_size.py` that for crops of any size.
 """
@@ -7,10 +7,12 @@ embeddings of image tokens. A row depends only on its own crop.
 from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig
+from compiler.frontend.gemma4_tower import Gemma4
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS
 from compiler.frontend.pixtral_tower import Pixtral
 from compiler.frontend.qwen_towers import Qwen2, Qwen2_5, Qwen3
+from compiler.frontend.siglip2_tower import Siglip2
 from compiler.frontend.squares import Squares
 from compiler.frontend.vision import MOST_PATCHES, Tower, Vision
 from compiler.ir.dims import Dim, DimVar
@@ -19,7 +21,14 @@ from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 
 ENTRY = "see"
-ENCODERS = {Tower.QWEN2: Qwen2, Tower.QWEN2_5: Qwen2_5, Tower.QWEN3: Qwen3, Tower.PIXTRAL: Pixtral}  # of crops of any size
+ENCODERS = {  # of crops of any size
+    Tower.QWEN2: Qwen2,
+    Tower.QWEN2_5: Qwen2_5,
+    Tower.QWEN3: Qwen3,
+    Tower.PIXTRAL: Pixtral,
+    Tower.SIGLIP2: Siglip2,
+    Tower.GEMMA4: Gemma4,
+}
 TAPS = 4  # entries of the table of positions between which a patch lies
 MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 
@@ -31,7 +40,7 @@ def most_crops(vision: Vision) -> int:
 
 def add_seeing(net: Net, config: ModelConfig) -> None:
     """Add the program to the module of the builder."""
-    vision = config.vision
+    vision, size = config.vision, config.hidden_size if config.is_causal else config.embedding.size_of(config.hidden_size)
     assert vision is not None
     n, i32 = DimVar("n", 1, most_crops(vision)), DType.I32
     if not vision.any_size:
@@ -39,7 +48,7 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
         pixels = Var("pixels", tensor((n, vision.crop_size, vision.crop_size * COLOURS), DType.U8))
         crop_ids = Var("crop_ids", tensor((n * vision.num_places,), i32))
         with net.function(ENTRY, (pixels, crop_ids, starts)):
-            net.builder.returns(Squares(net, vision, Dim.of(n), crop_ids, starts).rows(pixels, config.hidden_size))
+            net.builder.returns(Squares(net, vision, Dim.of(n), crop_ids, starts).rows(pixels, size))
         return
     squares = DimVar("squares", 1, vision.most_squares)
     each = vision.num_patches
@@ -52,7 +61,9 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
     if vision.window:
         w = DimVar("w", 1, vision.most_squares)
         windows = Var("window_ids", tensor((places,), i32)), Var("window_ends", tensor((w,), i32))
-    if vision.table_edge:
+    if vision.tower is Tower.SIGLIP2:
+        taps = (Var("shares", tensor((places, vision.table_edge**2), DType.F32)),)
+    elif vision.tower is Tower.QWEN3:
         taps = Var("taps", tensor((places, TAPS), i32)), Var("shares", tensor((places, TAPS), DType.F32))
     with net.function(ENTRY, (patches, points, *crops, *windows, *taps)):
         encoder = ENCODERS[vision.tower](net, vision, Dim.of(squares), crops, windows, taps)

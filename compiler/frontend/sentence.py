@@ -63,18 +63,19 @@ class EmbeddingConfig:
     max_tokens: int | None = None  # length on which the model was trained, which may be less than its context
     dense: tuple[Dense, ...] = ()
     is_stated: bool = False  # whether the model's files state the pooling
+    projected_size: int | None = None  # elements of a vector that the model itself projects after pooling; None: it projects none
 
     def size_of(self, hidden_size: int) -> int:
         """Return the size of an embedding, given the hidden size of the model."""
-        return self.dense[-1].size if self.dense else hidden_size
+        return self.dense[-1].size if self.dense else self.projected_size or hidden_size
 
 
-def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
-    """Read the files of sentence-transformers. Without these files, texts have the pooling `default` and are normalised."""
+def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
+    """Read the files of sentence-transformers. Without these files, texts are embedded by the family's `default`."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     if sentence.flag("do_lower_case", False):
         raise sentence.error("do_lower_case", "false, because the tokenizer must do the lower-casing")
-    embedding = EmbeddingConfig(default, True)
+    embedding = default
     if (modules := directory / "modules.json").exists():
         embedding = _read_modules(read_json(modules), directory, default)
     texts = prompts.raw("prompts", {})
@@ -108,9 +109,9 @@ def settings_of(module: Fields, directory: Path) -> Fields:
     return _load(directory / path / "config.json")
 
 
-def _read_modules(modules: Any, directory: Path, default: Pooling) -> EmbeddingConfig:
+def _read_modules(modules: Any, directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
     """Read the modules: pooling, then projections, then normalisation, each optional. `reranker.py` reads a module `LogitScore`."""
-    found, last = EmbeddingConfig(default, False), "Transformer"
+    found, last = replace(default, normalize=False), "Transformer"
     for kind, module in read_kinds(modules):
         if kind == "Dense" and last not in ("Pooling", "Dense"):
             raise module.error("type", f"Dense only after Pooling or Dense, but it follows {last}")

@@ -3,7 +3,7 @@
     see(pixels[n, side, side * 3], crop_ids[n * places], starts[n + 1]) -> rows[n * rows of a crop, hidden size]
 
 The program scales and normalises the bytes, multiplies each patch by a matrix, adds the vector of its place, and applies the layers of the
-encoder. A place is a patch or the class token. The connector then turns the patches of each small square into one row.
+encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import assert_never
 
 from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net
-from compiler.frontend.layers.tower import COLOURS, TowerLayers, normalised
+from compiler.frontend.layers.tower import COLOURS, PROJECTION, TowerLayers, normalised
 from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import ShapeValue, Var
+from compiler.ops.attention.ragged import RAGGED_ATTENTION
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
 from compiler.ops.reduce import MEAN
 
@@ -34,7 +35,7 @@ class Squares(TowerLayers):
             x = self.layer(x, number)
         if vision.last_norm:
             x = net.layer_norm(x, f"{self.encoder}{self.names.last_norm}", vision.hidden_size, vision.norm_eps)
-        return self.connected(self.without_class(x), size)
+        return self.connected(x if vision.connector is Connector.CLASS else self.without_class(x), size)
 
     # --- the encoder -------------------------------------------------------------------------------------------------------
 
@@ -95,8 +96,33 @@ class Squares(TowerLayers):
                 wide = net.linear(joined, f"{name}linear_1", wide_size, size, bias=bias, format=self.format)
                 wide = plain_activation(net, vision.connector_activation, wide)
                 return net.linear(wide, f"{name}linear_2", size, size, bias=bias, format=self.format)
+            case Connector.CLASS:
+                first = net.slice(net.reshape(x, self.n, vision.num_places, own), 1, 0, 1)
+                return net.linear(net.reshape(first, self.n, own), PROJECTION, own, size, format=self.format)
+            case Connector.PROBE:
+                return self.probed(x)
             case _:
                 assert_never(vision.connector)
+
+    def probed(self, x: Var) -> Var:
+        """Return what a learned query finds in each crop. All places of a crop ask the same, and the answer to the first one is taken."""
+        net, vision, own, name = self.net, self.vision, self.vision.hidden_size, f"{self.encoder}head."
+        heads, size = vision.num_heads, own // vision.num_heads
+        w = net.weight(f"{name}attention.in_proj_weight", 3 * own, own)
+        bias = net.vector(f"{name}attention.in_proj_bias", 3 * own)
+        probe = net.as_f32(net.reshape(net.weight(f"{name}probe", 1, 1, own), 1, own))
+        (asked, found) = (
+            net.product(given, net.slice(w, 0, *part), net.slice(bias, 0, *part), format=self.format)
+            for given, part in ((probe, (0, own)), (x, (own, 3 * own)))
+        )
+        places = ShapeValue((self.places, Dim.of(heads), Dim.of(size)))
+        q = net.call(BROADCAST_TO, net.reshape(asked, 1, heads, size), places)
+        both = net.reshape(found, self.places, 2 * heads, size)
+        k, v = (net.slice(both, 1, part * heads, (part + 1) * heads) for part in range(2))
+        mixed = net.call(RAGGED_ATTENTION, q, k, v, self.crop_ids, self.starts, scale=size**-0.5)
+        first = net.slice(net.reshape(mixed, self.n, vision.num_places, own), 1, 0, 1)
+        h = self.linear(net.reshape(first, self.n, own), f"{name}attention.out_proj", own, own)
+        return net.add(h, self.fed(self.norm(h, f"{name}layernorm"), f"{name}mlp."))
 
     def joined(self, x: Var) -> Var:
         """Return the patches of each square in one row, line by line: [rows, merge * merge * size]."""

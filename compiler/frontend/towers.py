@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
-from compiler.frontend.config import read_activation
+from compiler.frontend.config import ModelConfig, read_activation
+from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
 from compiler.frontend.vision import MOST_PATCHES, Connector, Tower, Vision
 
@@ -129,6 +130,16 @@ def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> 
         between="[IMG_BREAK]",
         **others,
     )
+
+
+def require_windows(config: ModelConfig) -> None:
+    """Raise ConfigError if the tokens of an image, which attend to all of them, may be more than a window holds."""
+    vision, least = config.vision, min((window for window in config.windows if window is not None), default=None)
+    if vision is None or not vision.both_ways or least is None:
+        return
+    if (most := vision.num_rows * vision.most_squares) > least:
+        text = f"an image has up to {most} tokens, which attend to each other, and sliding_window is {least}; lower the tokens of an image"
+        raise ConfigError(text)
 
 
 def check_tokens(fields: Fields, vision: Vision, vocab_size: int, names: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from compiler.frontend.config import Activation
 
 MOST_PATCHES = 4096  # patches that one call of the program `see` has, but at least one crop; more would only need a larger arena
+NO_TOKEN = -1  # image token of a model that embeds images, and reads no text with them
 MOST_RATIO = 200  # of the longer edge to the shorter one of an image of any size
 
 
@@ -23,6 +24,8 @@ class Fit(StrEnum):
     CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
     FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
     CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
+    FILLED = "filled"  # both edges become multiples of a crop's edge, for as many squares as allowed in about these proportions
+    MIXED = "mixed"  # like FREE, but a large image is also cut into a grid of square crops, which precede that of the whole
 
 
 class Tower(StrEnum):
@@ -35,15 +38,19 @@ class Tower(StrEnum):
     QWEN2_5 = "qwen2_5"  # the same with windows, and with the norms and the gated perceptrons of decoders
     PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
+    GEMMA4 = "gemma4"  # crops of any size, in which each half of a head rotates by itself, with norms before and after each branch
+    SIGLIP2 = "siglip2"  # crops of any size, with the layers of SIGLIP, and a table of positions that is scaled to each crop
 
 
 class Connector(StrEnum):
     """How what the encoder returns becomes rows of the size of token embeddings."""
 
     JOINED = "joined"  # the patches of a square follow each other in one row, which one matrix projects (Idefics3)
-    AVERAGED = "averaged"  # the mean of the patches of a square is normalised, and projected by one matrix (Gemma 3)
+    AVERAGED = "averaged"  # the mean of the patches of a square is normalised, and projected by one matrix (Gemma 3 and 4)
     # two matrices with an activation between them project each patch (LLaVA), or joined patches after a norm (InternVL)
     PERCEPTRON = "perceptron"
+    CLASS = "class"  # one matrix projects the class token, which stands for the whole crop (CLIP)
+    PROBE = "probe"  # a learned query attends to all patches, and what it finds stands for the whole crop (SigLIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,11 @@ class Cutting:
     deviation: tuple[float, ...]  # per colour: divides the result
     longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels; capped: at most so many
     most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    least_crops: int = 1  # mixed: least number of crops of a large image beside that of the whole
     splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
+    shows_whole: bool = True  # mixed: whether the crop of the whole follows those of a large image
+    tile_edge: int = 0  # mixed: pixels of an edge of the crops of a large image
+    unsplit_pixels: int = 0  # mixed: an image with more pixels, when its edges are rounded to squares, is a large one
     least_pixels: int = 0  # with any size: an image with fewer pixels is enlarged
     most_pixels: int = 0  # with any size: an image with more pixels is reduced
 
@@ -77,13 +88,14 @@ class Vision:
     norm_eps: float
     connector: Connector
     merge: int  # patches of an edge of the square of patches that becomes one row
-    image_token: int  # token in whose places the rows are read
+    image_token: int  # token in whose places the rows are read, or NO_TOKEN
     cutting: Cutting
     last_norm: bool = True  # whether a norm follows the layers
     qkv_bias: bool = True
     connector_activation: Activation | None = None  # activation between the two matrices of a perceptron
     connector_bias: bool = True
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
+    connector_size: int = 0  # elements between the two matrices of a perceptron; 0: as many as those of the decoder's vectors
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
@@ -91,11 +103,14 @@ class Vision:
     theta: float = 10_000.0  # with any size: base of the rotation by row and column
     window: int = 0  # with any size: squares of an edge of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
-    table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated; 0: there is none
+    table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated for some; 0: there is none
+    clips: bool = False  # whether the checkpoint has ranges to which inputs and outputs of matrices are clipped
+    standardizes: bool = False  # whether averaged patches are shifted and scaled by vectors of the checkpoint
     # Layers whose results become further rows of a token. The decoder adds them to its residual stream after its first layers (DeepStack).
     deep_layers: tuple[int, ...] = ()
     three_axes: bool = False  # whether the decoder rotates by the row and the column of an image token
     both_ways: bool = False  # whether the tokens of an image attend to all tokens of this image, also to later ones
+    windows_only: bool = False  # with `both_ways`: only in layers with a window
     is_optional: bool = False  # whether a folder without the file of the image processor is served as a model that only reads text
 
     @property
@@ -123,7 +138,7 @@ class Vision:
 
     @property
     def any_size(self) -> bool:
-        return self.cutting.fit in (Fit.FREE, Fit.CAPPED)
+        return self.cutting.fit in (Fit.FREE, Fit.CAPPED, Fit.FILLED, Fit.MIXED)
 
     @property
     def most_squares(self) -> int:
@@ -132,10 +147,12 @@ class Vision:
             return 1
         if self.cutting.fit is Fit.CAPPED:
             return ceil(self.cutting.longest_edge / self.crop_size) ** 2
+        if self.cutting.fit is Fit.FILLED:
+            return self.cutting.most_pixels // self.crop_size**2
         least, most = (pixels / self.crop_size**2 for pixels in (self.cutting.least_pixels, self.cutting.most_pixels))
         # Edges are rounded up in an image that is enlarged, and to at least one square in one that is reduced.
         enlarged = least + sqrt(least * MOST_RATIO) + sqrt(least / MOST_RATIO) + 1
-        return int(max(most, sqrt(most * MOST_RATIO), enlarged))
+        return int(max(most, sqrt(most * MOST_RATIO), enlarged, (self.cutting.tile_edge / self.crop_size) ** 2))
 
     @property
     def num_rows(self) -> int:

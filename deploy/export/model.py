@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -24,8 +25,14 @@ NOTHING_SHOWN: Final[Mapping[int, bytes]] = MappingProxyType({})
 
 
 def servable(asked: Asked) -> Servable:
-    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another."""
+    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. One
+    that sees images only reads text in an export. Raise LoadError for a model whose embeddings an export cannot compute."""
     known = advance(asked, Opened)
+    if (config := known.files.config).vision is not None:
+        if not config.is_causal:
+            text = f"{known.load.name} embeds texts and images, which exports cannot do; use `relaxserve serve`"
+            raise LoadError(ErrorCode.LOAD_REFUSED, text)
+        known = Opened(**carried(known, Opened, files=replace(known.files, config=replace(config, vision=None))))
     if known.load.max_context is None and known.files.config.is_causal:
         load = msgspec.structs.replace(known.load, max_context=min(known.files.config.max_context, DEFAULT_CONTEXT))
         known = Opened(**carried(known, Opened, load=load))

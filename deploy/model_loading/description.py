@@ -10,6 +10,7 @@ from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
 from deploy.model_loading.fingerprint import fingerprint_of
 from deploy.model_loading.known import carried
+from deploy.model_loading.modes import Encoder
 from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
@@ -54,7 +55,8 @@ def _ready(known: Timed) -> Ready:
         generates=mode.generates and config.hearing is None,
         num_hops=0 if config.hearing is None else config.hearing.num_hops,
         num_mels=0 if config.hearing is None else config.hearing.num_mels,
-        vision=_vision_of(config.vision, mode.generates),
+        vision=_vision_of(config.vision) if mode.generates or isinstance(mode, Encoder) else None,
+        padded_to=config.max_context if config.encoder is not None and config.encoder.is_padded else 0,
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
@@ -69,8 +71,8 @@ def _ready(known: Timed) -> Ready:
     )
 
 
-def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
-    if vision is None or not generates:
+def _vision_of(vision: Seeing | None) -> Vision | None:
+    if vision is None:
         return None
     cutting = vision.cutting
     return Vision(
@@ -82,11 +84,16 @@ def _vision_of(vision: Seeing | None, generates: bool) -> Vision | None:
         longest_edge=cutting.longest_edge,
         splits=cutting.splits,
         most_crops=cutting.most_crops,
+        least_crops=cutting.least_crops,
         least_pixels=cutting.least_pixels,
         most_pixels=cutting.most_pixels,
+        shows_whole=cutting.shows_whole,
+        tile_edge=cutting.tile_edge,
+        unsplit_pixels=cutting.unsplit_pixels,
         marker=vision.marker,
         around=vision.around,
         between=vision.between,
+        num_places=vision.num_places,
     )
 
 

@@ -78,7 +78,8 @@ class _Decoder(_Mode):
         format = WeightFormat.parse(format_named(files.config, load))
         max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
         vision = files.config.vision
-        whole = vision.num_rows if vision is not None and vision.both_ways else 0  # tokens that one step has beside all other sequences
+        # tokens of an image that one step has beside all other sequences
+        whole = vision.num_rows * vision.most_squares if vision is not None and vision.both_ways else 0
         bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch + whole), load.max_batch, max_context)
         kv_dtype = _kv_dtype(load.kv_dtype, format)
         least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.layers.tower import COLOURS
 from compiler.frontend.seeing import ENTRY, most_crops
-from compiler.frontend.vision import Vision
+from compiler.frontend.vision import Tower, Vision
 from server.messages import Crop
 
 Floats = NDArray[np.float32]
@@ -58,7 +58,11 @@ def inputs_of(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]
         return np.concatenate(pixels).reshape(-1, vision.crop_size, vision.crop_size * COLOURS), crop_ids, starts
     patches, points = zip(*(_patches(vision, crop, one) for crop, one in zip(crops, pixels, strict=True)), strict=True)
     windows = _windows(vision, crops) if vision.window else ()
-    taps = _taps(vision, crops, points) if vision.table_edge else ()
+    taps: tuple[NDArray[Any], ...] = ()
+    if vision.tower is Tower.SIGLIP2:
+        taps = (_shares(vision, crops, points),)
+    elif vision.tower is Tower.QWEN3:
+        taps = _taps(vision, crops, points)
     return np.concatenate(patches), np.concatenate(points), crop_ids, ends, *windows, *taps
 
 
@@ -111,3 +115,18 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
         taps.append((rows[:, :, None] * vision.table_edge + columns[:, None, :]).reshape(-1, 4))
         shares.append((down[:, :, None] * across[:, None, :]).reshape(-1, 4).astype(np.float32))
     return np.concatenate(taps), np.concatenate(shares)
+
+
+def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Floats:
+    """Return the share of each entry of the table of positions in each patch, [patches, entries]. The table is scaled to the size of a crop
+    as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets the mean of those near it."""
+    found: list[Floats] = []
+    entries, one = np.arange(vision.table_edge, dtype=np.float32), np.float32(1)
+    for crop, at in zip(crops, points, strict=True):
+        sizes = np.array([vision.merge * count for count in (crop.rows, crop.columns)], np.float32)
+        scale = np.float32(vision.table_edge) / sizes
+        centres = (at.reshape(-1, 2).astype(np.float32) + np.float32(0.5)) * scale - np.float32(0.5)  # [patches, 2]
+        near = np.maximum(one - np.abs(entries - centres[..., None]) / np.maximum(scale, one)[:, None], np.float32(0))
+        near /= near.sum(axis=2, keepdims=True)
+        found.append((near[:, 0, :, None] * near[:, 1, None, :]).reshape(len(centres), -1))
+    return np.concatenate(found)

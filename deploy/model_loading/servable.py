@@ -31,7 +31,8 @@ class Servable(Formed):
         if isinstance(self.mode, Transcriber):
             return ("transcriptions and translations of speech",)
         generates = ("chat and completions",) if self.mode.generates else ()
-        return (*generates, "embeddings", "rerank and score by cosine") if self.embeds else generates
+        embeddings = "embeddings" if self.mode.generates or self.files.config.vision is None else "embeddings of texts and images"
+        return (*generates, embeddings, "rerank and score by cosine") if self.embeds else generates
 
     @property
     def embedding_note(self) -> str:
@@ -42,6 +43,8 @@ class Servable(Formed):
         if self.mode.generates:
             return f"the model was not trained for embeddings: the embedding of a text is the hidden state of its last token; {cosine}"
         embedding = self.files.config.embedding
+        if self.files.config.vision is not None:
+            return f"texts and images have vectors in one space; {cosine}"
         if isinstance(self.mode, Encoder) and not embedding.is_stated:
             return f"the model's files state no pooling, so the pooling is {embedding.pooling}; {cosine}"
         return cosine

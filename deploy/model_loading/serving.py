@@ -14,9 +14,11 @@ from compiler.frontend.decoder import BOTH, HIDDEN
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
+from compiler.frontend.vision import Vision
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
+from deploy.model_loading.patches import encoded, together
 from deploy.model_loading.seeing import Seer, seeing_limits
 from deploy.model_loading.weights import Bound
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup
@@ -29,7 +31,7 @@ from runtime.step_arguments import step_arguments
 from server.engine.axes import along_positions
 from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
-from server.messages import ErrorCode
+from server.messages import Crop, ErrorCode
 from server.stages.relay import Relay
 
 Texts = Sequence[Sequence[int]]
@@ -85,8 +87,9 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
             return EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Encoder():
             bounds, config = mode.bounds, mode.files.config
-            limits = EmbedLimits(_vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts)
-            return EncoderModel(session, limits, tells_pairs_apart=config.tells_pairs_apart)
+            seeing = None if config.vision is None else seeing_limits(config.vision, config)
+            limits = EmbedLimits(_vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts, seeing)
+            return EncoderModel(session, limits, config.vision, tells_pairs_apart=config.tells_pairs_apart)
         case _:
             assert_never(mode)
 
@@ -94,7 +97,9 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
 def _is_finite(model: Model, *, looks: bool) -> bool:
     """Run a step of one token, with an image if the model sees and `looks` is true. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
-        return bool(np.isfinite(model.run([[0]], [None])).all())
+        seeing = model.limits.seeing
+        seen = model.see([seeing.example]) if looks and seeing is not None else 0.0
+        return bool(np.isfinite(model.run([[0]], [None])).all() and np.isfinite(seen).all())
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     rows = (zero, NO_ROWS) if model.limits.generates else (NO_ROWS, zero)
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
@@ -246,11 +251,12 @@ class EmbeddingModel(_Stepping):
 
 
 class EncoderModel:
-    """A model that encodes all texts in one step."""
+    """A model that encodes all texts in one step, and maybe images too."""
 
-    def __init__(self, session: Session, limits: EmbedLimits, *, tells_pairs_apart: bool) -> None:
+    def __init__(self, session: Session, limits: EmbedLimits, vision: Vision | None = None, *, tells_pairs_apart: bool) -> None:
         self._session = session
         self.limits = limits
+        self._vision = vision
         self._tells_pairs_apart = tells_pairs_apart
 
     def run(self, token_lists: Texts, seconds: Sequence[int | None]) -> Vectors:
@@ -264,6 +270,11 @@ class EncoderModel:
             begins = [length if second is None else second for length, second in zip(lengths, seconds, strict=True)]
             segments.append((positions >= np.array(begins, np.int32)[text_ids]).astype(np.int32))
         return self._session.call(ENCODE, tokens, positions, text_ids, starts, *segments)
+
+    def see(self, crops: Sequence[Crop]) -> Vectors:
+        assert self._vision is not None, "a model that embeds only texts"
+        rows = (encoded(self._vision, some, self._session.call) for some in together(self._vision, crops))
+        return np.concatenate([row for found in rows for row in found])
 
 
 Model = CompiledModel | HearingModel | EmbeddingModel | EncoderModel

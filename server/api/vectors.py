@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from typing import cast
 
 import numpy as np
 from fastapi import Request
@@ -17,11 +18,11 @@ from server.api.answer.respond import while_connected
 from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
-from server.api.request.schema import EmbeddingBody, Prompts
+from server.api.request.schema import EmbeddingBody, InputPart, Prompts
 from server.api.request.texts import kept_of, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
-from server.messages import IDLE, Embed, Ready
+from server.messages import IDLE, Crop, Embed, Ready
 from server.metrics import ENGINE
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
@@ -32,6 +33,7 @@ KINDS = (  # each row has the names that the APIs of Cohere, Jina and Google, an
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
 )
 LOAD_TO_EMBED = "load it with `embeddings: true` to use its hidden states as embeddings"
+NO_CROPS: Mapping[int, Crop] = {}
 TURN = 32  # texts sent to the worker before other tasks may run
 
 
@@ -73,7 +75,18 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
     for ids in prompts:
         if len(ids) > context:
             raise too_long(context, f"a text has {len(ids)} tokens", param)
-    return prompts
+    padded, pad = loaded.ready.padded_to, loaded.tokenizer.pad_id
+    return prompts if pad is None else [ids + [pad] * (padded - len(ids)) for ids in prompts]
+
+
+def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> int:
+    """Count the tokens of inputs. An image counts as many as its encoder has vectors. `crops` has the images by their index."""
+    return sum(_sizes(prompts, crops, loaded))
+
+
+def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> list[int]:
+    places = 0 if loaded.ready.vision is None else loaded.ready.vision.num_places
+    return [places if index in crops else len(ids) for index, ids in enumerate(prompts)]
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
@@ -82,13 +95,15 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
     known, given = dict(ready.prompts), "" if body.input is None else body.input
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     parts = [given] if isinstance(given, str) else given
+    if any(isinstance(part, InputPart) for part in parts):
+        raise invalid("input", "input has objects; expected texts or token ids, because only /v1/embeddings takes objects")
     texts = [part for part in parts if isinstance(part, str)]
     if name and name not in known:
         raise invalid("prompt_name", f"prompt_name is {name!r}; expected {_names(known)}")
     if name and len(texts) < len(parts):
         raise invalid("prompt_name", f"prompt_name is {name!r} and input has token ids; a prompt goes before texts")
     prefix = known.get(name if name is not None else ready.default_prompt or "", "")
-    return [prefix + text for text in texts] if prefix and texts else given
+    return [prefix + text for text in texts] if prefix and texts else cast("Prompts", given)
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
@@ -118,25 +133,28 @@ async def embed_all(
     *,
     per_token: bool = False,
     seconds: Sequence[int | None] | None = None,
+    crops: Mapping[int, Crop] = NO_CROPS,
 ) -> list[Vector]:
     """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
-    [tokens, size]. `seconds` has, for each pair, the index of the second text's first token.
+    [tokens, size]. `seconds` has, for each pair, the index of the second text's first token. `crops` has the images, by the index of the
+    prompts in whose place they are.
 
     The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
     nor waits until the queue is empty.
     """
-    num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
+    sizes, labels = _sizes(prompts, crops, loaded), (model.spec.name, ENGINE)
+    num_tokens = sum(sizes)
     who = caller(request)
     record = who.record
     most = 1 if who.is_idle else min(len(prompts), loaded.admission.max_at_once)
     try:
-        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, map(len, prompts))), who.quota_key, is_idle=who.is_idle)
+        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, sizes)), who.quota_key, is_idle=who.is_idle)
     except ApiError as error:
         context.metrics.rejected.labels(*labels, error.kind.code).inc()
         raise
     record.submit(model.spec.name, time.monotonic())
     try:
-        work = _embed_all(prompts, body, loaded, who, context.settings, most, per_token=per_token, seconds=seconds)
+        work = _embed_all(prompts, body, loaded, who, context.settings, most, per_token=per_token, seconds=seconds, crops=crops)
         vectors = await while_connected(request, work)
     finally:
         lease.release()
@@ -155,16 +173,21 @@ async def _embed_all(
     *,
     per_token: bool,
     seconds: Sequence[int | None] | None,
+    crops: Mapping[int, Crop],
 ) -> list[Vector]:
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     turns = asyncio.Semaphore(num_at_once)
 
-    async def embed(ids: Sequence[int], second: int | None) -> Vector:
+    async def embed(ids: Sequence[int], second: int | None, crop: Crop | None) -> Vector:
         async with turns:
-            priority = IDLE if who.is_idle else 0
-            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt(), priority, second)
+            asked = Embed(
+                *(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt()),
+                priority=IDLE if who.is_idle else 0,
+                second=second,
+                crop=crop,
+            )
             vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
         if per_token:
             return vector.reshape(len(ids), -1)
@@ -173,8 +196,8 @@ async def _embed_all(
     try:
         async with asyncio.TaskGroup() as group, asyncio.timeout(body.timeout):
             tasks: list[asyncio.Task[Vector]] = []
-            for ids, second in zip(prompts, seconds or repeat(None), strict=False):
-                tasks.append(group.create_task(embed(ids, second)))
+            for index, (ids, second) in enumerate(zip(prompts, seconds or repeat(None), strict=False)):
+                tasks.append(group.create_task(embed(ids, second, crops.get(index))))
                 if len(tasks) % TURN == 0:
                     await asyncio.sleep(0)
             await asyncio.wait(tasks)

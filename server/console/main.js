@@ -21,6 +21,7 @@ class App {
   conversations = new Map();
   models = null;  // the generating models; null until the server has answered
   model = null;  // the selected model
+  hearing = null;  // a model that transcribes speech; null if there is none
   fault = null;  // the error that kept the list of models from loading
   #listeners = [];
 
@@ -50,8 +51,11 @@ class App {
   // --- models ---
 
   async findModels() {
+    const heard = this.hearing?.id;
     try {
-      this.models = (await ask("/v1/models")).data.filter(model => model.generates !== false);
+      const {data} = await ask("/v1/models");
+      this.models = data.filter(model => model.generates !== false);
+      this.hearing = data.find(model => model.hears) ?? null;
       this.fault = null;
     } catch (error) {
       this.models ??= [];
@@ -59,6 +63,7 @@ class App {
       if (error.needsKey) this.models = [];
     }
     this.#choose(load("model", ""));
+    if (this.hearing?.id !== heard) this.views.chat.dictation.show();
   }
 
   #choose(wanted) {

@@ -1,4 +1,4 @@
-"""The engine of an encoder: embed whole texts in batches of a limited number of tokens. API keys take turns as in generation.
+"""The engine of an encoder: embed whole texts in batches of a limited number of tokens, and images. API keys take turns as in generation.
 
 Texts for a decoder go through the generating engine instead (`requests.Requests.embed`).
 """
@@ -6,7 +6,7 @@ Texts for a decoder go through the generating engine instead (`requests.Requests
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import UNKNOWN_S
 from server.engine.step_model import EmbedModel
-from server.messages import IDLE, Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
+from server.messages import IDLE, Abort, Crop, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
+    """A text, or an image, that waits to be embedded."""
+
     embed: Embed
     rank: tuple[int, int, int]
+    num_tokens: int  # for an image, the tokens of a text that take about as long
 
     @property
     def fairness_key(self) -> str:
@@ -56,11 +59,17 @@ class Embedder:
             self._publish(Failed(embed.request_id, ErrorCode.NOT_AN_EMBEDDING_MODEL, message))
             return
         num_tokens, max_context = len(embed.prompt_ids), self._model.limits.max_context
-        if not 1 <= num_tokens <= max_context:
+        if embed.crop is not None:
+            if fault := self._fault(embed.crop):
+                self._publish(Failed(embed.request_id, ErrorCode.INVALID_VALUE, fault))
+                return
+            assert self._model.limits.seeing is not None
+            num_tokens = self._model.limits.seeing.cost
+        elif not 1 <= num_tokens <= max_context:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
             self._publish(Failed(embed.request_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message))
             return
-        text = Text(embed, (embed.priority, self._num_arrived, 0))
+        text = Text(embed, (embed.priority, self._num_arrived, 0), num_tokens)
         self._num_arrived += 1
         self._texts[embed.request_id] = text
         self._queue.push(text)
@@ -78,13 +87,25 @@ class Embedder:
         if not self._has_announced:  # the costs of steps are not measured
             self._has_announced = True
             self._publish(Step(UNKNOWN_S))
-        vectors = self._model.run([text.embed.prompt_ids for text in texts], [text.embed.second for text in texts])
-        for text, vector in zip(texts, vectors, strict=True):
-            self._publish(embedding_of(text.embed, [vector]))
+        words = [text.embed for text in texts if text.embed.crop is None]
+        if words:
+            self._answer(words, self._model.run([embed.prompt_ids for embed in words], [embed.second for embed in words]))
+        images = [(text.embed, crop) for text in texts if (crop := text.embed.crop) is not None]
+        if images:
+            self._answer([embed for embed, _ in images], self._model.see([crop for _, crop in images]))
         return True
 
     def close(self) -> None:
         """Do nothing: this engine holds no resources."""
+
+    def _answer(self, asked: Sequence[Embed], vectors: NDArray[np.float32]) -> None:
+        for embed, vector in zip(asked, vectors, strict=True):
+            self._publish(embedding_of(embed, [vector]))
+
+    def _fault(self, crop: Crop) -> str:
+        """Return why an image cannot be embedded, or ""."""
+        seeing = self._model.limits.seeing
+        return "this model embeds only texts" if seeing is None else seeing.fault(crop)
 
     def _remove(self, request_id: str) -> None:
         text = self._texts.pop(request_id, None)
@@ -96,10 +117,9 @@ class Embedder:
         texts: list[Text] = []
         room = limits.max_tokens
         while len(texts) < limits.max_seqs and (text := self._queue.head()) is not None:
-            embed = text.embed
-            num_tokens = len(embed.prompt_ids)
+            embed, num_tokens = text.embed, text.num_tokens
             expired = embed.deadline is not None and embed.deadline <= now
-            if not expired and num_tokens > room:
+            if not expired and num_tokens > room and texts:
                 break
             self._remove(embed.request_id)
             if expired:

@@ -186,6 +186,7 @@ class EmbedLimits:
     max_context: int
     max_tokens: int
     max_seqs: int
+    seeing: SeeingLimits | None = None  # None: the model embeds no images
 
 
 class EmbedModel(Protocol):
@@ -195,4 +196,8 @@ class EmbedModel(Protocol):
     def run(self, token_lists: Sequence[Sequence[int]], seconds: Sequence[int | None]) -> NDArray[np.float32]:
         """Return one pooled vector per text [n, embedding_size], not normalised, or one number per class. A row depends only on its own
         text. `seconds` says where the second text of a pair begins."""
+        ...
+
+    def see(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
+        """Return one vector per image [n, embedding_size], not normalised. A row depends only on its own image."""
         ...

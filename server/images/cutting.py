@@ -2,15 +2,15 @@
 
 For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
 edge, and cut into crops. For InternVL, it is scaled to the grid of crops that fits its proportions best. In both, a last crop shows the
-whole image. For Qwen2-VL and Pixtral, both edges of the image become multiples of the edge of a token, and the image is one crop. Other
-models see one crop of a fixed size: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so the
-pixels are the same on every machine.
+whole image. For Qwen2-VL and Pixtral, both edges of the image become multiples of the edge of a token, and the image is one crop. LFM2-VL
+sees such a crop, and if the image is large, a grid of square crops before it. Other models see one crop of a fixed size: the whole image,
+or its middle. Pillow scales bytes with weights that are rounded to integers, so the pixels are the same on every machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
+from math import ceil, floor, prod, sqrt
 from typing import TYPE_CHECKING
 
 from server.messages import Crop, Fit
@@ -34,15 +34,19 @@ class CuttingFault(ValueError):
 class Plan:
     """How images are cut."""
 
-    crop_size: int  # pixels of an edge of a crop; with FREE or CAPPED, the edges of a crop are multiples of it
+    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED, FILLED or MIXED, the edges of a crop are multiples of it
     edge_tokens: int  # rows and columns of tokens of a square with this edge
     fit: Fit
     filter: int  # number of the filter in Pillow
     longest_edge: int = 0
     splits: bool = False  # False: there is only the crop of the whole image
-    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
-    least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with FREE: an image with more pixels is reduced
+    most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
+    least_pixels: int = 0  # with FREE or MIXED: an image with fewer pixels is enlarged
+    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: it gets nearly so many
+    least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
+    shows_whole: bool = True  # with MIXED: whether the crop of the whole follows those of a large image
+    tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
+    unsplit_pixels: int = 0  # with MIXED: an image with more pixels, when its edges are rounded to squares, is a large one
 
     def crop(self, image: Image) -> Crop:
         """Return an image of the size of a crop as a crop."""
@@ -87,28 +91,28 @@ def divisible_size(size: Size, crop_size: int) -> Size:
     return ceil(max(int(height * ratio), 1) / crop_size) * crop_size, height
 
 
-def best_grid(size: Size, edge: int, most_crops: int) -> Grid:
-    """Return the grid of at most `most_crops` crops whose proportions are nearest to those of the image. Of two equally near ones, return
-    the larger one if the image has more than half as many pixels as it."""
+def best_grid(size: Size, edge: int, most_crops: int, least_crops: int = 1) -> Grid:
+    """Return the grid of `least_crops` to `most_crops` crops whose proportions are nearest to those of the image. Of two equally near ones,
+    return the larger one if the image has more than half as many pixels as it."""
     width, height = size
     shapes = ((columns, rows) for columns in range(1, most_crops + 1) for rows in range(1, most_crops // columns + 1))
     best, nearest = Grid(1, 1), float("inf")
-    for columns, rows in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+    for columns, rows in sorted((shape for shape in shapes if prod(shape) >= least_crops), key=prod):
         distance = abs(width / height - columns / rows)
         if distance < nearest or (distance == nearest and 2 * width * height > edge * edge * columns * rows):
             best, nearest = Grid(rows, columns), distance
     return best
 
 
-def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int) -> Size:
-    """Return multiples of `edge` that are nearest to the size of an image. An image with more or fewer pixels than the limits is scaled to
-    the limit before: then its edges are rounded down, or up."""
+def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int, *, least_edge: int = 0) -> Size:
+    """Return multiples of `edge` that are nearest to the size of an image, and at least `least_edge`. An image with more or fewer pixels
+    than the limits is scaled to the limit before: then its edges are rounded down, or up."""
     width, height = size
     if max(size) > MOST_FREE_RATIO * min(size):
         raise CuttingFault(
             f"it has {width} x {height} pixels; expected edges of which none is {MOST_FREE_RATIO} times as long as the other"
         )
-    near = [round(length / edge) * edge for length in size]
+    near = _nearest(size, edge, least_edge)
     if near[0] * near[1] > most_pixels:
         factor = sqrt(width * height / most_pixels)
         near = [max(edge, floor(length / factor / edge) * edge) for length in size]
@@ -116,6 +120,22 @@ def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int) -> Siz
         factor = sqrt(least_pixels / (width * height))
         near = [ceil(length * factor / edge) * edge for length in size]
     return near[0], near[1]
+
+
+def _nearest(size: Size, edge: int, least_edge: int) -> list[int]:
+    return [max(least_edge, round(length / edge) * edge) for length in size]
+
+
+def filled_size(size: Size, edge: int, most_pixels: int) -> Size:
+    """Return multiples of `edge` for an image that is scaled until it has `most_pixels`, and whose edges are then rounded down. An image
+    that is too narrow for one square gets as many squares as it is longer than wide."""
+    factor, most = sqrt(most_pixels / prod(size)), max(1, most_pixels // edge**2)
+    width, height = (floor(factor * length / edge) for length in size)
+    if not width:
+        width, height = 1, min(size[1] // size[0], most)
+    elif not height:
+        width, height = min(size[0] // size[1], most), 1
+    return width * edge, height * edge
 
 
 def capped_size(size: Size, edge: int, longest_edge: int) -> Size:
@@ -142,13 +162,17 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
     """Return the crops of an image in RGB: line by line, and at last the whole."""
 
     def resized(image: Image, size: Size) -> Image:
-        return image if image.size == size else image.resize(size, plan.filter)
+        return _resized(image, size, plan)
 
     edge = plan.crop_size
     if plan.fit is Fit.CENTRE:
         return Grid(0, 0), [plan.crop(middle_of(image, edge, plan.filter))]
     if plan.fit is Fit.FREE:
         return Grid(0, 0), [plan.crop(resized(image, free_size(image.size, edge, plan.least_pixels, plan.most_pixels)))]
+    if plan.fit is Fit.FILLED:
+        return Grid(0, 0), [plan.crop(resized(image, filled_size(image.size, edge, plan.most_pixels)))]
+    if plan.fit is Fit.MIXED:
+        return _mixed(image, plan)
     if plan.fit is Fit.CAPPED:
         return Grid(0, 0), [plan.crop(resized(image, capped_size(image.size, edge, plan.longest_edge)))]
     if plan.fit is Fit.TILES:
@@ -163,5 +187,27 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
     grid, whole = Grid(cut.height // edge, cut.width // edge), plan.crop(resized(image, (edge, edge)))
     if grid == Grid(1, 1):
         return Grid(0, 0), [whole]
+    return grid, [*_squares(cut, grid, edge, plan), whole]
+
+
+def _mixed(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
+    """Return the crop of the whole in its proportions. Before it come the crops of a large image."""
+    edge = plan.crop_size
+    size = free_size(image.size, edge, plan.least_pixels, plan.most_pixels, least_edge=edge)
+    is_large = prod(_nearest(image.size, edge, edge)) > plan.unsplit_pixels
+    grid = best_grid(image.size, plan.tile_edge, plan.most_crops, plan.least_crops) if plan.splits and is_large else Grid(1, 1)
+    if grid == Grid(1, 1):
+        return Grid(0, 0), [plan.crop(_resized(image, size, plan))]
+    cut = _resized(image, (grid.columns * plan.tile_edge, grid.rows * plan.tile_edge), plan)
+    whole = [plan.crop(_resized(image, size, plan))] if plan.shows_whole else []
+    return grid, [*_squares(cut, grid, plan.tile_edge, plan), *whole]
+
+
+def _resized(image: Image, size: Size, plan: Plan) -> Image:
+    return image if image.size == size else image.resize(size, plan.filter)
+
+
+def _squares(image: Image, grid: Grid, edge: int, plan: Plan) -> list[Crop]:
+    """Return the crops of an image that is cut into a grid, line by line."""
     places = ((column * edge, row * edge) for row in range(grid.rows) for column in range(grid.columns))
-    return grid, [*(plan.crop(cut.crop((x, y, x + edge, y + edge))) for x, y in places), whole]
+    return [plan.crop(image.crop((x, y, x + edge, y + edge))) for x, y in places]

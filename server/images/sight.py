@@ -6,7 +6,8 @@ becomes the tokens of the image's crops. Idefics3 and SmolVLM were trained with
 
     a fake token, the place of the crop, its image tokens; a line break after each row of crops; at last the same for the whole image
 
-Others were trained with the image tokens of all crops, and with texts before, after and between their rows that the family names.
+LFM2-VL was trained with a place before each crop of a large image, too. Others were trained with the image tokens of all crops, and with
+texts before, after and between their rows that the family names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from server.interfaces import Tokenizer
 from server.messages import Fit, Vision
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+THUMBNAIL = "<|img_thumbnail|>"  # of LFM2-VL
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,7 @@ class Sight:
         return Sight(vision, marker, image, decoder, "" if begin in (marker, image) else begin)
 
     def plan(self, detail: str | None) -> Plan:
-        """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
-        vision, is_low = self.vision, detail == "low"
-        splits = vision.splits and not is_low
-        low_edge, longest, most = LOW_EDGE * vision.crop_size, vision.longest_edge, vision.most_pixels
-        if is_low and vision.fit is Fit.CAPPED:
-            longest = min(longest, low_edge)
-        if is_low and vision.fit is Fit.FREE:
-            most = min(most, low_edge**2)
-        edge, pixels = (vision.crop_size, vision.edge_tokens), (min(vision.least_pixels, most), most)
-        return Plan(*edge, vision.fit, vision.filter, longest, splits, vision.most_crops, *pixels)
+        return plan_of(self.vision, detail)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt with the tokens of each image in place of its marker. A prompt begins with the token that the tokenizer puts
@@ -72,6 +65,8 @@ class Sight:
         return text if text.startswith(self.begin) else self.begin + text
 
     def _written(self, picture: Picture) -> str:
+        if self.vision.fit is Fit.MIXED and picture.rows:
+            return self._with_places(picture)
         if self.vision.fit is not Fit.TILES:
             begin, end = self.vision.around
             rows = (row for crop in picture.crops for row in [self.image_text * crop.columns] * crop.rows)
@@ -82,6 +77,13 @@ class Sight:
             for row in range(picture.rows)
         ]
         return "".join(rows) + ("\n" if rows else "") + f"{AROUND}{WHOLE}{tokens}{AROUND}"
+
+    def _with_places(self, picture: Picture) -> str:
+        """Return the tokens of a large image of LFM2-VL: before each crop stands its place, and maybe the whole follows."""
+        begin, end = self.vision.around
+        places = [f"<|img_row_{row + 1}_col_{column + 1}|>" for row in range(picture.rows) for column in range(picture.columns)]
+        crops = zip([*places, THUMBNAIL], picture.crops, strict=False)
+        return f"{begin}{''.join(place + self.image_text * crop.num_tokens for place, crop in crops)}{end}"
 
     def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         """Return messages in which a content with images is a list of parts, as templates expect: texts, and an image for each marker."""
@@ -98,3 +100,31 @@ class Sight:
         for text in others:
             parts += [{"type": "image"}, *([{"type": "text", "text": text}] if text else [])]
         return parts
+
+
+def plan_of(vision: Vision, detail: str | None = None) -> Plan:
+    """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
+    is_low = detail == "low"
+    splits = vision.splits and not is_low
+    low_edge, longest, most = LOW_EDGE * vision.crop_size, vision.longest_edge, vision.most_pixels
+    if is_low and vision.fit is Fit.CAPPED:
+        longest = min(longest, low_edge)
+    if is_low and vision.fit is Fit.FREE:
+        most = min(most, low_edge**2)
+    if is_low and vision.fit is Fit.FILLED:
+        most = max(most // 4, vision.crop_size**2)
+    return Plan(
+        crop_size=vision.crop_size,
+        edge_tokens=vision.edge_tokens,
+        fit=vision.fit,
+        filter=vision.filter,
+        longest_edge=longest,
+        splits=splits,
+        most_crops=vision.most_crops,
+        least_pixels=min(vision.least_pixels, most),
+        most_pixels=most,
+        least_crops=vision.least_crops,
+        shows_whole=vision.shows_whole,
+        tile_edge=vision.tile_edge,
+        unsplit_pixels=vision.unsplit_pixels,
+    )

@@ -12,6 +12,7 @@ from typing import Protocol
 from typing_extensions import TypedDict
 
 from server.defaults import Defaults
+from server.images.decoder import ImageDecoder
 from server.images.sight import Sight
 from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
@@ -114,6 +115,7 @@ class Loaded:
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
     speech: SpeechTokens | None = None  # tokens of transcripts; None if the model hears no audio
     sight: Sight | None = None  # None: the model sees no images
+    image_decoder: ImageDecoder | None = None  # of images that are embedded; None: the model embeds none
     defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 

@@ -49,6 +49,9 @@ class Starter:
             tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
             tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, spec.defaults.template)
             ready = await loading
+            if ready.padded_to and tokenizer.pad_id is None:
+                text = f"the files of {spec.source} name no pad_token, and the model was trained on texts with padding"
+                raise LoadError(ErrorCode.LOAD_REFUSED, text)
         except BaseException:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
@@ -68,7 +71,13 @@ class Starter:
         fetcher = Fetcher(settings.image_hosts, settings.max_image_bytes, settings.image_fetch_s)
         decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # its process starts with its first call
         sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
-        return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
+        return Loaded(
+            *(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer)),
+            defaults=defaults,
+            speech=speech,
+            sight=sight,
+            image_decoder=None if ready.vision is None or ready.generates else decoder,
+        )
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""

@@ -51,6 +51,8 @@ class Tokenizer:
 
         self._special_tokens = found.special_tokens()
         special = (self._tokenizer.token_to_id(text) for text in self._special_tokens.values())
+        padding = self._special_tokens.get("pad_token")
+        self.pad_id: int | None = None if padding is None else self._tokenizer.token_to_id(padding)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
             [id for id, token in added.items() if token.special] + [id for id in special if id is not None]

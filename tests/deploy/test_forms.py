@@ -16,11 +16,12 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import save_file
 
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.layers.tower import sees
 from compiler.frontend.weights import TensorInfo, open_safetensors
 from compiler.machine.target import get
 from deploy import demo
 from deploy.bench.synthetic import Fp8Weights
-from deploy.forms import ServedForm, compare_forms, quantised_bytes, recommended
+from deploy.forms import ServedForm, compare_forms, estimate_forms, quantised_bytes, recommended
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model
 from deploy.model_loading.facts import facts_of
 from deploy.model_loading.files import open_files
@@ -28,6 +29,8 @@ from deploy.serve import compare_forms as compare_in_process
 from server.interfaces import LoadError
 from server.messages import Load
 from tests.golden.gguf_models import convert
+from tests.golden.joint import SUBJECTS as joint
+from tests.golden.vision import SUBJECTS as vision
 
 LOAD = Load("demo", str(demo.MODEL), "bf16", max_batch=4)
 
@@ -50,6 +53,17 @@ def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
     assert forms["bf16"].weights_bytes == pytest.approx(found.plan.weights_bytes, rel=0.01)
     int4 = inspect_model(msgspec.structs.replace(LOAD, quantize="4bit"))
     assert forms["4bit"].weights_bytes == pytest.approx(int4.plan.weights_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("folder", [vision["idefics3"].folder, vision["lfm2_vl"].folder, vision["gemma4"].folder, joint["clip"].folder])
+def test_encoders_of_images_keep_16_bits(folder: Path) -> None:
+    """Their matrices need not divide into groups: those here have 48 and 80 columns, those of SigLIP so400m 4,304."""
+    files = open_files(folder)
+    forms = {form.quantize: form for form in estimate_forms(files)}
+    seen = sum(math.prod(info.shape) for name, info in files.weights.tensors.items() if sees(name) and len(info.shape) > 1)
+    assert seen and {"4bit", "int8"} <= forms.keys()
+    for name in ("4bit", "int8"):
+        assert forms[name].weights_bytes > 2 * seen and 0 < forms[name].loss < 0.2
 
 
 def test_experts_take_a_multiplier_per_group_and_a_scale_per_channel_on_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:

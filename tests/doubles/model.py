@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from compiler.sampling.meaning import sample, token_logprobs
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
+from server.messages import Crop
 
 History = NDArray[np.int32]  # the tokens of a sequence, up to the token whose logits are computed
 State = NDArray[np.uint64]  # per token: a digest of the token and of all tokens before it
@@ -212,6 +213,10 @@ class NullEmbedModel:
         vector_of = hashed_logits(self._limits.embedding_size)
         self._cost.spend(num_tokens)
         return np.stack([vector_of(np.asarray(tokens, np.int32)) for tokens in token_lists])
+
+    def see(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
+        vector_of = hashed_logits(self._limits.embedding_size)
+        return np.stack([vector_of(np.frombuffer(crop.pixels, np.uint8).astype(np.int32)) for crop in crops])
 
 
 def hashed_logits(vocab_size: int) -> LogitsOf:

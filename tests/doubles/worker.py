@@ -121,6 +121,7 @@ class ByteTokenizer:
         self.specials = {258 + index: text for index, text in enumerate(specials)}
         self.vocab_size = 258 + len(self.specials)
         self.eos_ids: tuple[int, ...] = (self.EOS,)
+        self.pad_id: int | None = self.EOS
         self.special_ids = frozenset((self.BOS, self.EOS, *self.specials))
         self.special_texts = {self.BOS: b"<s>", self.EOS: b"</s>", **{index: text.encode() for index, text in self.specials.items()}}
         self.max_token_chars = max(map(len, self.special_texts.values()))
@@ -181,6 +182,7 @@ class NullScript:
     embedding_note: str = ""
     embeds_tokens: bool = True
     normalize: bool = True
+    padded_to: int = 0
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     classes: tuple[str, ...] = ()
@@ -244,6 +246,7 @@ class NullWorker:
             embeds_tokens=script.embeds_tokens,
             generates=script.generates,
             normalize=script.normalize,
+            padded_to=script.padded_to,
             prompts=script.prompts,
             default_prompt=script.default_prompt,
             classes=script.classes,
@@ -311,7 +314,8 @@ class NullWorker:
         self.embeds.append(embed)
         await asyncio.sleep(self.script.prefill_s)
         ids = embed.prompt_ids
-        sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the vector of the last token equals the vector of the whole text
+        whole = sum(ids) if embed.crop is None else sum(embed.crop.pixels)
+        sums = accumulate(ids) if embed.per_token else [whole]  # the vector of the last token equals the vector of the whole text
         size = len(self.script.classes) or self.script.embedding_size
         vectors = [_vector(total, size, normalize=embed.normalize) for total in sums]
         return Embedding(embed.request_id, b"".join(vectors), len(ids))

@@ -7,7 +7,7 @@ import base64
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,7 +88,22 @@ def test_answers_are_those_of_transformers(client: openai.OpenAI, number: int) -
     assert answer.usage.prompt_tokens == len(ARRAYS[f"prompt_{number}"])
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llava", "llava_siglip", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",
+        "llava",
+        "llava_siglip",
+        "internvl",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "mistral3",
+        "lfm2_vl",
+        "gemma4",
+        "gemma4_both_ways",
+    ],
+)
 def test_other_families_answer_what_transformers_answers(cache_folder: Path, name: str) -> None:
     """Each of them sees two images in a conversation, several conversations at a time, and the same after its worker was killed."""
     subject = SUBJECTS[name]
@@ -180,6 +195,51 @@ def test_the_other_apis_see_the_same(server: DemoServer, client: openai.OpenAI) 
         told = llama.chat("idefics3", [{"role": "user", "content": text, "images": data}], options={"temperature": 0, "num_predict": 8})
     assert expected.startswith(told.message.content or "")
     assert told.prompt_eval_count == len(ARRAYS["prompt_1"])
+
+
+def test_several_images_in_results_of_tools(server: DemoServer, client: openai.OpenAI) -> None:
+    """All APIs write them to the same prompt, in order."""
+    data = [base64.b64encode(FILES[number]).decode() for number in (1, 2)]
+    urls = [f"data:image/png;base64,{one}" for one in data]
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    chat: list[Any] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]},
+    ]
+    prompt = answered(client, chat, 1).prompt_token_ids
+    assert prompt.count(IMAGE) == ROWS * (len(ARRAYS["crops_1"]) + len(ARRAYS["crops_2"]))
+    swapped = [*chat[:2], {**chat[2], "content": chat[2]["content"][::-1]}]
+    assert answered(client, chat, 8).choices[0].token_ids != answered(client, swapped, 8).choices[0].token_ids
+
+    blocks = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": one}} for one in data]
+    claude = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": blocks}]},
+    ]
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": url} for url in urls]},
+    ]
+    llama = [chat[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}]
+    llama += [{"role": "tool", "tool_name": "look", "content": "", "images": data}]
+
+    def of_claude(answer: Any) -> int:
+        return answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]
+
+    asked: dict[str, tuple[dict[str, Any], Callable[[Any], int]]] = {
+        "/v1/messages": ({"messages": claude, "max_tokens": 1}, of_claude),
+        "/v1/responses": ({"input": items, "max_output_tokens": 1}, lambda answer: answer["usage"]["input_tokens"]),
+        "/api/chat": ({"messages": llama, "stream": False, "options": {"num_predict": 1}}, lambda answer: answer["prompt_eval_count"]),
+    }
+    counts: dict[str, int] = {}
+    for path, (body, count) in asked.items():
+        answer = httpx.post(f"{server.url}{path}", json={"model": "idefics3", "temperature": 0, **body}, timeout=60, verify=False)
+        assert answer.status_code == 200, answer.text
+        counts[path] = count(answer.json())
+    assert set(counts.values()) == {len(prompt)}
 
 
 def test_descriptions_of_the_model_name_vision(server: DemoServer) -> None:

@@ -15,7 +15,13 @@ from tests.golden.vision_subject import Subject
 
 def crops_of(subject: Subject, numbers: Iterable[int]) -> list[Crop]:
     """Return the crops of images, in order."""
-    return [crop_of(subject, pixels) for number in numbers for pixels in subject.arrays[f"crops_{number}"]]
+    return [crop_of(subject, pixels) for number in numbers for pixels in pixels_of(subject, number)]
+
+
+def pixels_of(subject: Subject, number: int) -> list[NDArray[Any]]:
+    """Return the pixels of the crops of an image. The crop of the whole may have another size than those before it."""
+    found = [*subject.arrays[f"crops_{number}"]]
+    return [*found, subject.arrays[f"whole_{number}"]] if f"whole_{number}" in subject.arrays else found
 
 
 def crop_of(subject: Subject, pixels: NDArray[Any]) -> Crop:

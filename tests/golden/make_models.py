@@ -345,6 +345,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "gemma4": Causal(
         {
             "model_type": "gemma4",
+            "image_token_id": 3,
             "tie_word_embeddings": True,
             "text_config": {
                 "model_type": "gemma4_text",
@@ -1134,6 +1135,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "lfm2_vl": Causal(
         {
             "model_type": "lfm2_vl",
+            "image_token_id": 3,
             "text_config": {
                 "model_type": "lfm2",
                 **{key: value for key, value in TINY.items() if key not in ("rms_norm_eps", "hidden_act", "tie_word_embeddings")},

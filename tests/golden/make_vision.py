@@ -2,9 +2,11 @@
 
 python -m venv V; V/bin/pip install torch==2.13.0 transformers==5.24.0 pillow==13.0.0; V/bin/python -m tests.golden.make_vision [NAME...]
 
-`golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N) and their rows (rows_N); and for each
-conversation the prompt as text and as token ids, the logits that follow it, and the greedy continuation. The first file is not square, the
-second is smaller than a crop, the third is transparent in places.
+LFM2-VL also needs torchvision==0.28.0.
+
+`golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N, and whole_N if the crop of the whole image has
+another size) and their rows (rows_N); and for each conversation the prompt as text and as token ids, the logits that follow it, and the
+greedy continuation. The first file is not square, the second is smaller than a crop, the third is transparent in places.
 """
 
 from __future__ import annotations
@@ -19,9 +21,16 @@ from typing import Any
 import numpy as np
 
 from tests.golden.vision import SUBJECTS
-from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, SIZES, Subject
+from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, PATCH, SIZES, Subject
 
-FEATURES = ("pixel_values", "image_grid_thw", "image_sizes")  # what image processors give to the encoder
+FEATURES = (
+    "pixel_values",
+    "image_grid_thw",
+    "image_sizes",
+    "spatial_shapes",
+    "image_position_ids",
+)  # what image processors give to the encoder
+MASK = "pixel_attention_mask"
 MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
 
 
@@ -87,10 +96,13 @@ def make(subject: Subject) -> None:
     cutter = getattr(import_module(f"transformers.models.{module}"), name)
     options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
     is_qwen = "merge_size" in subject.processor
-    if subject.any_size and not is_qwen:
+    is_mixed, is_gemma4 = subject.name == "lfm2_vl", subject.config["model_type"] == "gemma4"
+    if subject.any_size and not is_qwen and not is_mixed and not is_gemma4:
         options["patch_size"] = {"height": subject.square, "width": subject.square}  # as PixtralProcessor asks for
     images = cutter(**options)
-    if subject.any_size:
+    if is_mixed:
+        processor = transformers.Lfm2VlProcessor(images, words, chat_template=subject.template)
+    elif subject.any_size:
         processor = AnySizeProcessor(subject, images, words)
     elif subject.name == "internvl":
         processor = InternProcessor(subject, images, words)
@@ -103,6 +115,7 @@ def make(subject: Subject) -> None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 fill(subject, name, parameter)
+            fill_buffers(model)
             found: list[dict[str, Any]] = []
             for text, numbers in CONVERSATIONS:
                 if (one := answered(subject, model, processor, text, [shown(files[number]) for number in numbers])) is None:
@@ -114,12 +127,19 @@ def make(subject: Subject) -> None:
         arrays[f"image_{number}"] = np.frombuffer(file, np.uint8)
         plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})
         given = plain([[shown(file)]], return_tensors="np")
-        crops = whole(subject, given) if is_qwen else np.asarray(given["pixel_values"])
-        crops = crops.reshape(-1, *crops.shape[-3:])
-        arrays[f"crops_{number}"] = crops.transpose(0, 2, 3, 1).astype(np.uint8)
+        if is_gemma4:
+            arrays[f"crops_{number}"] = np.stack(parts_of({**given, "spatial_shapes": shapes_of(given)}))
+        elif is_mixed:
+            *others, last = parts_of(given)
+            arrays[f"crops_{number}"] = np.stack(others) if others else last[None]
+            arrays |= {f"whole_{number}": last} if others else {}
+        else:
+            crops = whole(subject, given) if is_qwen else np.asarray(given["pixel_values"])
+            arrays[f"crops_{number}"] = crops.reshape(-1, *crops.shape[-3:]).transpose(0, 2, 3, 1).astype(np.uint8)
         pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
-            features = model.model.get_image_features(**{name: pixels[name] for name in FEATURES if name in pixels})
+            wanted = (*FEATURES, MASK) if is_mixed else FEATURES
+            features = model.model.get_image_features(**{name: pixels[name] for name in wanted if name in pixels})
         depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
         rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
         arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
@@ -164,6 +184,11 @@ class AnySizeProcessor:
         first, *pieces = text.split(self.subject.image_text)
         given = self.images(images, return_tensors="pt") if images else {}
         counts = [int(grid.prod()) // self.subject.processor["merge_size"] ** 2 for grid in given.get("image_grid_thw", ())]
+        if "num_soft_tokens_per_image" in given:
+            begin, end = (self.subject.special_names[f"{name}_token"] for name in ("boi", "eoi"))
+            shown = [f"{begin}{self.subject.image_text * int(count)}{end}" for count in given["num_soft_tokens_per_image"]]
+            whole = first + "".join(one + piece for one, piece in zip(shown, pieces, strict=True))
+            return {"input_ids": self.words(whole, return_tensors="pt", add_special_tokens=False)["input_ids"], **given}
         shown = [self.subject.image_text * count for count in counts] or [self.rows(*size) for size in given.get("image_sizes", ())]
         whole = first + "".join(one + piece for one, piece in zip(shown, pieces, strict=True))
         return {"input_ids": self.words(whole, return_tensors="pt", add_special_tokens=False)["input_ids"], **given}
@@ -182,6 +207,19 @@ def whole(subject: Subject, given: Any) -> Any:
     return parts.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * patch, columns * patch)
 
 
+def parts_of(given: Any) -> list[Any]:
+    """Return the crops whose patches the image processor of LFM2-VL gives, each [height, width, colours]."""
+    shapes = [(int(rows), int(columns)) for rows, columns in given["spatial_shapes"]]
+    found = [np.asarray(crop)[: rows * columns] for crop, (rows, columns) in zip(given["pixel_values"], shapes, strict=True)]
+    cut = [crop.reshape(*shape, PATCH, PATCH, 3).transpose(0, 2, 1, 3, 4) for crop, shape in zip(found, shapes, strict=True)]
+    return [crop.reshape(crop.shape[0] * PATCH, -1, 3).astype(np.uint8) for crop in cut]
+
+
+def shapes_of(given: Any) -> list[tuple[int, int]]:
+    """Return the rows and columns of the patches that the image processor of Gemma 4 gives."""
+    return [(int(places[:, 1].max()) + 1, int(places[:, 0].max()) + 1) for places in given["image_position_ids"]]
+
+
 def pieces_of(cutter: Any, pictures: list[Any]) -> list[Any]:
     return [cutter([[picture]], return_tensors="pt")["pixel_values"] for picture in pictures]
 
@@ -189,12 +227,22 @@ def pieces_of(cutter: Any, pictures: list[Any]) -> list[Any]:
 def fill(subject: Subject, name: str, parameter: Any) -> None:
     """Draw a parameter."""
     scale = 0.2 if parameter.ndim == 1 else 1.6 * parameter[0].numel() ** -0.5
-    scale = 0.6 if "embedd" in name and "patch" not in name else scale
-    if subject.name == "gemma3" and "embed_tokens" in name:
+    scale = 0.6 if ("embedd" in name and "patch" not in name) or "position_embedding_table" in name else scale
+    if subject.name.startswith("gemma") and name.endswith("embed_tokens.weight"):
         scale /= parameter.shape[1] ** 0.5  # Gemma scales embeddings; large ones would outweigh the layers, and the text repeat itself
     is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
     adds_one = subject.name == "gemma3" and parameter.ndim == 1 and "vision_tower" not in name  # norms of Gemma add 1 to their weights
     parameter.normal_(0, scale).add_(1.0 if is_norm and not adds_one else 0.0)
+
+
+def fill_buffers(model: Any) -> None:
+    """Draw the buffers that checkpoints have: ranges to which the encoder of Gemma 4 clips, and what standardises its results."""
+    for name, buffer in model.named_buffers():
+        kind = name.rpartition(".")[2]
+        if kind in ("input_min", "output_min", "input_max", "output_max"):
+            buffer.normal_(0, 0.2).add_(1.5).mul_(-1 if kind.endswith("min") else 1)
+        elif kind in ("std_bias", "std_scale"):
+            buffer.normal_(0, 0.2).add_(1.0 if kind == "std_scale" else 0.0)
 
 
 def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: list[Any]) -> dict[str, Any] | None:
@@ -205,11 +253,11 @@ def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: 
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     given = processor(text=prompt, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
     ids = given["input_ids"][0].tolist()
-    pixels = {name: given[name] for name in (*FEATURES, "pixel_attention_mask") if name in given}
+    pixels = {name: given[name] for name in (*FEATURES, MASK) if name in given}
     prompt_ids, rows = list(ids), []
     for _ in range(CONTINUATION):
-        is_gemma, is_qwen = subject.config["model_type"] == "gemma3", "merge_size" in subject.processor
-        which = "token_type_ids" if is_gemma else "mm_token_type_ids" if is_qwen else ""
+        kind, is_qwen = subject.config["model_type"], "merge_size" in subject.processor
+        which = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids" if is_qwen or kind == "gemma4" else ""
         types = {which: (torch.tensor([ids]) == subject.image).long()} if which else {}
         row = model(input_ids=torch.tensor([ids]), use_cache=False, **pixels, **types).logits[0, -1].numpy()
         second, first = np.sort(row)[-2:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.golden.vision_subject import ENCODER, PATCH, PIXELS, TEXT, Subject, text_of, token_of
+from tests.golden.vision_subject import ENCODER, LETTERS, PATCH, PIXELS, TEXT, Subject, text_of, token_of
 
 QWEN = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -178,4 +178,154 @@ def _pixtral() -> Subject:
     return replace(like, name="pixtral", config={**kept, **changes}, processor=processor, square=PATCH, options=options)
 
 
-ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral())
+def _lfm2_vl() -> Subject:
+    """Return a model that sees the first image, which is large, in parts too. Some crops have edges with fewer patches than its table of
+    positions has entries, others with more."""
+    places = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 5)]
+    special = ("<|startoftext|>", "<|im_end|>", "<|im_start|>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *places)
+    text = {**text_of("lfm2", 1e-5, special), "norm_eps": 1e-5, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
+    del text["rms_norm_eps"]
+    return Subject(
+        "lfm2_vl",
+        config={
+            "architectures": ["Lfm2VlForConditionalGeneration"],
+            "model_type": "lfm2_vl",
+            "image_token_id": token_of(special, "<image>"),
+            "downsample_factor": 2,
+            "projector_hidden_act": "gelu",
+            "projector_hidden_size": 80,
+            "tie_embedding": True,
+            "text_config": {**text, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+            "vision_config": {
+                **ENCODER,
+                "model_type": "siglip2_vision_model",
+                "num_patches": 36,
+                "patch_size": PATCH,
+                "vision_use_head": False,
+            },
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "do_image_splitting": True,
+            "do_pad": True,
+            "do_resize": False,  # as files of LFM2-VL say, whose processor resizes nevertheless
+            "downsample_factor": 2,
+            "encoder_patch_size": PATCH,
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "max_image_tokens": 40,
+            "max_pixels_tolerance": 1.1,
+            "max_tiles": 4,
+            "min_image_tokens": 12,
+            "min_tiles": 2,
+            "resample": 2,
+            "tile_size": 48,
+            "use_thumbnail": True,
+        },
+        special=special,
+        image_text="<image>",
+        template=(
+            "{{- bos_token -}}{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\n' -}}"
+            "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}{%- for item in message['content'] -%}"
+            "{%- if item['type'] == 'image' -%}{{- '<image>' -}}{%- elif item['type'] == 'text' -%}{{- item['text'] -}}{%- endif -%}"
+            "{%- endfor -%}{%- endif -%}{{- '<|im_end|>\n' -}}{%- endfor -%}"
+            "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+        ),
+        rows=1,
+        square=2 * PATCH,
+        classes=("Lfm2VlProcessor", "lfm2_vl.image_processing_lfm2_vl.Lfm2VlImageProcessor"),
+        options={},
+        special_names={"image_token": "<image>"},
+    )
+
+
+def _gemma4() -> Subject:
+    """Return a small Gemma 4: with per-layer embeddings, keys and values that layers share, and ranges to which the encoder clips."""
+    special = ("<bos>", "<turn|>", "<|turn>", "<|image|>", "<|image>", "<image|>", "<pad>")
+    sizes = {"vocab_size": len(LETTERS) + len(special), "eos_token_id": len(LETTERS) + 1, "pad_token_id": token_of(special, "<pad>")}
+    text = {
+        **TEXT,
+        **sizes,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "sliding_window": 80,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": len(LETTERS) + len(special),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    }
+    return Subject(
+        "gemma4",
+        config={
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "image_token_id": token_of(special, "<|image|>"),
+            "boi_token_id": token_of(special, "<|image>"),
+            "eoi_token_id": token_of(special, "<image|>"),
+            "audio_config": None,
+            "tie_word_embeddings": True,
+            "text_config": text,
+            "vision_config": {
+                **ENCODER,
+                "model_type": "gemma4_vision",
+                "num_key_value_heads": 4,
+                "head_dim": 12,
+                "patch_size": PATCH,
+                "pooling_kernel_size": 2,
+                "position_embedding_size": 160,
+                "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+                "use_clipped_linears": True,
+            },
+        },
+        processor={
+            "do_convert_rgb": True,
+            "do_normalize": False,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_processor_type": "Gemma4ImageProcessor",
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": 70,
+            "patch_size": PATCH,
+            "pooling_kernel_size": 2,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+        },
+        special=special,
+        image_text="<|image|>",
+        template=(
+            "{{ bos_token }}{%- for message in messages -%}{{ '<|turn>' + message['role'] + '\n' }}"
+            "{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- else -%}"
+            "{%- for item in message['content'] -%}{%- if item['type'] == 'image' -%}{{ '<|image|>' }}"
+            "{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- endif -%}"
+            "{{ '<turn|>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|turn>model\n' }}{%- endif -%}"
+        ),
+        rows=1,
+        square=2 * PATCH,
+        classes=("Gemma4Processor", "gemma4.image_processing_pil_gemma4.Gemma4ImageProcessorPil"),
+        options={},
+        special_names={"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+    )
+
+
+def _gemma4_both_ways() -> Subject:
+    """Return a model like the larger ones: tokens of an image attend to all of them in layers with a window, and patches are
+    standardised."""
+    like = _gemma4()
+    text = {
+        **like.config["text_config"],
+        "use_bidirectional_attention": "vision",
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    }
+    encoder = {**like.config["vision_config"], "use_clipped_linears": False, "standardize": True}
+    return replace(like, name="gemma4_both_ways", config={**like.config, "text_config": text, "vision_config": encoder})
+
+
+ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral(), _lfm2_vl(), _gemma4(), _gemma4_both_ways())

@@ -1,14 +1,25 @@
 """Gemma 4: layers without a window have larger heads, and may derive values from the projected keys. The last layers may read the keys and
-values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Images and sound are
-not read."""
+values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Most models also see
+images of any size. Sound is not read."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
+from math import isqrt
 from typing import Any
 
-from compiler.frontend.config import Heads, LayerInputs, ModelConfig, read_decoder, read_softcap, read_windows, text_fields
+from compiler.frontend.config import (
+    Heads,
+    LayerInputs,
+    ModelConfig,
+    read_activation,
+    read_decoder,
+    read_softcap,
+    read_windows,
+    text_fields,
+)
+from compiler.frontend.cutting import FILLED
 from compiler.frontend.families.gemma2 import GGUF_LAYER_NAMES, NORMS
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
@@ -17,8 +28,11 @@ from compiler.frontend.layers.decoder import QKV, Layer, Step, activated, append
 from compiler.frontend.layers.mixture import experts
 from compiler.frontend.mixture import ExpertNames, Mixture
 from compiler.frontend.rope import read_rope
+from compiler.frontend.towers import KINDS, check_tokens
+from compiler.frontend.vision import MOST_PATCHES, Connector, Tower, Vision
 from compiler.ir.graph.atoms import ScalarValue, Var
-from compiler.ops.elementwise import LESS, MULTIPLY, WHERE
+from compiler.ops.elementwise import ADD, LESS, MULTIPLY, WHERE
+from compiler.ops.index import SCATTER
 
 NAMES = ExpertNames(
     "router.proj",
@@ -29,6 +43,19 @@ NAMES = ExpertNames(
     stacked=("experts.gate_up_proj", "experts.down_proj"),
     halves=True,
 )
+MULTIMODAL = "gemma4"
+IMAGE_TOKEN = "image_token_id"
+ENCODER: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10_240,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+}
 UNIFIED = "gemma4_unified"  # models without separate encoders for images and sound; they have neither experts nor per-layer embeddings
 ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -40,6 +67,7 @@ PERIOD = 6  # the last layer of each period has no window
 def read(fields: Fields) -> ModelConfig:
     model_type = fields.text("model_type")
     unified = model_type.startswith(UNIFIED)
+    outer, vision = fields, _read_vision(fields) if model_type == MULTIMODAL and fields.raw("vision_config") else None
     if not model_type.endswith("_text"):
         fields = text_fields(fields, {"model_type": f"{model_type}_text"})
     fields.fill(num_attention_heads=8, num_key_value_heads=4, head_dim=256, intermediate_size=9216, hidden_activation="gelu_pytorch_tanh")
@@ -61,7 +89,60 @@ def read(fields: Fields) -> ModelConfig:
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )
     config = _with_widths(fields, sharing(fields, _with_global_heads(fields, config)))
-    return config if unified else replace(config, layer_inputs=_read_inputs(fields), mixture=_read_mixture(fields))
+    if unified:
+        return config
+    config = replace(config, layer_inputs=_read_inputs(fields), mixture=_read_mixture(fields))
+    return config if vision is None else _seeing(outer, fields, config, vision)
+
+
+def _read_vision(fields: Fields) -> Vision:
+    inner = fields.fields("vision_config", ENCODER)
+    inner.skip("model_type", "max_position_embeddings", "default_output_length", "global_head_dim")
+    size, heads, patch, merge = (
+        inner.integer(name) for name in ("hidden_size", "num_attention_heads", "patch_size", "pooling_kernel_size")
+    )
+    if size % (4 * heads):
+        raise inner.error("num_attention_heads", f"a number that divides {size} into heads whose halves consist of pairs")
+    inner.require_equal("head_dim", size // heads, "hidden_size / num_attention_heads")
+    inner.require_equal("num_key_value_heads", heads, "num_attention_heads")
+    if inner.flag("attention_bias", False):
+        raise inner.error("attention_bias", "false")
+    if merge**2 > MOST_PATCHES:
+        raise inner.error("pooling_kernel_size", f"at most {isqrt(MOST_PATCHES)}")
+    rope = inner.fields("rope_parameters")
+    if rope.text("rope_type", KINDS[0]) not in KINDS:
+        raise rope.error("rope_type", " or ".join(KINDS))
+    return Vision(
+        tower=Tower.GEMMA4,
+        crop_size=patch * merge,
+        patch_size=patch,
+        hidden_size=size,
+        intermediate_size=inner.integer("intermediate_size"),
+        num_layers=inner.integer("num_hidden_layers", maximum=1000),
+        num_heads=heads,
+        activation=read_activation(inner, "hidden_activation", ENCODER["hidden_activation"]),
+        norm_eps=inner.number("rms_norm_eps"),
+        connector=Connector.AVERAGED,
+        merge=merge,
+        image_token=fields.integer(IMAGE_TOKEN, 258_880, minimum=0),
+        cutting=FILLED,
+        around=("<|image>", "<image|>"),
+        theta=rope.number("rope_theta", 100.0),
+        table_edge=inner.integer("position_embedding_size"),
+        clips=inner.flag("use_clipped_linears", False),
+        standardizes=inner.flag("standardize", False),
+        is_optional=True,
+    )
+
+
+def _seeing(outer: Fields, fields: Fields, config: ModelConfig, vision: Vision) -> ModelConfig:
+    """Return the configuration of a decoder with its encoder. In larger models, the tokens of an image attend to all of them in layers with
+    a window."""
+    check_tokens(outer, vision, config.vocab_size, (IMAGE_TOKEN,))
+    if fields.raw("use_bidirectional_attention") == "vision":
+        vision = replace(vision, both_ways=True, windows_only=True)
+    padding = fields.integer("pad_token_id", 0, minimum=0, maximum=config.vocab_size - 1)
+    return replace(config, vision=vision, image_padding=padding)
 
 
 def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -179,7 +260,10 @@ def layer_inputs(step: Step, x: Var) -> Var | None:
     if c.layer_inputs is None:
         return None
     size, vocab_size = c.layer_inputs.size, c.layer_inputs.vocab_size
-    tokens = step.batch.tokens
+    tokens, seen = step.batch.tokens, step.batch.seen
+    if seen is not None:  # a token of an image has the vectors of padding
+        none = net.call(MULTIPLY, seen.at, ScalarValue(0, "i32"))
+        tokens = net.call(SCATTER, tokens, seen.at, net.call(ADD, none, ScalarValue(c.image_padding, "i32")), axis=0)
     if vocab_size < c.vocab_size:
         zero = ScalarValue(0, "i32")
         tokens = net.call(WHERE, net.call(LESS, tokens, ScalarValue(vocab_size, "i32")), tokens, zero)

@@ -148,10 +148,15 @@ class Step:
         columns = np.array(rope.axes, np.int32) * num_pairs + np.arange(num_pairs, dtype=np.int32)
         return self.net.call(TAKE, self.net.reshape(tables, self.t, 3 * num_pairs), Constant(columns), axis=1)
 
+    @property
+    def sees_back(self) -> bool:
+        """Whether the tokens of an image attend only to earlier tokens in layers without a window."""
+        return self.config.vision is not None and self.config.vision.windows_only
+
     def places_of(self, cache: KVCache, window: int) -> Places:
         """Return where attention to a cache finds the tokens of this step. `window` is the window or the chunk of the layer, or 0."""
         whole, seen = Places(self.batch.seq_ids, self.batch.positions, cache.page_tables), self.batch.seen
-        if seen is not None and seen.lasts is not None:
+        if seen is not None and seen.lasts is not None and not (self.sees_back and not window):
             if (cache, window) not in self.places:
                 self.places[cache, window] = replace(whole, positions=spans(self.net, whole.positions, seen.at, seen.lasts, window))
         elif not (self.config.chunked and 0 < window < self.max_context):

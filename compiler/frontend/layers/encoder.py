@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from compiler.frontend.config import ModelConfig, Norm
-from compiler.frontend.layers.decoder import ACTIVATIONS
+from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
@@ -172,12 +172,12 @@ def _for_each_query(layer: EncoderLayer, heads: Var) -> Var:
 def mlp(layer: EncoderLayer, x: Var, up: str = "intermediate.dense", down: str = "output.dense") -> Var:
     net, c = layer.net, layer.config
     wide = net.linear(x, layer.name(up), c.hidden_size, c.intermediate_size, bias=True)
-    return net.linear(net.call(ACTIVATIONS[c.activation], wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=True)
+    return net.linear(plain_activation(net, c.activation, wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=True)
 
 
 def gated_mlp(layer: EncoderLayer, x: Var, gate: str, up: str, down: str) -> Var:
     """Compute `down(activation(gate(x)) * up(x))`."""
     net, c = layer.net, layer.config
     wide, scaled = (net.linear(x, layer.name(name), c.hidden_size, c.intermediate_size, bias=c.mlp_bias) for name in (gate, up))
-    gated = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], wide), scaled)
+    gated = net.call(MULTIPLY, plain_activation(net, c.activation, wide), scaled)
     return net.linear(gated, layer.name(down), c.intermediate_size, c.hidden_size, bias=c.mlp_bias)

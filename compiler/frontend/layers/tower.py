@@ -17,9 +17,13 @@ from compiler.ops.embedding import ROPE
 
 ENCODERS = (
     *("model.vision_model.", "vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
-    *("model.visual.", "visual."),
+    *("model.visual.", "visual.", "vision_model."),
 )
-CONNECTORS = ("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger.")
+CONNECTORS = (
+    *("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger."),
+    "model.embed_vision.",
+)
+PROJECTION = "visual_projection"  # of CLIP, to the space of texts and images
 COLOURS = 3
 
 
@@ -66,8 +70,15 @@ NAMES = {
         out="o_proj",
         feed="feed_forward",
     ),
+    Tower.SIGLIP2: Names(),
+    Tower.GEMMA4: Names(patch="patch_embedder.input_proj", positions="patch_embedder.position_embedding_table"),
     Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
 }
+
+
+def sees(name: str) -> bool:
+    """Return whether a tensor belongs to an encoder of images or to its connector."""
+    return name.startswith((*ENCODERS, *CONNECTORS, PROJECTION))
 
 
 def normalised(net: Net, vision: Vision, patches: Var) -> Var:

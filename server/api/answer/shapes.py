@@ -213,6 +213,7 @@ class RequestDefaults(TypedDict):
 
     chats: NotRequired[bool]  # whether the model generates and has a chat template
     sees: NotRequired[bool]  # whether messages may have images
+    hears: NotRequired[bool]  # whether the model transcribes speech
     sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
     defaults: NotRequired[Mapping[str, Any]]  # other fields, but for the chat template
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -13,17 +13,20 @@ from server.api.answer.shapes import Embedding as EmbeddingEntry
 from server.api.answer.shapes import Embeddings
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat import Conversation, conversation_of, render_prompt
+from server.api.request.embedded import separated
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, plan_embedding
+from server.api.vectors import Vector, embed_all, num_tokens_of, plan_embedding
 from server.errors import (
     MISSING_FIELD,
     ApiError,
 )
-from server.models.model import Loaded
+from server.messages import Crop
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
 
 
 def router(context: Context) -> APIRouter:
@@ -31,15 +34,16 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/embeddings", responses=gives(Embeddings))
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
-        """Turn one or more texts into vectors."""
+        """Turn one or more texts, or images if the model embeds them, into vectors."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.serve(request, body.model)
         who = caller(request)
-        text = await conversation_text(body, loaded, who)
+        texts, crops = await separated(body, model, loaded, context.settings)
+        text = await conversation_text(texts, loaded, who)
         size = max(who.num_body_bytes, len(text or ""))
-        prompts = await off_loop(size, lambda: plan_embedding(body, text, model, loaded, context.settings))
-        num_tokens = sum(map(len, prompts))
-        vectors = await embed_all(request, prompts, body, model, loaded, context)
+        prompts = await off_loop(size, lambda: _planned(texts, text, model, loaded, context.settings, crops))
+        num_tokens = num_tokens_of(prompts, crops, loaded)
+        vectors = await embed_all(request, prompts, body, model, loaded, context, crops=crops)
         answer: Embeddings = {
             "object": "list",
             "data": [],
@@ -50,6 +54,21 @@ def router(context: Context) -> APIRouter:
         return Pieces(pieces, response_headers(loaded, ignored))
 
     return routes
+
+
+def _planned(
+    body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings, crops: Mapping[int, Crop]
+) -> list[list[int]]:
+    """Return the tokens of each text, with none in the places of images."""
+    if crops and not body.input:
+        body = body.model_copy(update={"input": [""]})  # whose tokens are not used: only the other fields are checked
+        plan_embedding(body, text, model, loaded, settings)
+        return [[] for _ in crops]
+    texts = iter(plan_embedding(body, text, model, loaded, settings))
+    found = list(texts)
+    for index in sorted(crops):
+        found.insert(index, [])
+    return found
 
 
 async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:

@@ -101,6 +101,8 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
 def _of_requests(loaded: Loaded) -> RequestDefaults:
     """Describe what requests mean that do not say it."""
     found: RequestDefaults = {"chats": loaded.chats, "sees": loaded.chats and loaded.sight is not None}
+    if loaded.speech is not None:
+        found["hears"] = True
     if loaded.ready.generates:
         found["sampling"] = loaded.sampling
     others = loaded.defaults.given.keys() - loaded.defaults.sampling.keys() - {"template"}

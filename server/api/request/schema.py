@@ -317,9 +317,16 @@ class CompletionBody(GenerationBody):
     best_of: Int | None = Field(default=None, ge=1)
 
 
+class InputPart(Options):
+    """A text or an image to embed."""
+
+    text: Text | None = None
+    image: Text | None = None  # a URL, or a file in base64
+
+
 class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["messages"]}]}):
     model: Label | None = None
-    input: Prompts | None = None
+    input: Prompts | Annotated[list[Text | InputPart], Field(max_length=2048, fail_fast=True)] | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
     add_generation_prompt: bool | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -8,6 +8,7 @@ import {Attachments} from "./attachments.js";
 import {Composer} from "./composer.js";
 import {add, choose, newConversation, openCalls, path} from "./conversation.js";
 import {continues, noModel, trouble, welcome} from "./empty.js";
+import {Dictation} from "./dictation.js";
 import {openKeys} from "./keys.js";
 import {openPrompts} from "./prompts.js";
 import {answer, countTokens, emptyAnswer} from "./request.js";
@@ -36,6 +37,10 @@ export class ChatView {
     this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, {
       model: () => app.model,
       changed: () => { this.composer.enable(); this.#countSoon(); },
+    });
+    this.dictation = new Dictation(this.root.querySelector("[data-action=dictate]"), {
+      model: () => app.hearing,
+      write: text => this.composer.insert(text),
     });
     find("#prompts").addEventListener("click", () => openPrompts({use: text => this.composer.insert(text), draft: this.composer.text}));
     find("#share").addEventListener("click", () => openShare(this.conversation));
@@ -90,6 +95,7 @@ export class ChatView {
     const run = this.#runs.get(conversation?.id), nodes = conversation ? path(conversation) : [];
     this.composer.show({isRunning: run !== undefined, isReady: app.model !== null, continues: app.model?.chats === false});
     this.attachments.show();
+    this.dictation.show();
     find("#share").hidden = !nodes.length;
     this.root.querySelector(".messages").setAttribute("aria-busy", String(run !== undefined));
     if (!nodes.length) {

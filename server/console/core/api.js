@@ -28,10 +28,11 @@ export const address = path => new URL(path.replace(/^\//, ""), document.baseURI
 async function respond(path, {method = "GET", body, signal} = {}) {
   const headers = {};
   if (key.get()) headers.authorization = `Bearer ${key.get()}`;
-  if (body !== undefined) headers["content-type"] = "application/json";
+  const isForm = body instanceof FormData;  // whose type has a boundary, which the browser writes
+  if (body !== undefined && !isForm) headers["content-type"] = "application/json";
   let response;
   try {
-    response = await fetch(address(path), {method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal});
+    response = await fetch(address(path), {method, headers, body: body === undefined || isForm ? body : JSON.stringify(body), signal});
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiFault(0, "unreachable", "The server cannot be reached. Is it still running?");

@@ -211,6 +211,9 @@ REAL = {
     "qwen2_vl": {"embed_dim": 160, "num_heads": 2, "patch_size": 14},
     "qwen2_5_vl": {"hidden_size": 160, "num_heads": 2, "intermediate_size": 342, "patch_size": 14, "window_size": 112},
     "qwen3_vl": {"hidden_size": 144, "num_heads": 2, "intermediate_size": 538, "patch_size": 16, "num_position_embeddings": 2304},
+    "gemma4": {"hidden_size": 144, "num_attention_heads": 2, "head_dim": 72, "num_key_value_heads": 2, "intermediate_size": 538}
+    | {"patch_size": 16, "pooling_kernel_size": 3, "use_clipped_linears": False, "standardize": True},
+    "lfm2_vl": {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 538, "patch_size": 16, "num_patches": 256},
     "mistral3": {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "intermediate_size": 512, "patch_size": 14},
 }
 SHAPES = {"idefics3": [(9, 9), (9, 9)]}  # rows and columns of the tokens of crops

@@ -43,6 +43,23 @@ def files() -> ModelFiles:
         ("qwen2_vl", "do_resize", False),
         ("mistral3", "patch_size", {"height": 8, "width": 16}),
         ("mistral3", "size", {"height": 96, "width": 96}),
+        ("gemma4", "patch_size", 16),
+        ("gemma4", "pooling_kernel_size", 3),
+        ("gemma4", "do_normalize", True),
+        ("gemma4", "do_resize", False),
+        ("gemma4", "max_soft_tokens", 1025),
+        ("gemma4", "max_soft_tokens", 81),  # more than the table of positions has columns of tokens
+        ("gemma4", "resample", 0),
+        ("lfm2_vl", "encoder_patch_size", 16),
+        ("lfm2_vl", "downsample_factor", 4),
+        ("lfm2_vl", "tile_size", 40),
+        ("lfm2_vl", "tile_size", 1024),
+        ("lfm2_vl", "max_image_tokens", 11),
+        ("lfm2_vl", "max_image_tokens", 1025),
+        ("lfm2_vl", "max_tiles", 1),
+        ("lfm2_vl", "max_tiles", 65),
+        ("lfm2_vl", "resample", 0),
+        ("lfm2_vl", "do_rescale", False),
     ],
 )
 def test_other_processors_of_images_of_any_size_are_refused(tmp_path: Path, name: str, field: str, value: object) -> None:
@@ -65,6 +82,32 @@ def test_no_image_has_more_patches_than_one_call_sees(tmp_path: Path, name: str)
     for size in ((1, 190), (190, 1), (1900, 10), (3000, 2999), (641, 640)):
         _, (crop,) = crops_of(image(*size), plan)
         assert seeing_limits(found, load_config(SUBJECTS[name].folder)).fault(crop) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("head_dim", 8),
+        ("num_key_value_heads", 2),
+        ("attention_bias", True),
+        ("num_attention_heads", 5),
+        ("pooling_kernel_size", 65),
+        ("rope_parameters", {"rope_type": "linear"}),
+        ("unheard_of", 1),
+    ],
+)
+def test_other_encoders_of_gemma_4_are_refused(field: str, value: object) -> None:
+    given = SUBJECTS["gemma4"].config
+    with pytest.raises(ConfigError, match=field.removesuffix("_parameters")):
+        parse_config({**given, "vision_config": {**given["vision_config"], field: value}})
+
+
+def test_an_image_whose_tokens_attend_to_each_other_fits_into_a_window(tmp_path: Path) -> None:
+    subject = SUBJECTS["gemma4_both_ways"]
+    text = {**subject.config["text_config"], "sliding_window": 69}
+    written(written(tmp_path, "preprocessor_config.json", subject.processor), "config.json", {**subject.config, "text_config": text})
+    with pytest.raises(ConfigError, match=r"an image has up to 70 tokens.*sliding_window is 69"):
+        load_config(tmp_path)
 
 
 def written(folder: Path, name: str, value: object) -> Path:
@@ -130,6 +173,9 @@ def test_the_processor_says_how_an_image_fits_a_crop() -> None:
         "qwen3_vl": Fit.FREE,
         "mistral3": Fit.CAPPED,
         "pixtral": Fit.CAPPED,
+        "lfm2_vl": Fit.MIXED,
+        "gemma4": Fit.FILLED,
+        "gemma4_both_ways": Fit.FILLED,
     }
 
 

@@ -128,3 +128,9 @@ def test_models_without_vision_show_no_camera(page, site):
     assert page.js("document.querySelector('[data-action=photograph]').hidden")
     give(page, "pasted", "river.png", encoded(image()))
     page.see("river.png is of type image/png; only texts can be attached.", ".toast")
+
+
+def test_without_a_model_that_transcribes_nothing_is_dictated(page, site):
+    opened(page, site("looker"), "looker")
+    assert page.js("document.querySelector('[data-action=dictate]').hidden")
+    assert not page.js("document.querySelector('[data-action=photograph]').hidden")

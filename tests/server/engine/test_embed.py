@@ -15,8 +15,8 @@ from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.pace import UNKNOWN_S
-from server.engine.step_model import EmbedLimits, GroupLimits, StepLimits
-from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Step, Submit
+from server.engine.step_model import EmbedLimits, GroupLimits, SeeingLimits, StepLimits
+from server.messages import Abort, Crop, Embed, Embedding, Failed, SamplingParams, Step, Submit
 from tests.doubles.model import NullEmbedModel, hashed_logits
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
@@ -25,13 +25,18 @@ LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs
 class CountedModel(NullEmbedModel):
     """A null model that refuses steps beyond its limits and records the length of each text in each step."""
 
-    def __init__(self) -> None:
-        super().__init__(LIMITS)
+    def __init__(self, limits: EmbedLimits = LIMITS) -> None:
+        super().__init__(limits)
         self.sizes: list[list[int]] = []
+        self.images: list[int] = []
 
     def run(self, token_lists, seconds):
         self.sizes.append([len(tokens) for tokens in token_lists])
         return super().run(token_lists, seconds)
+
+    def see(self, crops):
+        self.images.append(len(crops))
+        return super().see(crops)
 
 
 @pytest.fixture
@@ -100,6 +105,42 @@ def test_a_key_with_many_texts_does_not_hold_up_another(embedder, sent) -> None:
     for _ in range(12):
         embedder.step()
     assert "late" in sent
+
+
+SEEING = SeeingLimits(square_bytes=12, edge_tokens=1, image_token=-1, cost=80)
+
+
+def test_images_are_embedded_beside_texts(sent) -> None:
+    """An image takes as much of a step as it costs, and no more than one of these fits into a step."""
+    model = CountedModel(replace(LIMITS, seeing=SEEING))
+    embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)))
+    crops = [Crop.of(bytes([value] * 12), 1, 1) for value in range(3)]
+    for number, crop in enumerate(crops):
+        embedder.embed(Embed(f"image {number}", (), crop=crop, normalize=False))
+        embedder.embed(Embed(f"text {number}", (number, 2), normalize=False))
+    while embedder.has_work:
+        assert embedder.step()
+    assert model.images == [1, 1, 1]
+    for number, crop in enumerate(crops):
+        np.testing.assert_array_equal(vector(sent[f"image {number}"]), model.see([crop])[0])
+        np.testing.assert_array_equal(vector(sent[f"text {number}"]), model.run([(number, 2)], [None])[0])
+
+
+def test_an_image_that_costs_more_than_a_step_runs_alone(sent) -> None:
+    model = CountedModel(replace(LIMITS, seeing=replace(SEEING, cost=1000)))
+    embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)))
+    embedder.embed(Embed("image", (), crop=Crop.of(bytes(12), 1, 1)))
+    embedder.embed(Embed("text", (1, 2)))
+    assert embedder.step() and list(sent) == ["image"]
+    assert embedder.step() and list(sent) == ["image", "text"]
+
+
+def test_images_that_no_model_sees_are_refused(embedder, sent) -> None:
+    embedder.embed(Embed("blind", (), crop=Crop.of(bytes(12), 1, 1)))
+    assert sent["blind"].message == "this model embeds only texts"
+    other = Embedder(CountedModel(replace(LIMITS, seeing=SEEING)), answers_to(lambda message: sent.setdefault(message.request_id, message)))
+    other.embed(Embed("small", (), crop=Crop.of(bytes(9), 1, 1)))
+    assert sent["small"].message == "a crop has 9 bytes; expected 12"
 
 
 def test_aborts_deadlines_and_refusals(embedder, sent) -> None:

@@ -24,6 +24,8 @@ PLANS = {
     Fit.CAPPED: Plan(16, 1, Fit.CAPPED, filter=3, longest_edge=48),
     Fit.FREE: Plan(16, 1, Fit.FREE, filter=3, least_pixels=MOST_SQUARES * 128, most_pixels=MOST_SQUARES * 256),
 }
+PLANS[Fit.FILLED] = Plan(16, 1, Fit.FILLED, filter=3, most_pixels=MOST_SQUARES * 256)
+PLANS[Fit.MIXED] = replace(PLANS[Fit.FREE], fit=Fit.MIXED, splits=True, most_crops=6, least_crops=2, tile_edge=32, unsplit_pixels=1)
 
 
 @pytest.mark.parametrize("fit", Fit)
@@ -40,7 +42,7 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
             return error.message
         assert len(picture.crops) == picture.rows * picture.columns + 1
         assert all(len(crop.pixels) == 768 * crop.num_tokens for crop in picture.crops)
-        most = {Fit.FREE: MOST_SQUARES, Fit.CAPPED: 9}.get(fit, 1)
+        most = {Fit.FREE: MOST_SQUARES, Fit.FILLED: MOST_SQUARES, Fit.MIXED: MOST_SQUARES, Fit.CAPPED: 9}.get(fit, 1)
         assert all(1 <= crop.num_tokens <= most for crop in picture.crops)
         return ""
 
@@ -61,7 +63,7 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
     assert not any("Errno" in text for text in found)  # a call opens no files, not even to import a module
 
 
-@pytest.mark.parametrize("fit", sorted(set(Fit) - {Fit.FREE}))  # which refuses them: see test_cutting
+@pytest.mark.parametrize("fit", sorted(set(Fit) - {Fit.FREE, Fit.MIXED}))  # which refuse them: see test_cutting
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
 def test_long_lines_of_pixels(fit: Fit, size: tuple[int, int]) -> None:
     """No step makes an image of all proportions large."""

@@ -69,6 +69,15 @@ def test_a_token_stands_between_rows_of_an_image() -> None:
     )
 
 
+def test_a_large_image_of_lfm2_names_the_places_of_its_crops() -> None:
+    sight = sight_of(fit=Fit.MIXED, edge_tokens=1, around=("<begin>", "<end>"))
+    assert sight is not None
+    whole, places = Crop.of(b"", 1, 1), [f"<|img_row_{row}_col_1|><soft><soft>" for row in (1, 2)]
+    assert sight.expanded("<soft>", [Picture(2, 1, [CROP, CROP, whole])]) == f"<begin>{''.join(places)}<|img_thumbnail|><soft><end>"
+    assert sight.expanded("<soft>", [Picture(2, 1, [CROP, CROP])]) == f"<begin>{''.join(places)}<end>"
+    assert sight.expanded("<soft>", [Picture(0, 0, [CROP])]) == "<begin><soft><soft><end>"
+
+
 def test_the_crops_of_a_grid_follow_each_other() -> None:
     sight = sight_of(fit=Fit.GRID, **AROUND)
     assert sight is not None and sight.expanded("<begin>", [Picture(1, 2, [CROP] * 3)]) == f"-<begin>{'<soft>' * 6}<end>-"
@@ -105,6 +114,13 @@ def test_detail_low_does_not_split() -> None:
 def test_detail_low_shows_fewer_pixels_of_an_image_of_any_size() -> None:
     free = sight_of(fit=Fit.FREE, edge_tokens=1, least_pixels=5 * 64, most_pixels=1000 * 64)
     capped = sight_of(fit=Fit.CAPPED, edge_tokens=1, longest_edge=800)
+    filled, mixed = (
+        sight_of(fit=Fit.FILLED, edge_tokens=1, most_pixels=280 * 64),
+        sight_of(fit=Fit.MIXED, splits=True, most_pixels=280 * 64),
+    )
+    assert filled is not None and mixed is not None
+    assert [filled.plan(detail).most_pixels for detail in ("high", "low")] == [280 * 64, 70 * 64]
+    assert [(plan.splits, plan.most_pixels) for plan in map(mixed.plan, ("high", "low"))] == [(True, 280 * 64), (False, 280 * 64)]
     assert free is not None and capped is not None
     assert [(plan.least_pixels, plan.most_pixels) for plan in map(free.plan, ("high", "low"))] == [(320, 64_000), (320, 256 * 64)]
     assert [capped.plan(detail).longest_edge for detail in ("high", "low")] == [800, 16 * 8]

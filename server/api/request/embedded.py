@@ -1,0 +1,84 @@
+"""The inputs of an embedding request: separate images from texts, and decode them.
+
+An image is an object `{"image": ...}` in `input`, as in Jina's API, or the only part of a conversation, as in vLLM's. Its vector is in the
+place that the image has among the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from server.api.request.prepare import invalid
+from server.api.request.schema import IMAGE_PART, EmbeddingBody, ImageUrl, InputPart, Message
+from server.errors import UNSUPPORTED_CONTENT, ApiError
+from server.images.sight import plan_of
+from server.messages import Crop
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+
+Item = tuple[str, str, bool]  # path in the request; a text, or where an image is; whether it is an image
+BARE = "data:image;base64,"  # what a bare base64 text lacks of a URL
+
+
+async def separated(body: EmbeddingBody, model: Model, loaded: Loaded, settings: ServerSettings) -> tuple[EmbeddingBody, dict[int, Crop]]:
+    """Return the request with only its texts as `input`, and its images by the index of their vectors. Raise ApiError if the model embeds
+    no images, or if an image cannot be decoded."""
+    items = list(_items(body, loaded))
+    if not items:
+        return body, {}
+    images = [item for item in items if item[2]]
+    if images and (loaded.image_decoder is None or loaded.ready.vision is None):
+        where = images[0][0]
+        text = f"{where} is an image, and model {model.spec.name!r} embeds only texts; ask a model that embeds images, such as CLIP"
+        raise ApiError(UNSUPPORTED_CONTENT, text, param=where)
+    if len(images) > settings.max_images:
+        raise invalid("input", f"input has {len(images)} images; expected at most {settings.max_images} (max_images)")
+    crops = {index: await _crop(item, loaded) for index, item in enumerate(items) if item[2]}
+    texts = [content for _, content, is_image in items if not is_image]
+    return body.model_copy(update={"input": texts, "messages": None}), crops
+
+
+def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
+    """Yield what is to be embedded; nothing if there are only texts and token ids, which need no separation."""
+    if body.messages is not None and body.input is None and loaded.image_decoder is not None:
+        yield _conversation(body.messages)
+    if not isinstance(body.input, list) or not any(isinstance(part, InputPart) for part in body.input):
+        return
+    for index, part in enumerate(body.input):
+        where = f"input[{index}]"
+        if isinstance(part, str):
+            yield where, part, False
+        elif isinstance(part, InputPart):
+            if (part.text is None) == (part.image is None):
+                raise invalid(where, f"{where} has {'neither' if part.text is None else 'both'} text and image; expected one of them")
+            yield (f"{where}.image", part.image, True) if part.image is not None else (where, part.text or "", False)
+
+
+def _conversation(messages: list[Message]) -> Item:
+    """Return the only image of a conversation, or its texts as one."""
+    texts: list[str] = []
+    images: list[Item] = []
+    for number, message in enumerate(messages):
+        parts = message.content if isinstance(message.content, list) else []
+        texts += [message.content] if isinstance(message.content, str) else []
+        for index, part in enumerate(parts):
+            where = f"messages[{number}].content[{index}]"
+            if part.text is not None:
+                texts.append(part.text)
+            elif part.type == IMAGE_PART and part.image_url is not None:
+                url = part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url
+                images.append((f"{where}.image_url", url, True))
+            else:
+                raise ApiError(UNSUPPORTED_CONTENT, f"{where}.type is {part.type!r}; expected text or {IMAGE_PART}", param=f"{where}.type")
+    if len(images) + bool("".join(texts)) > 1:
+        text = f"messages have {len(images)} images and {len(texts)} texts; expected one image or only texts, because each has a vector"
+        raise invalid("messages", text)
+    return images[0] if images else ("messages", "".join(texts), False)
+
+
+async def _crop(item: Item, loaded: Loaded) -> Crop:
+    where, url, _ = item
+    assert loaded.image_decoder is not None and loaded.ready.vision is not None
+    given = url if ":" in url[:16] else BARE + url
+    picture = await loaded.image_decoder.decode(given, plan_of(loaded.ready.vision), where)
+    return picture.crops[0]

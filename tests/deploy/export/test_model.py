@@ -1,0 +1,29 @@
+"""What an export takes of a model: of one that sees, only what reads text."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.frontend.seeing import ENTRY as SEE
+from deploy.export.model import servable
+from deploy.model_loading.known import begin
+from server.interfaces import LoadError
+from server.messages import Load
+from tests.golden.joint import SUBJECTS as JOINT
+from tests.golden.vision import SUBJECTS
+
+
+@pytest.mark.parametrize("name", ["idefics3", "gemma3", "qwen2_vl", "lfm2_vl", "gemma4"])
+def test_an_export_of_a_model_that_sees_only_reads_text(name: str) -> None:
+    """Pages and C libraries give a step no inputs for images."""
+    found = servable(begin(Load(name, str(SUBJECTS[name].folder), "f32")))
+    assert found.files.config.vision is None
+    assert SEE not in found.module.graph_functions
+    params = {param.name for param in found.module.graph(found.mode.entry).params}
+    assert not any(param.startswith("seen") or param == "axes" for param in params)
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_a_model_that_embeds_images_is_refused_by_name(name: str) -> None:
+    with pytest.raises(LoadError, match=f"{name} embeds texts and images"):
+        servable(begin(Load(name, str(JOINT[name].folder), "f32")))
