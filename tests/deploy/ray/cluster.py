@@ -125,10 +125,10 @@ def running_fleet(
     *,
     nodes: Sequence[Node] = (),
     deployments: Sequence[Mapping[str, Any]] = (),
-    **variables: str,
+    has_haproxy: bool = False,
 ) -> Generator[Cluster]:
-    """Run a fleet until `num_servers` replicas answer. `nodes`: those of its Ray, the head first; one node by default. `deployments`: more
-    of its configuration file. `variables`: of the environment of all processes."""
+    """Run a fleet until `num_servers` replicas answer. `nodes`: those of its Ray, the head first; one node by default. `deployments`:
+    further entries of its configuration file. `has_haproxy`: HAProxy passes the bytes in place of Ray's own proxy."""
     folder, mark = Path(tempfile.mkdtemp(prefix="fleet-")), secrets.token_hex(8)
     port = _free_port()
     application = {"name": "relaxserve", "route_prefix": "/", "import_path": "deploy.ray.app:app", "args": {"pools": dict(pools)}}
@@ -146,7 +146,7 @@ def running_fleet(
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
         "RAY_AUTH_MODE": "disabled",  # otherwise Ray writes a token into the home folder
-        **variables,
+        "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
     }
     log = folder / "log"
     with ExitStack() as started, log.open("wb") as output:

@@ -95,8 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
     pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1}
-    variables = {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if options.haproxy else {}
-    with served(ModelSpec(NAME, options.model)) as url, running_fleet(cache, {"replicas": pool}, 2, **variables) as cluster:
+    with served(ModelSpec(NAME, options.model)) as url, running_fleet(cache, {"replicas": pool}, 2, has_haproxy=options.haproxy) as cluster:
         drivers = [OverHttp(address, NAME, temperature=0.0) for address in (url, cluster.url)]
         rounds: list[list[Round]] = [[], []]
         for at in range(options.rounds + 1):

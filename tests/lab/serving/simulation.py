@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     trace = [replace(one, keys_after=()) for one in made if one.num_prompt + one.num_new <= options.most]
     bounds = {"min_replicas": options.replicas, "max_replicas": options.replicas}
     pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1, **bounds}
-    with running_fleet(cache, {"replicas": pool}, options.replicas, RAY_SERVE_ENABLE_HA_PROXY="1") as cluster:
+    with running_fleet(cache, {"replicas": pool}, options.replicas, has_haproxy=True) as cluster:
         urls = list(cluster.servers().values())
         _all(urls, [Arrival(0.0, 7, 256, 16, ())])  # warm up
         before = [calibrated(urls[: num + 1], max_seqs=64) for num in range(len(urls))]
