@@ -33,7 +33,7 @@ def equal(given: DimLike, wanted: DimLike, what: str) -> Relation:
 
 
 def at_most(given: DimLike, most: DimLike, what: str, of: str) -> Relation:
-    """`what` names `given` in messages, and `of` names `most`."""
+    """Return the relation `given` <= `most`. In its message, `what` names `given`, and `of` names `most`."""
     return Relation(Dim.of(given), dim_min(given, most), f"{what} is {given}, expected at most {most}, {of}")
 
 
