@@ -27,7 +27,8 @@ from compiler.ops.reduce import SUM
 
 
 class AnySize(TowerLayers):
-    """Build the layers that all encoders share. A subclass for each encoder has the function `rows`, which returns the rows of squares."""
+    """Build the layers that all encoders of crops of any size share. A subclass for each encoder has the function `rows`, which returns the
+    rows of squares."""
 
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]

@@ -30,7 +30,7 @@ def has_processor(folder: Path) -> bool:
 
 
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
-    """Return how images become crops. Raise ConfigError if the server cannot cut images so."""
+    """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
     for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         if not fields.flag(name, True):
@@ -78,7 +78,7 @@ def _grid(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
 
 
 def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
-    """Read between which numbers of pixels an image is scaled. Larger images are scaled to what one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled. The most are at most what one call of the encoder takes."""
     size = fields.fields("size", {"shortest_edge": found.least_pixels, "longest_edge": found.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
@@ -94,7 +94,7 @@ def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
 
 
 def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
-    """Read how long an edge may be. Longer edges than one call of the encoder takes are reduced to that."""
+    """Read the longest edge that an image may have. It is at most what one call of the encoder takes."""
     size = fields.fields("size", {"longest_edge": found.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:

@@ -1,5 +1,5 @@
-"""The part of a vision model that looks: the program `see`, which turns crops of images into rows. The step reads them in place of the
-embeddings of image tokens. A row depends only on its own crop.
+"""The program `see` of a vision model, which turns crops of images into rows. The step reads the rows in place of the embeddings of image
+tokens. A row depends only on its own crop.
 
 `squares.py` has the program for crops of one size, and `any_size.py` that for crops of any size.
 """
@@ -25,7 +25,8 @@ MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 
 
 def most_crops(vision: Vision) -> int:
-    """Return how many crops one call of the program sees, if it has the patches for so many."""
+    """Return the largest number of crops of one call of the program. Crops of one size must also have at most MOST_PATCHES patches
+    together, unless a single crop has more."""
     return MOST_CROPS if vision.any_size else max(1, min(MOST_CROPS, MOST_PATCHES // vision.num_patches))
 
 

@@ -1,4 +1,5 @@
-"""The parts of a vision model's configuration: how images are cut into crops, and the encoder that turns crops into rows."""
+"""The parts of a configuration that only vision models have: how an image is cut into crops, and the encoder and the connector that turn
+crops into rows. The decoder reads a row in place of a token embedding."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compiler.frontend.config import Activation
 
-MOST_PATCHES = 4096  # patches that one call of the program `see` has, but at least one crop; more would only need a larger arena
-MOST_RATIO = 200  # of the longer edge to the shorter one of an image of any size
+MOST_PATCHES = 4096  # most patches of one call of `see`, unless a single crop has more; more would only need a larger arena
+MOST_RATIO = 200  # largest ratio of the longer edge to the shorter one of an image of any size
 
 
 class Fit(StrEnum):
@@ -76,7 +77,7 @@ class Vision:
     activation: Activation
     norm_eps: float
     connector: Connector
-    merge: int  # patches of an edge of the square of patches that becomes one row
+    merge: int  # edge, in patches, of the square of patches that becomes one row
     image_token: int  # token in whose places the rows are read
     cutting: Cutting
     last_norm: bool = True  # whether a norm follows the layers
@@ -85,11 +86,11 @@ class Vision:
     connector_bias: bool = True
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
-    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
     num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
     theta: float = 10_000.0  # with any size: base of the rotation by row and column
-    window: int = 0  # with any size: squares of an edge of the windows in which patches attend to each other; 0: there are none
+    window: int = 0  # with any size: edge, in squares, of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
     table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated; 0: there is none
     # Layers whose results become further rows of a token. The decoder adds them to its residual stream after its first layers (DeepStack).
@@ -100,7 +101,7 @@ class Vision:
 
     @property
     def num_depths(self) -> int:
-        """The vectors of the decoder's size in a row."""
+        """The number of vectors of the decoder's hidden size in a row."""
         return 1 + len(self.deep_layers)
 
     @property
@@ -109,12 +110,12 @@ class Vision:
 
     @property
     def num_patches(self) -> int:
-        """The patches of a crop; with any size, those of a square."""
+        """The number of patches of a crop; with any size, that of a square."""
         return self.patches_per_edge**2
 
     @property
     def num_places(self) -> int:
-        """The vectors of a crop in the encoder: its patches, and a class token if there is one."""
+        """The number of vectors of a crop in the encoder: its patches, and a class token if there is one."""
         return self.num_patches + self.has_class
 
     @property
@@ -139,5 +140,5 @@ class Vision:
 
     @property
     def num_rows(self) -> int:
-        """The rows, and so the tokens, of a crop; with any size, those of a square."""
+        """The number of rows, and so of tokens, of a crop; with any size, that of a square."""
         return self.num_patches // self.merge**2

@@ -194,7 +194,8 @@ class Net:
         return self._unpacked[tuple(names)]
 
     def _whole(self, w: Var, shape: tuple[int, ...]) -> Var:
-        """Return a matrix from `held` whose columns are in the order of the inputs, and which is no part of another."""
+        """Return a matrix from `held` in the usual form: columns are in the order of the inputs, and both parts of split numbers are
+        added."""
         if w in self._rests:
             return self.add(w, self._rests[w])
         if (order := self._orders.get(w)) is None:
