@@ -34,8 +34,9 @@ class BlockProduct(ProductOp):
     matrices b_s. If weights have fewer than 16 bits, their scales [num_panels, k / group, columns of a panel] are further operands, and
     `group` is the last dimension.
 
-    c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages, so c must have at least `shared_bytes`. a
-    has `num_rows` rows, and each b has `num_panels` panels. If c has more rows or columns, the last row or panel is repeated for them.
+    c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages: copies of the weights and the rows that
+    the next steps along k multiply. So c must have at least `shared_bytes`. a has `num_rows` rows, and each b has `num_panels` panels. If c
+    has more rows or columns, the last row or panel is repeated for them.
     """
 
     threads: ClassVar[int] = WARPS * LANES

@@ -37,7 +37,7 @@ from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
 
 MOST_OPERANDS = 24  # maximum number of operands of a joined function
-NUMBERS_AND_SCALES = 3  # number of buffers of a function that multiplies numbers by scales, and shifts nothing
+NUMBERS_AND_SCALES = 3  # numbers, scales and result: the buffers of a function that multiplies numbers by scales and subtracts no shifts
 
 
 def fuse(module: IRModule) -> IRModule:
