@@ -22,8 +22,8 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The arrays of a plan that had changed `num_changes` times. Tokens that were not drawn yet are missing: some of those of `unfinished`,
-    and all of those of `singles`."""
+    """The arrays of a plan after `num_changes` changes. Tokens that were not drawn yet are missing: some of those of `unfinished`, and all
+    of those of `singles`."""
 
     plan: Plan
     num_changes: int
@@ -140,7 +140,7 @@ class BatchBuilder:
 
 
 def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
-    """Return the audio of the sequences that begin in this step, and the pages to which what is heard goes."""
+    """Return the audio of the sequences that begin in this step, and the pages to which the keys and values of its frames are written."""
     pages = places[-1].page_tables[:, 0]
     return tuple(
         Heard(np.frombuffer(audio.samples, "<f4"), audio.loudest, int(page))

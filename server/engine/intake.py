@@ -124,7 +124,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
 
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
-    """Raise RequestError unless there is audio exactly if the model hears, of a number of hops that it hears."""
+    """Raise RequestError if audio is missing, or is given to a model that hears none, or has a number of samples that the model does not
+    hear."""
     if submit.audio is None:
         if num_hops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")

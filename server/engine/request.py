@@ -124,7 +124,7 @@ class Sequence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the sequence belongs to a batch, and takes only what others leave."""
+        """Whether the sequence belongs to a batch job (priority IDLE), which takes only what other sequences leave of the steps."""
         return self.rank[0] == IDLE
 
     @property
