@@ -12,10 +12,10 @@ MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix
 
 
 def groups_of(config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None) -> tuple[CacheGroup, ...]:
-    """Return the cache groups: first the layers that keep all tokens, then those with windows, and last the keys and values of a speech
-    model's audio. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If `layers` names the layers
-    of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same groups, so that one page table
-    serves all of them."""
+    """Return the cache groups: first the layers that keep all tokens, then those with windows, then those with states, and last the keys
+    and values of a speech model's audio. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If
+    `layers` names the layers of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same
+    groups, so that one page table serves all of them."""
     attention = _of_attention(config, dtype, max_context)
     groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype)
     return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)

@@ -15,7 +15,8 @@ from compiler.ops.manipulate import PERMUTE_DIMS
 
 
 class Pixtral(LikeDecoders):
-    """The first half of a head's pairs rotates by the row, at every other frequency, the second by the column, at those in between."""
+    """Pixtral's encoder. The first half of a head's pairs rotates by the row, at every other frequency; the second half rotates by the
+    column, at the frequencies between these."""
 
     bias = False
 

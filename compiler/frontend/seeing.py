@@ -19,7 +19,7 @@ from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 
 ENTRY = "see"
-ENCODERS = {Tower.QWEN2: Qwen2, Tower.QWEN2_5: Qwen2_5, Tower.QWEN3: Qwen3, Tower.PIXTRAL: Pixtral}  # of crops of any size
+ENCODERS = {Tower.QWEN2: Qwen2, Tower.QWEN2_5: Qwen2_5, Tower.QWEN3: Qwen3, Tower.PIXTRAL: Pixtral}  # encoders of crops of any size
 TAPS = 4  # entries of the table of positions between which a patch lies
 MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 

@@ -33,13 +33,13 @@ class Tower(StrEnum):
     CLIP = "clip"  # has a class token before the patches, and a norm before the layers
     INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
     QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
-    QWEN2_5 = "qwen2_5"  # the same with windows, and with the norms and the gated perceptrons of decoders
+    QWEN2_5 = "qwen2_5"  # like QWEN2 with windows, and with the norms and the gated perceptrons of decoders
     PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
 
 
 class Connector(StrEnum):
-    """How what the encoder returns becomes rows of the size of token embeddings."""
+    """How the results of the encoder become rows of the size of token embeddings."""
 
     JOINED = "joined"  # the patches of a square follow each other in one row, which one matrix projects (Idefics3)
     AVERAGED = "averaged"  # the mean of the patches of a square is normalised, and projected by one matrix (Gemma 3)
@@ -57,7 +57,7 @@ class Cutting:
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
     longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels; capped: at most so many
-    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    most_crops: int = 1  # with a grid: largest number of crops besides the crop that shows the whole image
     splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
     least_pixels: int = 0  # with any size: an image with fewer pixels is enlarged
     most_pixels: int = 0  # with any size: an image with more pixels is reduced
@@ -65,7 +65,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """The encoder of images, and the connector that turns what it returns into rows of the size of token embeddings."""
+    """The encoder of images, and the connector that turns its results into rows of the size of token embeddings."""
 
     tower: Tower
     crop_size: int  # pixels of an edge of a crop; with any size, a crop consists of squares with this edge

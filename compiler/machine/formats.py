@@ -242,7 +242,7 @@ class ScaledPanels(Format):
     panel. Consecutive runs are in different streams, because a core without prefetches reads several streams faster than one."""
 
     panels: Panels
-    columns: int  # of a panel
+    columns: int  # number of columns of a panel
 
     @property
     def scales_at(self) -> int:

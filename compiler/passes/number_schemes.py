@@ -38,14 +38,14 @@ from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
-LONGEST_ON_UNIT: Final = 1 << 16  # the same for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
+LONGEST_ON_UNIT: Final = 1 << 16  # the maximum for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
 COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    bits: int  # of an element of the rows
+    bits: int  # bits per element of the rows
     group: int  # number of elements of a row that share a scale; their products are added exactly, and the groups are added in order
     is_capped: bool = False  # whether only outliers take more than 8 bits
 

@@ -70,7 +70,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
-    crops: tuple[PlacedCrop, ...] = ()  # of the prompt's images, ascending
+    crops: tuple[PlacedCrop, ...] = ()  # crops of the prompt's images, in order of position
     ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
     num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache
 

@@ -331,7 +331,7 @@ class _Panel:
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
-        last: dict[int, str] = {}  # of weights of 6 bits, the last four neighbours along k of each register, as far as they are known
+        last: dict[int, str] = {}  # with weights of 6 bits, for each register: the parts read so far of the last four neighbours along k
         if self.prefetches:
             read = self.loads * self.columns * FOUR
             if self.bits == 8 or self.rows > FEW_ROWS:

@@ -43,7 +43,7 @@ class Step:
 class Halves:
     """Functions that add up products in 16 bits. After `most` steps the caller must widen the sums to 32 bits."""
 
-    most: int  # with weights up to LARGEST
+    most: int  # maximum number of steps, with weights up to LARGEST
     product: Callable[[Code, Parts, Parts], str]
     join: Callable[[Code, str, str], str]
     widen: Callable[[Code, str, str], str]  # add 16-bit sums to a 32-bit total

@@ -31,7 +31,7 @@ Byte = Callable[[Dim], Scalar]  # from the index of a byte in a block to its val
 F32, I32, U8 = DType.F32, DType.I32, DType.U8
 BYTE_BITS, SIGN_OF_BYTE = 8, 128
 RUN = 16  # elements of the innermost loop; in most formats, they are in consecutive bytes and have the same shift
-HALF_BIAS: Final = 2.0**112  # what an f16 lacks as a factor if its exponent and mantissa are moved to those of an f32
+HALF_BIAS: Final = 2.0**112  # the factor by which an f16 is too small once its exponent and mantissa are at the place of an f32's
 INFINITE = 31 << 23  # the exponent of an f16 that is infinite or NaN, moved to the place of an f32's exponent
 
 

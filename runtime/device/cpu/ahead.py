@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST_BYTES = 256 << 10  # of a product and thread: a fraction of a second-level cache
+MOST_BYTES = 256 << 10  # most bytes of a product's weights that a thread prefetches: a fraction of a second-level cache
 SLICE = 32 << 10  # bytes after which prefetching returns to the first weight of a product
 
 
