@@ -1,5 +1,5 @@
-"""The spectrogram that speech models hear: a short-time Fourier transform and mel filters, as tables. The compiled program `hear` and
-`server/audio/loudest.py` compute it.
+"""The spectrogram from which speech models compute: the tables of a short-time Fourier transform and of mel filters. The compiled program
+`hear` and `server/audio/loudest.py` use them.
 
 A hop is 10 ms. Hop `t` of a recording is computed from WINDOW samples around sample `t * HOP`.
 """

@@ -1,5 +1,5 @@
 """Conversions of e4m3, the float of 8 bits: a sign, 4 bits of exponent, 3 bits of significand. There is no infinity; the largest magnitude,
-0x7F, is NaN. No machine needs instructions for it."""
+0x7F, is NaN. The conversions consist of instructions for integers and f32, which every machine has."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
     see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
         (taps[q * m, 4], shares[q * m, 4])?) -> rows[q, depths * hidden size]
 
-A crop consists of squares of `m` patches, each of which becomes one row. A patch is a row of bytes, and its point is its row and column in
-its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each patch by a matrix, and
-applies the layers of the encoder, which rotate queries and keys by row and column.
+The `n` crops of a call consist of `q` squares of `m` patches, and each square becomes one row. A patch is a row of bytes, and its point is
+its row and column in its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each
+patch by a matrix, and applies the layers of the encoder, which rotate queries and keys by row and column.
 
-In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too. In
-Qwen3-VL, the sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
+In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, the
+sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Build the arrays of a step from a settled plan.
+"""Build the arrays of a step from the scheduler's plan.
 
-`prepare` builds the arrays of a plan that is still open, while the device computes the step before it; only the tokens that this step draws
-are missing. `build` adds them, or builds the arrays anew if the plan has changed. Each running sequence owns a row in the page table of
-every cache group. The row is rewritten only when the sequence's pages have changed.
+`prepare` builds the arrays while the device computes the step before. The plan is then still open, that is, its items may change, and the
+tokens that the running step draws are missing. `build` adds them once the plan is settled, or builds the arrays anew if the plan has
+changed. Each running sequence owns a row in the page table of every cache group. The row is rewritten only when the sequence's pages have
+changed.
 """
 
 from __future__ import annotations

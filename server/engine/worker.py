@@ -1,4 +1,4 @@
-"""The worker process: load one model, then serve its requests until the front stops it."""
+"""The worker process: load one model, then serve its requests until the front (the process that serves HTTP) stops it."""
 
 from __future__ import annotations
 

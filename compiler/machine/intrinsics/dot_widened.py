@@ -1,9 +1,10 @@
-"""Exact sums of products by 4-bit weights that are widened to 8 bits (compiler/ops/products/widened.py), without widening them.
+"""Exact sums of products by widened weights of 8 bits (compiler/ops/products/widened.py), computed from the 4-bit weights without widening
+them.
 
-A widened weight is w = (q * m + 4) >> 3, for a 4-bit weight q and the multiplier m of its group. So 8 * w - 4 = q * m - r, where the rest
-r = (q * m + 4) mod 8 depends only on the lowest three bits of q and of m. A sum of products by q needs one multiplication by m per group.
-One instruction looks up 64 rests in a table of 64 bytes, and a second dot product adds them up over all groups. For few rows, this takes
-less time than widening: a line of 64 bytes takes 7 operations and 4 for each row.
+A widened weight is w = (q * m + 4) >> 3, for a 4-bit weight q and the multiplier m of its group. So 8 * w - 4 = q * m - r, where the rest r
+= (q * m + 4) mod 8 depends only on the lowest three bits of q and of m. A sum of products by q needs one multiplication by m per group. One
+instruction looks up 64 rests in a table of 64 bytes, and a second dot product adds them up over all groups. For few rows, this takes less
+time than widening: a line of 64 bytes takes 7 operations, plus 4 per row.
 """
 
 from __future__ import annotations

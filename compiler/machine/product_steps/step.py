@@ -1,4 +1,5 @@
-"""Steps: how an instruction set multiplies one 32-bit group of each operand, and adds the products to accumulators."""
+"""Steps: how an instruction set multiplies the elements along k that share 32 bits in each operand, and adds the products to
+accumulators."""
 
 from __future__ import annotations
 

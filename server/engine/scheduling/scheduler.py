@@ -1,12 +1,14 @@
 """The scheduler: which tokens run in the next step.
 
 Decoding sequences come first, in order of rank. The rest of the token budget goes to prompts, in chunks, in the order of the fair queue.
-When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots run short,
-a sequence of a key that has more than its share of slots is preempted. Within a key, sequences that had their turn make way for fresh ones
-until both hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The best-ranked
-sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
+When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots (places in
+the batch) run short, a sequence of a key that has more than its share of slots is preempted. A sequence has had its turn once it has
+generated enough tokens (`Sequence.had_turn`); before that it is fresh. Within a key, fresh sequences take slots of sequences that had their
+turn until both kinds hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The
+best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
 
-Sequences of batches (`IDLE`) take what others leave: the steps of others get hardly longer by them, and a step with nothing else is short.
+Sequences of batch jobs (priority `IDLE`) take what others leave: they lengthen the steps of others only a little, and a step of batch jobs
+alone is short.
 
 A plan may be made while the step before it still runs: the tokens of that step are then `awaited`. `settle` closes the plan once they are
 known. If a sequence ends or is parked before that, it is taken out of the open plan.
