@@ -89,7 +89,7 @@ def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     cutting = replace(found, filter=_filter(fields, found), least_pixels=least, most_pixels=min(most, able))
     if least > cutting.most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
         name, where = ("min_pixels", fields) if "min_pixels" in fields else ("shortest_edge", size)
-        raise where.error(name, f"a smaller number of pixels; one call of the encoder takes {able}, and images may be long")
+        raise where.error(name, f"fewer pixels: one call of the encoder takes {able}, also if an image is much longer than wide")
     return cutting
 
 

@@ -159,7 +159,7 @@ def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCro
         stride = crop.columns + seeing.has_breaks
         wanted = start + np.add.outer(np.arange(crop.rows) * stride, np.arange(crop.columns)).ravel()
         if not np.array_equal(places[first:end], wanted):
-            text = f"the image tokens from {start} to {stop} have others between them than the {crop.rows} rows of an image"
+            text = f"the image tokens from {start} to {stop} have others between them; expected {crop.rows} rows of {crop.columns}"
             raise RequestError(ErrorCode.INVALID_VALUE, text)
         origin = start + (found[-1].offset if found else 0)
         found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop, origin, stride))

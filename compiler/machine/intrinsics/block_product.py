@@ -285,7 +285,8 @@ class ProductCode(BlockCode):
             return self.load_floats(self.read)
         code = self.code
         words = [code.op(f"zext i16 {code.op(f'load i16, ptr {place}, align 2')} to i32") for place in self.read]
-        # The permutation only moves the scale up, but names a sum, so that the assembler does not await the scale before the sum.
+        # The permutation moves the scale to the upper half. It has a sum as an operand, so that the assembler awaits the scale only after
+        # the sum.
         (total,) = self.load_floats(self.sums[:1])
         bits = code.op(f"bitcast float {total} to i32")
         moved = [code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {bits}, i32 {0x1022})") for word in words]

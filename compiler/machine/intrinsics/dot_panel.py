@@ -369,8 +369,9 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """Select the bits of a half of each byte, or of a quarter if weights have 2 bits, or the number that they stand for. If the upper
-        bits have accumulators of their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
+        """Return the weights in one part of each byte: the whole byte, a half of it (weights of 4 bits) or a quarter (2 bits). Codes are
+        looked up in the table. If the upper halves have accumulators of their own, leave their bits in place: the sums are then 16 times
+        too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)
