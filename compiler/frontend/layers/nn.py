@@ -93,7 +93,7 @@ def _budget_of(text: str) -> float | None:
         budget = BUDGETS.get(text) or float(text)
     except ValueError:
         return None
-    if not LEAST_BUDGET <= budget <= MOST_BUDGET:  # also if it is not a number
+    if not LEAST_BUDGET <= budget <= MOST_BUDGET:  # raises for NaN, too
         raise ConfigError(f"quantize is {text!r}; expected at least {LEAST_BUDGET} and at most {MOST_BUDGET} bits per weight")
     return budget
 

@@ -27,7 +27,8 @@ STRETCH = 32  # elements along k of an iteration
 LONGEST = 1 << 14  # maximum number of elements along k: eight times the sum of their products fits in i32
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 LOWEST = 7  # the lowest three bits of a number
-RESTS = [((i & LOWEST) * (i >> 3) + (1 << EIGHTHS - 1)) % (1 << EIGHTHS) for i in range(LINE_BYTES)]  # by bits of q, and of m times 8
+# The rest r of each index q + 8 * m, for the lowest three bits of q and of m.
+RESTS = [((i & LOWEST) * (i >> 3) + (1 << EIGHTHS - 1)) % (1 << EIGHTHS) for i in range(LINE_BYTES)]
 _WORDS, _BYTES = "<16 x i32>", "<64 x i8>"
 _DOT = "@llvm.x86.avx512.vpdpbusd.512"
 _LOOK_UP = "@llvm.x86.avx512.permvar.qi.512"
