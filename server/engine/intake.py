@@ -139,8 +139,8 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 
 def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCrop, ...]:
-    """Return the crops of a request at the runs of image tokens of its prompt. Raise RequestError unless each crop has one such run, and
-    there are no others: an image token without an image means nothing."""
+    """Return the crops of a request, each with the positions of its run of image tokens in the prompt. Raise RequestError unless each crop
+    has one such run and there are no other image tokens: an image token without an image means nothing."""
     if seeing is None:
         if submit.crops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has images, and this model sees none")

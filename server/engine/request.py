@@ -143,8 +143,8 @@ class Sequence:
 
     @property
     def had_turn(self) -> bool:
-        """True if other sequences of the key go first now. The turn is as long as the prompt, so that computing the sequence again costs at
-        most two tokens for each token that it has generated."""
+        """True if other sequences of the key go first now. A turn is TURN tokens or, if that is more, as many tokens as the prompt has, so
+        that computing the sequence again costs at most two tokens for each token that it has generated."""
         return self.num_known - self.num_prompt >= max(TURN, self.num_prompt)
 
     @property
