@@ -214,7 +214,7 @@ class RequestDefaults(TypedDict):
     chats: NotRequired[bool]  # whether the model generates and has a chat template
     sees: NotRequired[bool]  # whether messages may have images
     sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
-    defaults: NotRequired[Mapping[str, Any]]  # other fields, but for the chat template
+    defaults: NotRequired[Mapping[str, Any]]  # default values of other fields, except of the chat template
 
 
 class Quality(TypedDict):

@@ -49,7 +49,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
 
 
 def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
-    """Yield each message with its role and its number among the messages of this role."""
+    """Yield each message with its name: its role, and its number among the messages of this role, such as `user[1]`."""
     counts: Counter[str] = Counter()
     for message in messages:
         yield f"{message.role}[{counts[message.role]}]", message

@@ -152,7 +152,7 @@ class GenerationBody(SamplingBody):
     store: bool | None = None
 
 
-AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; no identifiers, so no error's path has them
+AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; error paths leave out tags that are no identifiers
 
 
 def text_unless(*kinds: type) -> Discriminator:
