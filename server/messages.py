@@ -186,7 +186,7 @@ class Submit(Message, frozen=True, tag=True):
     num_choices: int = 1
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
-    priority: int = 0  # lower values run earlier; IDLE: only what other requests leave
+    priority: int = 0  # lower values run earlier; IDLE: gets only what other requests leave free
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
@@ -310,7 +310,7 @@ class Vision(msgspec.Struct, frozen=True):
     least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
     most_pixels: int = 0  # with FREE: an image with more pixels is reduced
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
-    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
 
 
@@ -339,7 +339,7 @@ class Ready(Message, frozen=True, tag=True):
     kv_cache_bytes: int
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
-    device_note: str = ""  # why the model runs other code than its target's
+    device_note: str = ""  # why the code is compiled for another target than the load names
     numeric_class: str = ""  # equal classes, programs and weights compute equal bits
     fingerprint: str = ""  # digest of the program, the weights and the numeric class
     embedding_size: int = 0  # 0: the model serves no embeddings
@@ -459,13 +459,13 @@ class Stats(Message, frozen=True, tag=True):
 
 
 class Step(Message, frozen=True, tag=True):
-    """A step begins that may take up to `limit_s`. Sent before long steps, and before the next step that is none, with 0."""
+    """A step begins that may take up to `limit_s`. Sent before each long step, and with 0 before the first step that is short again."""
 
     limit_s: float
 
 
 class Working(Message, frozen=True, tag=True):
-    """The worker waits for other stages of its model, which have used this much CPU time since it started."""
+    """The worker waits for other stages of its model. `cpu_s`: the CPU time that these have used so far."""
 
     cpu_s: float
 

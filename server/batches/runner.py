@@ -1,4 +1,4 @@
-"""Run batches: each line is a request to this server that takes only what other requests leave.
+"""Run batches: each line is a request to this server that gets only what other requests leave free.
 
 A batch runs a file's lines in order, as many at a time as the model's batch holds. Lines of several batches for one model take turns. A
 line that the server cannot take now, such as one for a model that is still loading, is tried again until the batch expires. Every line
@@ -41,7 +41,7 @@ class Run:
     """A batch while it runs."""
 
     record: BatchRecord
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # no line begins, and lines that run are aborted
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # once set, no line begins, and running lines are aborted
 
 
 class Runner:
@@ -66,7 +66,7 @@ class Runner:
         """Stop a batch. Lines that run are aborted."""
         record.reach(Status.CANCELLING)
         self._store.save(record)
-        if self._tasks[record.id].done():  # an error has stopped it
+        if self._tasks[record.id].done():  # an error has stopped the batch's task
             self.start(record)
         self._runs[record.id].stopped.set()
 

@@ -15,7 +15,7 @@ class CompileSlots:
         self._taken: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._waiting: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()  # grammars that waited for another key's turn
-        self._turns: dict[str, int] = {}  # by key: when it last took a slot
+        self._turns: dict[str, int] = {}  # by key: number of the turn in which it last took a slot
         self._num_turns = 0
 
     def take(self, who: object, key: str = "") -> bool:

@@ -103,7 +103,7 @@ class Gateway:
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())
                 if values is not None:
-                    added[HEADER] = record.fingerprint  # tells the ingress that the values were taken, and what may continue the answer
+                    added[HEADER] = record.fingerprint  # tells the ingress that its values were used, and which models can go on
                 if self._is_leaving() and status != SWITCHING:
                     added["connection"] = "close"
             await send(message)

@@ -1,4 +1,4 @@
-"""The keys of a server, and what each may do. FORM shows how a line names both."""
+"""The keys of a server, and what each may do. FORM shows the syntax of a line with a key, its group and its limits."""
 
 from __future__ import annotations
 

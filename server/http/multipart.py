@@ -44,7 +44,7 @@ class Form:
             raise _fault("it ends before its last boundary; send all of it")
 
     def _advance(self, file_name: str) -> bool:
-        """Take what is certain of the pending bytes. Return whether more may be certain now."""
+        """Read the pending bytes as far as it is certain what they are. Return whether a further call may read more of them."""
         if self._is_complete:
             self._pending.clear()  # an epilogue, which nobody reads
             return False

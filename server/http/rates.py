@@ -94,7 +94,7 @@ class KeyUse:
 
 
 class Rates:
-    """The use of each key that has rates. The operator's keys bound their number."""
+    """The use of each key that has rates. There are never more entries than keys of the operator."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

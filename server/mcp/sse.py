@@ -11,7 +11,7 @@ from server.mcp.wire import MAX_MESSAGE_BYTES
 
 @dataclass(slots=True)
 class EventReader:
-    """Splits bytes into events. `last_id` and `retry_ms` are what the server has said for a continuation of the stream."""
+    """Splits bytes into events. `last_id` and `retry_ms`, which the server sends, say where and when an interrupted stream continues."""
 
     name: str
     last_id: str = ""

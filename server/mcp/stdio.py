@@ -106,7 +106,7 @@ class StdioTransport:
             self._write(told, Attempt(WRITE_S))
 
     def _write(self, message: bytes, attempt: Attempt) -> None:
-        """Write a line. The server may not read, so that the pipe is full."""
+        """Write a line. Raise McpLost if the pipe stays full because the server does not read."""
         assert self._process.stdin is not None
         rest = memoryview(message + b"\n")
         with self._writing:

@@ -14,7 +14,7 @@ from server.models.quality import in_words
 from server.models.state import ModelSpec
 
 LOADS = __name__  # the name of the logger
-MUCH_LARGER = 1.25  # weights that take so many times the bytes of the model's files are worth a line
+MUCH_LARGER = 1.25  # a note says so if the weights take this many times the bytes that they would take with `auto`
 
 log = logging.getLogger(LOADS)
 
@@ -24,7 +24,7 @@ def tell_loading(spec: ModelSpec) -> None:
 
 
 def tell_loaded(model: Model, loaded: Loaded, load_s: float, least_bytes: int) -> None:
-    """Tell that a model is ready, and what a user of it should know. `least_bytes`: of its weights as `auto` keeps them; 0 if unknown."""
+    """Tell that a model is ready, and what a user of it should know. `least_bytes`: of the weights with `auto`; 0: unknown."""
     name, ready = model.spec.name, loaded.ready
     names = {"kv_cache": "KV cache up to"}  # it takes memory as it fills
     parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())

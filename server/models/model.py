@@ -31,7 +31,7 @@ IsCached = Callable[[ModelSpec], bool]  # whether the compiled program and the p
 Identify = Callable[[str], str]  # returns a text that changes whenever the files of a source do; "" if unknown
 
 
-# values of sampling parameters at which tokens are drawn as the model weighs them
+# values with which sampling parameters have no effect: tokens are drawn with the probabilities that the model computes
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 SLEEPING = "sleeping"
 SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
@@ -114,7 +114,7 @@ class Loaded:
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
     speech: SpeechTokens | None = None  # tokens of transcripts; None if the model hears no audio
     sight: Sight | None = None  # None: the model sees no images
-    defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
+    defaults: Defaults = field(default_factory=Defaults)  # values for fields that requests leave out
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 
     @property

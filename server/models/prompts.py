@@ -1,4 +1,4 @@
-"""The latest prompts of a model: with which of them does a new prompt share its beginning, and where does it differ?"""
+"""The latest prompts of a model. For a new prompt, find the one that shares the longest beginning with it, and where the two differ."""
 
 from __future__ import annotations
 

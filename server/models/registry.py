@@ -184,7 +184,7 @@ class Registry:
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
-        if there are several. `has_begun`: it is a part of a request that the server finishes before it stops."""
+        if there are several. `has_begun`: it is a further part of a request, answered even while the server stops."""
         if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:

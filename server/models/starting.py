@@ -71,7 +71,7 @@ class Starter:
         return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
-        """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""
+        """Return a copy of a loaded model with other defaults and the same worker. Raise LoadError if a default cannot be used."""
         tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
         if own.template is not None:
             tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)

@@ -26,7 +26,7 @@ NOTICES_S = 0.5  # seconds in which a running step notices that a stage is lost
 
 
 def whole(num_tokens: int) -> int:
-    """Cut no step: for stages that share the same cores."""
+    """Return 1, so that no step is cut: for stages that share the same cores."""
     return 1
 
 
@@ -126,7 +126,7 @@ class Relay:
                     raise StageLost(f"{self._links[number].place} sent {type(message).__name__} in the middle of a step")
 
     def _pass_on(self, number: int) -> None:
-        """Pass the residual streams of a stage to the next one. If one of both is lost, end the last connection, which wakes the worker."""
+        """Pass the residual streams of a stage to the next one. If either is lost, end the last connection, which wakes the worker."""
         try:
             while True:
                 self._links[number + 1].send(Stream(), [self._stream(number)])
