@@ -48,7 +48,7 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
 
 
 def reason(error: Exception) -> str:
-    """Return in one line why a download failed. Without a network, the library tells of its cache, which nobody has asked for."""
+    """Return in one line why a download failed. Without a network, the library's own message is about its cache."""
     if isinstance(error, LocalEntryNotFoundError):
         return f"the hub does not answer ({error.__cause__ or 'offline'}); check the network, or HTTPS_PROXY"
     return " ".join(str(error).split())

@@ -32,7 +32,7 @@ func main(x: bf16[n, {DEPTH}], w: bf16[{COLUMNS}, {DEPTH}], q: i8[{COLUMNS}, {DE
   return both
 }}
 """
-RESULTS = ("bf16", "int8")  # what the results of the program are products of
+RESULTS = ("bf16", "int8")  # formats of the weights whose products the program returns, in order
 
 Array = NDArray[Any]
 

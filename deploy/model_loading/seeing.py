@@ -18,7 +18,7 @@ from runtime.session import Session
 from server.engine.step_model import SeeingLimits, Seen
 from server.messages import Crop
 
-KEPT_BYTES = 64 << 20  # rows of crops that are kept, so that chunks, preempted sequences and other requests need no second look
+KEPT_BYTES = 64 << 20  # rows of crops that are kept, so that chunks, preempted sequences and other requests encode no crop again
 
 
 def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:

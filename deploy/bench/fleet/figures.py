@@ -35,7 +35,7 @@ def token_s(job: Job) -> float:
 
 
 def figures_of(outcome: Outcome, objective: Objective, price: float) -> list[Figure]:
-    """`price` is that of a replica for an hour."""
+    """Return the figures of a simulated fleet. `price` is the cost of one replica for an hour."""
     ended = [job for job in outcome.jobs if job.end_s is not None]
     num_all = len(outcome.jobs) + outcome.num_refused
     first, token = [first_s(job) for job in ended], [token_s(job) for job in ended]

@@ -83,11 +83,11 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
         gone = [replica for replica in cell.replicas[: failure.num_replicas] if replica.is_up]
         lost = [job for replica in gone for job in replica.fail()]
         cell.forget()
-        if not scalers:  # a scaler starts others
+        if not scalers:  # a scaler starts other replicas in their place
             timeline.at(now_s + failure.lasting_s, lambda now_s: recover(cell, gone, now_s))
         outcome.num_again += len(lost)
         for job in lost:
-            _send(job, now_s, cells, inf)  # it was admitted once
+            _send(job, now_s, cells, inf)  # without a limit, because the fleet has admitted it before
 
     def recover(cell: Cell, gone: Sequence[Replica], now_s: float) -> None:
         cell.advance(now_s)
