@@ -56,7 +56,7 @@ class Inspection:
     compile_s: float
     available_bytes: int
     numeric_class: str
-    schemes: dict[str, int]  # what products multiply, in words, and the number of products
+    schemes: dict[str, int]  # number of matrix products by the numbers that they multiply, in words
 
     @property
     def required_bytes(self) -> int:

@@ -52,7 +52,7 @@ class Difference:
     field: str
     logged: str
     now: str
-    fingerprint: str  # of the answer now; "" if it has none
+    fingerprint: str  # fingerprint of the new answer; "" if it has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import msgspec
 from msgspec import Meta
 
-FILE = "relaxserve.toml"  # in the folder of a model; beside a GGUF file NAME.gguf: NAME.relaxserve.toml
+FILE = "relaxserve.toml"  # file in the folder of a model; beside NAME.gguf it is called NAME.relaxserve.toml
 MOST_FILE_BYTES = 1 << 20
 MOST_SHOWN = 60  # characters of a text in a note
 
@@ -109,7 +109,7 @@ class BesideModel(Defaults, frozen=True, omit_defaults=True):
             raise DefaultsError(f"{name} has {len(content)} bytes; at most {MOST_FILE_BYTES} are read")
         try:
             values = tomllib.loads(content.decode())
-        except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
+        except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
             raise DefaultsError(f"{name} is not TOML: {error}; correct it, or remove it to serve the model without defaults") from error
         return read_values(values, name, cls)
 

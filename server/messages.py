@@ -55,7 +55,7 @@ class ConstraintKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # source: a JSON list of strings
-    GRAMMAR = "grammar"  # in Lark, as llguidance reads it, or in GBNF
+    GRAMMAR = "grammar"  # source: a grammar in Lark, as llguidance reads it, or in GBNF
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     pixels: bytes  # three bytes per pixel, line by line
     rows: int  # rows and columns of its tokens in the prompt
     columns: int
-    digest: bytes  # of all of the above: crops with equal digests are equal
+    digest: bytes  # digest of the fields above: crops with equal digests are equal
 
     @staticmethod
     def of(pixels: bytes, rows: int, columns: int) -> Crop:
@@ -191,7 +191,7 @@ class Submit(Message, frozen=True, tag=True):
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
     audio: Audio | None = None  # the audio that the prompt is about
-    crops: tuple[Crop, ...] = ()  # of all images, in the order of their tokens in the prompt
+    crops: tuple[Crop, ...] = ()  # crops of all images, in the order of their tokens in the prompt
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -288,11 +288,11 @@ class QualityLabel(msgspec.Struct, frozen=True):
 class Fit(StrEnum):
     """How an image is brought to the size of crops."""
 
-    TILES = "tiles"  # it is scaled to a multiple of the crop's edge and cut into crops, and a last crop shows the whole
-    GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
-    STRETCHED = "stretched"  # both edges become those of one crop
-    CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
-    FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
+    TILES = "tiles"  # the image is scaled to a multiple of a crop's edge and cut into crops; a last crop shows the whole image
+    GRID = "grid"  # as TILES, but the image is scaled to the number of rows and columns of crops that fits its proportions best
+    STRETCHED = "stretched"  # both edges of the image become those of one crop
+    CENTRE = "centre"  # the shorter edge of the image becomes that of a crop, and its middle is cut out
+    FREE = "free"  # both edges of the image become multiples of a crop's edge, and nearly keep their proportions
     CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
 
 
@@ -304,9 +304,9 @@ class Vision(msgspec.Struct, frozen=True):
     image_token: int
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
-    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels; with CAPPED: at most so many
+    longest_edge: int  # with TILES, the longer edge of a scaled image has this many pixels; with CAPPED, at most this many
     splits: bool  # whether an image becomes several crops and a small one of the whole
-    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    most_crops: int = 1  # with GRID: largest number of crops, without the one that shows the whole image
     least_pixels: int = 0  # with FREE: an image with fewer pixels is enlarged
     most_pixels: int = 0  # with FREE: an image with more pixels is reduced
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
@@ -323,7 +323,7 @@ class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    page_bytes: tuple[int, ...] = ()  # of a page of each cache group
+    page_bytes: tuple[int, ...] = ()  # bytes of a page, by cache group
 
 
 class Ready(Message, frozen=True, tag=True):
@@ -480,8 +480,8 @@ class PagesStored(Message, frozen=True, tag=True):
     """Pages that can be found in the prefix cache from now on: each continues the page before it."""
 
     hashes: tuple[int, ...]
-    parent: int | None  # the page that the first one continues; None: it is the beginning of a prompt
-    token_ids: tuple[int, ...]  # of all the pages together
+    parent: int | None  # hash of the page before the first of these; None: the first page begins a prompt
+    token_ids: tuple[int, ...]  # tokens of all these pages, in order
     page_size: int
     group: int | None = None  # cache group; None: the model has only one
     keeps_states: bool = False

@@ -127,7 +127,7 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
         defaults = read_texts(form.pop("defaults", []), OPTIONS["defaults"])
     except DefaultsError as error:
         raise SettingsError(str(error)) from error
-    form |= {"defaults": defaults} if defaults.given else {}  # those of the file stay otherwise
+    form |= {"defaults": defaults} if defaults.given else {}  # without the option, the defaults of the configuration file stay
     if (stages := form.get("stages")) is not None:
         form["stages"] = stages_of(stages)
     specs = [msgspec.structs.replace(spec, **form, aliases=(*aliases, *spec.aliases)) for spec in specs]

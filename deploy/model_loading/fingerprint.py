@@ -21,7 +21,7 @@ from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
 CHUNK_BYTES = 1 << 20
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of files that affect what a model answers
+SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # suffixes of the files that affect what a model answers
 
 
 def fingerprint_of(known: Compiled) -> str:

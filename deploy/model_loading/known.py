@@ -50,7 +50,7 @@ class Asked:
     measure: Measure | None = None  # measures the quality label, if this load asks for it
     progress: Progress = silent
     relay: Relay | None = None  # the stages of the model before this one; None: this process computes all layers, or an early stage
-    reports: tuple[StageReport, ...] = ()  # of all stages of the model, if it is computed in stages
+    reports: tuple[StageReport, ...] = ()  # reports of all stages of the model, if it is computed in stages
     began_s: float = field(default_factory=time.perf_counter)
 
 

@@ -70,7 +70,7 @@ class _Decoder(_Mode):
     kv_dtype: DType
     groups: tuple[CacheGroup, ...]
     least_context: int  # tokens of a sequence for which there must be memory: all, if the load names a context
-    layers: range | None = None  # those that this process computes; None: all
+    layers: range | None = None  # layers that this process computes; None: all
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:

@@ -66,7 +66,7 @@ class Exact:
 @dataclass(frozen=True, slots=True)
 class Quality:
     label: QualityLabel
-    tokens_per_s: float  # of one sequence with a short context, on this machine
+    tokens_per_s: float  # decoding speed of one sequence with a short context, on this machine
 
 
 # --- the label ---------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) 
 @dataclass(frozen=True, slots=True)
 class Result:
     widths: Mapping[str, Width]
-    parts: Mapping[str, Mapping[str, Array]]  # by the name of the matrix
+    parts: Mapping[str, Mapping[str, Array]]  # parts of each matrix, by the name of the matrix
 
 
 def head_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:

@@ -17,7 +17,7 @@ from runtime.session import Session
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
-SAMPLED = 8  # one of so many rows is quantised to estimate the error of a width
+SAMPLED = 8  # every eighth row is quantised to estimate the error of a width
 
 
 class Search:

@@ -33,7 +33,7 @@ class Model:
     """A model that is being quantised."""
 
     files: ModelFiles
-    importance: Mapping[str, Floats]  # of the inputs of each matrix
+    importance: Mapping[str, Floats]  # importance of the inputs, by the name of the matrix
     groups: Sequence[tuple[str, ...]]  # names of matrices that read the same input
     search: Search
 

@@ -30,7 +30,7 @@ from server.models.registry import Registry
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16  # requests at a time for a model that is not loaded
-LONGEST_WAIT_S = 30.0  # between two tries of a line
+LONGEST_WAIT_S = 30.0  # longest time between two tries of a line
 READ_AT_ONCE = 64  # lines read from the disk at a time
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Runner:
         record.total, record.faults = await asyncio.to_thread(self._check, record)
         if record.faults:
             await asyncio.to_thread(self._store.end, record, Status.FAILED)
-        elif record.status is Status.VALIDATING:  # it was not cancelled meanwhile
+        elif record.status is Status.VALIDATING:  # the batch was not cancelled meanwhile
             record.reach(Status.IN_PROGRESS)
             await asyncio.to_thread(self._store.save, record)
         log.info("batch %s of %d lines for %s: %s", record.id, record.total, record.endpoint, record.status)

@@ -30,7 +30,7 @@ class CompileSlots:
             if who not in self._passed_over:
                 self._passed_over.add(who)
                 return False
-            self._forget(first)  # its grammars have not asked since the last time that this one asked
+            self._forget(first)  # none of that key's grammars has asked since `who` asked last
         self._passed_over.clear()
         del self._waiting[who]
         self._taken[who] = key

@@ -28,7 +28,7 @@ class _Stream:
     topic: bytes
     kept: deque[tuple[int, bytes]]
     kept_bytes: int = 0
-    number: int = 0  # of the next batch
+    number: int = 0  # number of the next batch
     caches: dict[CacheSource, Pages] = field(default_factory=dict)  # two while a new version of the model replaces the old one
 
 

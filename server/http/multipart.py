@@ -20,7 +20,7 @@ class Form:
     """The fields of a form. The one file goes to `sink` as it arrives."""
 
     def __init__(self, content_type: str, sink: Sink) -> None:
-        self.values: dict[str, list[str]] = {}  # of each field, which may be repeated
+        self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
         self.filename: str | None = None
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink

@@ -17,7 +17,7 @@ class EventReader:
     last_id: str = ""
     retry_ms: int = 1000
     _rest: bytearray = field(default_factory=bytearray)  # the incomplete last line
-    _data: bytearray = field(default_factory=bytearray)  # of the incomplete last event
+    _data: bytearray = field(default_factory=bytearray)  # data of the incomplete last event
 
     def push(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ends in this piece."""

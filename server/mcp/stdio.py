@@ -89,7 +89,7 @@ class StdioTransport:
         for end in (None, signal.SIGTERM, signal.SIGKILL):
             if end is not None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, end)  # with the processes that it has started
+                    os.killpg(process.pid, end)  # end the processes that it has started, too
             with suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_S)
                 break

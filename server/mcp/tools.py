@@ -28,7 +28,7 @@ class McpTool:
     description: str
     schema: Mapping[str, Any]
     annotations: Mapping[str, Any] | None = None
-    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that it repeats
+    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that the header repeats
 
     @property
     def is_read_only(self) -> bool:

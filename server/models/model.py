@@ -62,9 +62,9 @@ class Footprint:
 class MemoryUse(TypedDict):
     """The memory of a model. A KV cache takes memory only as it fills."""
 
-    resident_bytes: int  # what its worker's processes hold now, with the pages of packed weights that they map
-    planned_bytes: int  # weights, arena and graphs: what it takes without any request
-    bound_bytes: int  # what it takes at most, with a full KV cache
+    resident_bytes: int  # what the worker's processes hold now, including the pages of packed weights that they map
+    planned_bytes: int  # what the model takes without any request: weights, arena and graphs
+    bound_bytes: int  # what the model takes at most, with a full KV cache
 
 
 class CompileCache(Protocol):

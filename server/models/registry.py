@@ -351,7 +351,7 @@ class Registry:
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Accept no more requests, give running requests `drain_s` to finish, then stop the worker."""
         if name in self._saved and name not in self._models:
-            self._saved.drop(name)  # its last load failed; do not load it at the next start
+            self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
@@ -423,7 +423,7 @@ class Registry:
 
     def _forget(self, model: Model) -> None:
         if self._replacements.remove(model):
-            return  # the names stay with the model that is still served
+            return  # `model` replaces a served model, which keeps the names
         del self._models[model.spec.name]
         self.publications.end(model.spec.name)
         self._aliases.forget(model.spec.name)

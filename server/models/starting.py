@@ -66,7 +66,7 @@ class Starter:
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
         settings = self.settings
         fetcher = Fetcher(settings.image_hosts, settings.max_image_bytes, settings.image_fetch_s)
-        decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # its process starts with its first call
+        decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # starts a process at the first call
         sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
         return Loaded(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer), defaults=defaults, speech=speech, sight=sight)
 

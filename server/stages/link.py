@@ -25,7 +25,7 @@ MOST_MESSAGE_BYTES = 1 << 20
 MOST_ARRAY_BYTES = 1 << 31
 End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause
 # Linux probes an idle connection after KEEPIDLE seconds, and then KEEPCNT times, KEEPINTVL seconds apart. A machine that does not
-# acknowledge what was sent is lost after USER_TIMEOUT milliseconds: before the front takes the worker that waits for it for stalled.
+# acknowledge what was sent is lost after USER_TIMEOUT milliseconds: before the front considers the worker that waits for it as stalled.
 WATCHED = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 

@@ -27,7 +27,7 @@ class Costs:
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
     context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
-    max_tokens: int = 512  # of a step
+    max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
 

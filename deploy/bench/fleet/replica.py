@@ -22,7 +22,7 @@ from server.load_settings import MAX_GAP_MS
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, as long as the fleet has it."""
+    """One request, from its arrival at the fleet to its end."""
 
     arrival: Arrival
     first_s: float | None = None  # time of the first token

@@ -14,7 +14,7 @@ class Scaler:
     """Starts and stops the replicas of a cell. A replica that stops gets no new requests, and is paid for until its requests have ended."""
 
     def __init__(self, cell: Cell, least: int, target_requests: float) -> None:
-        self.paid_s = 0.0  # of all replicas together
+        self.paid_s = 0.0  # seconds for which replicas are paid, summed over all of them
         self._cell = cell
         self._least = least
         self._target_requests = target_requests

@@ -26,8 +26,8 @@ class Arrival:
     session: int
     num_prompt: int  # tokens
     num_new: int
-    keys: tuple[bytes, ...]  # of the prompt's beginnings, the shortest first
-    keys_after: tuple[bytes, ...] = ()  # of the prompt and its answer, if a later prompt begins with both
+    keys: tuple[bytes, ...]  # keys of the prompt's beginnings, the shortest first
+    keys_after: tuple[bytes, ...] = ()  # keys of the prompt with its answer, if a later prompt begins with both
 
 
 @dataclass(frozen=True, slots=True)

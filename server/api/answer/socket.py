@@ -29,7 +29,7 @@ NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and le
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    most_bytes: int  # of a message
+    most_bytes: int  # largest message
     message_s: float  # time for the whole of a message
     open_s: float  # time for which the connection stays open
 

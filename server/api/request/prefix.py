@@ -28,7 +28,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
     end, following = 0, 0  # the end of the last message found, and the index of the one after it
     for index, (name, message) in enumerate(messages):
         said = text_of(message.content, marker="")  # an image is no text
-        text = said.strip()  # as templates write it
+        text = said.strip()  # templates write texts without white space around them
         start = prompt.find(text, end) if text else -1
         if start < 0:
             continue

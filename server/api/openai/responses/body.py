@@ -33,7 +33,7 @@ MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are opt
 class ItemPart(ContentPart):
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
-    detail: Literal["auto", "low", "high", "original"] | None = None  # of an image
+    detail: Literal["auto", "low", "high", "original"] | None = None  # how finely the model sees an image
     file_id: Label | None = None
 
 

@@ -62,7 +62,7 @@ class McpAnswer(ResponseAnswer):
         self._context = context
         self._plan_round = plan_round
         self._request = body
-        self._own: dict[int, McpItem] = {}  # by the index of its block
+        self._own: dict[int, McpItem] = {}  # items about MCP servers, by the index of their block
         self._functions: dict[str, McpFunction] = {}
         self._num_calls = 0
         self._generations: list[Generation] = []
