@@ -99,7 +99,7 @@ class Stamps(msgspec.Struct, frozen=True):
 
 
 class Audio(msgspec.Struct, frozen=True):
-    """A piece of a recording, as much as the model hears at once or less. It consists of whole hops: see `runtime/spectrogram.py`."""
+    """A piece of a recording: at most what the encoder takes at once, in whole hops (see `runtime/spectrogram.py`)."""
 
     samples: bytes  # little-endian f32, with those around the piece
     loudest: float  # the largest energy of the whole recording
@@ -171,7 +171,7 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
     log_format: str = "text"
 
 
-LOCAL = "local"  # the stage of a model that is a process of this machine
+LOCAL = "local"  # the place of a stage that is a process of this machine
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
@@ -346,8 +346,8 @@ class Ready(Message, frozen=True, tag=True):
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
     generates: bool = True  # False for a model that generates only transcripts
-    num_hops: int = 0  # hops of audio that the model hears at once, 10 ms each; 0: it hears nothing
-    num_mels: int = 0  # energies of a hop that the model hears
+    num_hops: int = 0  # hops of audio that the encoder takes at once, 10 ms each; 0: the model has no encoder of audio
+    num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed

@@ -40,7 +40,7 @@ class _Entry:
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
-    """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. Next to Q4_0 the head has 8 bits, as in our
+    """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. With Q4_0, the head has 8 bits, as in our
     own programs."""
     entries = [_entry(name, info.shape, products, config.num_layers) for name, info in weights.tensors.items()]
     metadata = _metadata(config)

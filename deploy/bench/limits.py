@@ -231,9 +231,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
-    """Time one run of each per turn, for `most` turns or until `seconds` have passed, but for at least three turns. Do not count the first
-    run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes about one
-    percent less time if it comes first in its turn."""
+    """In each turn, time one call of each of `runs`: for `most` turns or until `seconds` have passed, but for at least three turns. Do not
+    count the first run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes
+    about one percent less time if it comes first in its turn."""
     for run in runs:
         run()
     end = time.perf_counter() + seconds

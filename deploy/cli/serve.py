@@ -157,7 +157,7 @@ async def greet(registry: Registry, url: str) -> bool:
 
 
 def shows_bars(settings: ServerSettings) -> bool:
-    """Return whether a person watches the loads. Then progress bars and the greeting tell what the lines of the log would."""
+    """Return whether a person watches the loads at a terminal. Then progress bars and the greeting replace the log lines about loads."""
     return errors.is_terminal and settings.log_format == "text"
 
 

@@ -103,7 +103,7 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
 
 
 def _crop_s(model: StepModel, one_s: float) -> float:
-    """Return the seconds that encoding the example of a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
+    """Return the seconds that encoding an example crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
     images. Each crop has another key, because rows of crops are kept."""
     seeing = model.limits.seeing
     if seeing is None:

@@ -130,7 +130,8 @@ def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
 
 
 def _require_digest(path: Path) -> None:
-    """Remove a downloaded file and raise OSError unless it has its digest: the hub's cache names large files by their SHA-256."""
+    """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If it is wrong, remove the file and raise
+    OSError."""
     stored = path.resolve()
     if not _SHA256.fullmatch(stored.name):
         return  # a small file, named by git's digest

@@ -1,4 +1,4 @@
-"""Define the value of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
+"""Define the state of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
 before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
 
 Asked       the front's message, the target that it names, the cache  known.py

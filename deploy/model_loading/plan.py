@@ -156,8 +156,9 @@ def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]
 
 def _divided(num_bytes: int, each: Sequence[int], stages: tuple[list[int], list[int], list[int]]) -> list[int]:
     """Return the number of pages of each group. A page of group i has `each[i]` bytes, and all pages together have at most `num_bytes`.
-    All groups grow to two pages, then to the numbers of each stage. If the memory does not suffice for a stage, each group gets the same
-    share of the pages that it lacks. Memory that remains after the last stage is divided in proportion to its numbers."""
+    All groups grow to two pages, then to the numbers of each entry of `stages` in turn. If the memory does not suffice for an entry, each
+    group gets the same share of the pages that it lacks. Memory that remains after the last entry is divided in proportion to its
+    numbers."""
     most = stages[-1]
     counts, steps = [0] * len(each), most
     for target in ([2] * len(each), *stages):

@@ -146,8 +146,8 @@ class Runner:
                 tasks.create_task(self._answer(run, line, slots))
 
     def _slots_of(self, model: str | None) -> asyncio.Semaphore:
-        """Return the places of lines that run at the same time for a model. Batches wait for them in the order of arrival."""
-        name, count = "", AT_ONCE  # the lines of all models that are not loaded share places
+        """Return the semaphore that limits how many lines run at the same time for a model. Batches wait for it in the order of arrival."""
+        name, count = "", AT_ONCE  # the lines of all models that are not loaded share one semaphore
         with suppress(ApiError):
             found, loaded = self._registry.serve(model)
             name, count = found.spec.name, loaded.admission.max_running

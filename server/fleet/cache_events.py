@@ -44,7 +44,8 @@ class CacheEvents:
         most_kept_bytes: int = MOST_KEPT_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`name` is that of this replica in the topics. The limits are those of the batches that each model can replay."""
+        """`name`: the name of this replica in the topics. `most_kept` and `most_kept_bytes` limit the batches that each model can
+        replay."""
         self._name = name
         self._send = send
         self._most_kept = most_kept

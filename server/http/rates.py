@@ -101,7 +101,7 @@ class Rates:
         self._uses: dict[str, KeyUse] = {}
 
     def of(self, key: str, limits: KeyLimits) -> KeyUse | None:
-        """Return the use of a key, or None if the key has no rates. With other limits than before, a key begins anew."""
+        """Return the use of a key, or None if the key has no rates. If the limits of the key have changed, its use begins at zero."""
         if not limits.has_rates:
             return None
         use = self._uses.get(key)

@@ -112,8 +112,8 @@ class Reader:
         return len(self._parts) + len(self._received)
 
     def feed(self, data: bytes) -> Iterator[Message | None]:
-        """Yield for each frame that is complete now the message that it completes, or None. Raise WebSocketError if the client breaks the
-        protocol."""
+        """For each frame that is complete now, yield the message that the frame completes, or None. Raise WebSocketError if the client
+        breaks the protocol."""
         self._received += data
         while (found := self._frame()) is not None:
             is_last, opcode, payload = found

@@ -24,7 +24,7 @@ def tell_loading(spec: ModelSpec) -> None:
 
 
 def tell_loaded(model: Model, loaded: Loaded, load_s: float, least_bytes: int) -> None:
-    """Tell that a model is ready, and what a user of it should know. `least_bytes`: of the weights with `auto`; 0: unknown."""
+    """Log that a model is ready, and what its users should know. `least_bytes`: bytes of the weights with `auto`; 0: unknown."""
     name, ready = model.spec.name, loaded.ready
     names = {"kv_cache": "KV cache up to"}  # a KV cache takes memory as it fills
     parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
@@ -56,7 +56,7 @@ def _notes(model: Model, loaded: Loaded, least_bytes: int) -> Iterator[str]:
 
 
 def summary(model: Model) -> str:
-    """Return the name of a loaded model with what it answers, unless that is conversations, its memory and its context."""
+    """Return the name of a loaded model, what it answers if it does not answer conversations, its memory and its context."""
     assert model.loaded is not None
     loaded, ready = model.loaded, model.loaded.ready
     if loaded.speech is not None:

@@ -65,7 +65,7 @@ def is_hub_id(source: str) -> bool:
 
 
 def real(path: Path) -> Path:
-    """Return a path without symbolic links. A link that leads to itself stays, and does not exist; `Path.resolve` raises RuntimeError."""
+    """Return a path without symbolic links. A link that leads to itself stays, and counts as absent; `Path.resolve` raises RuntimeError."""
     return Path(os.path.realpath(path))
 
 

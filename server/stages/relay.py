@@ -69,7 +69,7 @@ class Relay:
         for part in parts:
             slots, tables = [places.slots for places in part.places], [places.page_tables for places in part.places]
             arrays = [part.tokens, part.positions, part.query_starts, part.seq_ids, *slots, *tables]
-            for link in reversed(self._links):  # each stage hears of the part before the residual stream arrives
+            for link in reversed(self._links):  # each stage gets the part before the residual stream of the part arrives
                 link.send(Run(), arrays)
         return parts
 
@@ -86,8 +86,8 @@ class Relay:
             link.send(CopyPage(group, source, target))
 
     def watch(self, on_lost: Callable[[StageLost], None]) -> None:
-        """Call `on_lost` when a stage is lost between two steps. A step that runs raises StageLost itself, with what the host of the stage
-        says of its end."""
+        """Call `on_lost` when a stage is lost between two steps. A step that runs raises StageLost itself, with the reason that the host of
+        the stage gives."""
 
         def wait(link: Link) -> None:
             link.wait_for_end()

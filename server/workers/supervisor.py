@@ -228,7 +228,8 @@ class Supervisor:
             self._hand_over()
 
     def _shelve(self, request_id: str, job: Generation) -> None:
-        """Take a request out of the worker, because its client does not read. A worker that drains would not take it back."""
+        """Take a request out of the worker, because its client does not read. Do nothing while the worker drains, because it would not take
+        the request back."""
         if self.state is not WorkerState.DRAINING and self._worker is not None:
             job.is_leaving = True
             self._worker.send(Abort(request_id))

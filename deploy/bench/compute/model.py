@@ -99,7 +99,7 @@ class Model:
         device: str = CPU,
         bounds: StepBounds | None = None,
     ) -> None:
-        """`bounds` are those of the steps that will run; by default, those of `works`."""
+        """`bounds`: the bounds of the steps that will run; by default, those of the steps that `works` lists."""
         self.config = config
         self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
         longest = max(CONTEXTS) + PAGE_SIZE if bounds is None else bounds.max_context

@@ -1,5 +1,5 @@
-"""Policies: which replica of a cell gets a request. All but `round-robin` are the router's own ranking (`deploy/ray/ranking.py`), with all
-or with less of what a request says."""
+"""Policies: which replica of a cell gets a request. All but `round-robin` use the router's own ranking (`deploy/ray/ranking.py`), with all
+or some of the facts about the request."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from deploy.ray.wish import KEY_BYTES
 
-BLOCK_TOKENS = 64  # about as many tokens as a block of the router has characters, divided by four
+BLOCK_TOKENS = 64  # tokens of a block, about as many as a block of the router's key chain has at four characters a token
 DAY_S = 86400.0
 
 
