@@ -56,7 +56,7 @@ class Outage:
 
 
 class CacheListener(Protocol):
-    """Hears how the prefix cache of one model's workers changes."""
+    """Is told how the prefix cache of one model's workers changes."""
 
     def changed(self, changes: Sequence[CacheChange], /) -> None: ...
 

@@ -125,7 +125,7 @@ def _own_stem(stem: str) -> str:
 
 
 def _heads(name: str, config: ModelConfig) -> int | None:
-    """Return the number of heads of a projection of queries or keys, which rotate. Return None for other tensors."""
+    """Return the number of heads of a projection of queries or keys, whose vectors are rotated. Return None for other tensors."""
     for part, num_heads in ((".attn_q.", config.num_heads), (".attn_k.", config.num_kv_heads)):
         if part in name:
             return num_heads

@@ -223,7 +223,7 @@ def _share(text: str) -> int | float:
 
 
 def _within(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of numbers. Typer's own ranges make a wide column of the help."""
+    """Return a parser of numbers. Typer's own ranges would add a wide column to the help."""
 
     def parsed(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,18}", text) or not least <= int(text) <= most:

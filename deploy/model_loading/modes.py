@@ -111,7 +111,7 @@ class _Decoder(_Mode):
 
 
 def _numerics(load: Load) -> Numerics:
-    """Return which numbers the load asks for. A GPU multiplies on its tensor cores, whose numbers are its own."""
+    """Return the numerics that the load asks for. On a GPU, only its own are possible, because its tensor cores round in their own way."""
     if load.numerics not in tuple(Numerics):
         raise LoadError(ErrorCode.INVALID_VALUE, f"numerics is {load.numerics!r}; expected one of {', '.join(Numerics)}")
     found = Numerics(load.numerics)

@@ -114,7 +114,7 @@ def head_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
 
 
 class Quantised:
-    """A source whose matrices have a form. The head of a tied model becomes a tensor of its own."""
+    """A weight source that returns the quantised matrices in their forms. The head of a tied model becomes a tensor of its own."""
 
     def __init__(self, source: WeightSource, result: Result, digest: str) -> None:
         self._source, self._result, self._digest = source, result, digest

@@ -176,7 +176,7 @@ class Model:
 
     @property
     def memory(self) -> MemoryUse:
-        """The memory that the model takes: now, in any case, and at most."""
+        """The memory of the model: what it holds now, what it takes without any request, and what it takes at most."""
         pid = None if self.loaded is None else self.loaded.worker.pid
         usage = UNUSED if pid is None else usage_of(pid)
         parts = self.bytes_by_part

@@ -55,7 +55,7 @@ def require_download(source: str, settings: ServerSettings, names: Container[str
 
 
 def without_host(source: str) -> str:
-    """Return a source without the address of the hub, with which users of Ollama and of the hub's pages write it."""
+    """Return a source without the address of the hub, which users of Ollama and of the hub's pages write before it."""
     return next((source.removeprefix(host) for host in HOSTS if source.startswith(host)), source)
 
 

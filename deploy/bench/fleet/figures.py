@@ -13,7 +13,7 @@ from deploy.bench.serving.drive import percentile
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The two bounds within which an answer meets the expectation of its client."""
+    """The longest time to the first token, and per token after it, with which an answer still satisfies its client."""
 
     first_s: float = 1.0
     token_s: float = 0.1  # per token after the first, on average over an answer

@@ -19,7 +19,7 @@ def _session(arrival: Arrival) -> bytes:
 
 
 def _of_session(arrival: Arrival) -> Wish:
-    """The wish of a request about whose prompt a router knows the session and the length."""
+    """Return the wish of a request if the router knows only the session and the length of its prompt."""
     return Wish(extended((_session(arrival),), "any", arrival.num_prompt))
 
 

@@ -187,7 +187,7 @@ class GivenImage(ContentPart):
 
 
 def joined(parts: Sequence[ContentPart]) -> str | list[ContentPart]:
-    """Return a content of parts: a text if there are only texts."""
+    """Join parts to the content of a message: one text if all parts are texts, otherwise a list."""
     if all(type(part) is ContentPart and part.text is not None for part in parts):
         return "".join(part.text or "" for part in parts)
     return [*parts]
