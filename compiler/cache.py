@@ -65,7 +65,7 @@ class Range(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Key:
     digest: str
-    program: str  # digest of the same without the target: equal on all machines
+    program: str  # digest of everything in the key but the target, so it is equal on all machines
     ranges: dict[str, dict[str, Range]]  # entry point -> number of the variable in the signature -> range
 
 

@@ -1,10 +1,10 @@
 """Name the numeric class of a program on a target. Programs of one class compute the same bits from the same weights, on any machine.
 
-portable      products of integers, and products of f32 in one order, on machines that multiply and add with one rounding
-unfused       the same where a multiply-add rounds twice: WebAssembly without relaxed SIMD
-bf16          products of rows that are rounded to bf16, by instructions of AMD
-amx           the same on Intel's matrix unit, with schemes of its own for integers
-sm_90a, ...   a GPU's tensor cores
+portable      products of integers, and products of f32 in one order of summation, on machines that multiply and add with one rounding
+unfused       the same products where a multiply-add rounds twice: WebAssembly without relaxed SIMD
+bf16          products may round rows to bf16, which instructions of AMD's CPUs then multiply
+amx           the same on Intel's matrix unit; products of integers form other groups there, too
+sm_90a, ...   products on a GPU's tensor cores
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from deploy.settings import KEY_VARIABLE
 
-NAME = "relaxserve"  # of the provider, in agents that name theirs
+NAME = "relaxserve"  # name of the provider, for agents that give each provider a name
 NO_KEY = "unused"  # agents demand a key, and a server without keys accepts any
 ANSWER = 8192  # tokens that agents which ask for a limit leave to an answer, at most a quarter of the context
 

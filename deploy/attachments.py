@@ -22,7 +22,7 @@ from server.mcp.session import Session
 from server.mcp.stdio import StdioTransport
 from server.settings import SettingsError
 
-KEYS = ("mcpServers", "servers")  # of Claude Desktop and most others, of VS Code
+KEYS = ("mcpServers", "servers")  # keys of the servers in files of Claude Desktop and most others, and of VS Code
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")
 INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")
 

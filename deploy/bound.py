@@ -1,6 +1,6 @@
 """Run a command that the kernel kills when the process that started it ends: `python bound.py PARENT COMMAND ARGUMENTS`.
 
-A replica of a fleet that is killed takes its server with it, and a worker the other stages of its model, so that nothing runs unwatched.
+So the server of a fleet's replica ends when the replica is killed, and the other stages of a model end with the model's worker.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@
     tokenizers/KEY.tokenizer            tokenizer files made from a GGUF file (deploy/model_loading/tokenizer.py)
 
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py),
-                                        or what LLVM says of this machine (runtime/remembered.py)
+                                        or LLVM's description of this machine (runtime/remembered.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server

@@ -27,7 +27,7 @@ class Packages:
     """A file of weights that is the contents of packages, one after another: a GGUF file, or the weights of a folder with further files."""
 
     parts: tuple[Package, ...]
-    sha256: str  # of the file of weights
+    sha256: str  # digest of the file of weights
     weights: str = ""  # the name of the weights in a folder; empty: the model is a GGUF file
     beside: tuple[str, ...] = ()  # the names of the folder's other files, which any of the packages may hold
 

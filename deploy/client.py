@@ -162,7 +162,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(answer, dict):
         return {}
-    if isinstance(answer.get("error"), str) and "code" in answer:  # of our paths below /api, which have the shape of Ollama's errors
+    if isinstance(answer.get("error"), str) and "code" in answer:  # an error of our paths below /api, in the shape of Ollama's errors
         return {"error": {"message": answer["error"], "code": answer["code"]}}
     return answer if isinstance(answer.get("error"), dict) else {}
 

@@ -37,7 +37,7 @@ from server.messages import Load
 class Inspection:
     source: str
     family: str
-    defaults: str  # what requests mean that do not say it, as the file beside the model says, in words
+    defaults: str  # values for fields that requests leave out, from the file beside the model, in words
     serves: tuple[str, ...]  # what the server answers with this model, in words
     embedding_note: str
     num_parameters: int
@@ -57,7 +57,7 @@ class Inspection:
     compile_s: float
     available_bytes: int
     numeric_class: str
-    schemes: dict[str, int]  # what products multiply, in words, and the number of products
+    schemes: dict[str, int]  # number of matrix products by the numbers that they multiply, in words
 
     @property
     def required_bytes(self) -> int:

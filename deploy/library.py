@@ -84,7 +84,7 @@ async def _lines(order: Order) -> AsyncGenerator[Line, None]:
             raise LoadError(ErrorCode.FETCH_FAILED, f"cannot {what}: the process that tried it ended with status {status}")
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with pip, which would go on downloading
+            os.killpg(process.pid, signal.SIGKILL)  # kill pip too, which would go on downloading
         await process.wait()
 
 

@@ -32,7 +32,7 @@ def holder_of(port: int) -> str:
             if any(os.readlink(file) in wanted for file in (process / "fd").iterdir()):
                 said = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f" by process {process.name} ({said:.80})"
-        except OSError:  # it has ended, or belongs to another user
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return ""
 

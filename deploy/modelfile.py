@@ -29,7 +29,7 @@ class Modelfile:
 
 
 def read(text: str, name: str) -> Modelfile:
-    """Read the text of a Modelfile. `name` stands for it in messages."""
+    """Read the text of a Modelfile. `name` is the file's name in error messages."""
     found = Modelfile()
     for number, instruction, value in _instructions(text, name):
         where = f"{name}, line {number}"

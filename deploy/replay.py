@@ -52,7 +52,7 @@ class Difference:
     field: str
     logged: str
     now: str
-    fingerprint: str  # of the answer now; "" if it has none
+    fingerprint: str  # fingerprint of the new answer; "" if it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _index(item: Any) -> int | None:
 
 
 def _lasting(value: Any) -> Any:
-    """Return an answer without what differs each time."""
+    """Return an answer without the fields that differ each time, such as ids and times."""
     if isinstance(value, dict):
         return {k: _lasting(v) for k, v in value.items() if k not in CHANGING and not k.endswith("_duration")}
     return [_lasting(item) for item in value] if isinstance(value, list) else value

@@ -31,7 +31,7 @@ class Toolbox:
     """Closes its sessions at the end of a `with` block."""
 
     def __init__(self, sessions: Sequence[Session], warn: Callable[[str], None]) -> None:
-        """`warn` is told of each server that fails."""
+        """`warn` is called with the error of each server that fails."""
         self._sessions = sessions
         self._warn = warn
         self._offers: dict[str, Offer] = {}
@@ -60,7 +60,7 @@ class Toolbox:
         return self._offers.get(function)
 
     def call(self, offer: Offer, arguments: str, progress: Callable[[str], None]) -> ToolResult:
-        """Call a tool. A call that fails has an error as its result. `progress` is told what the server says meanwhile."""
+        """Call a tool. A call that fails has an error as its result. `progress` gets the messages that the server sends meanwhile."""
         try:
             read: object = json.loads(arguments or "{}")
         except (ValueError, RecursionError):

@@ -99,8 +99,8 @@ class StateGroup:
 @dataclass(frozen=True, slots=True)
 class HeardGroup:
     """Keys and values of the frames of audio to which the decoder's layers attend: [layers, 2, parts, kv_heads, PAGE_SIZE * head_dim],
-    with scales if they have 8 bits. A part has the layout of a page of a KVGroup. A page consists of the parts of all frames. It lasts for
-    as many tokens as a sequence can have, so a sequence holds one page, and pages are never shared by their tokens."""
+    with scales if they have 8 bits. A part has the layout of a page of a KVGroup. A page consists of the parts of all frames. Its
+    `page_size` is at least the length of the longest sequence, so a sequence has one page, which no other sequence finds by its tokens."""
 
     layers: tuple[int, ...]
     num_kv_heads: int

@@ -1,4 +1,5 @@
-"""Remember what LLVM makes anew at every start on the same machine: the features of the CPU, and the loop of a team of threads.
+"""Remember results of LLVM that are the same at every start on a machine: the features of the CPU, and the machine code of a thread team's
+loop.
 
 A worker that finds its program in the cache then does without LLVM, which takes 80 MB of memory and 60 ms.
 """

@@ -1,5 +1,5 @@
-"""The spectrogram that speech models hear: a short-time Fourier transform and mel filters, as tables. The compiled program `hear` and
-`server/audio/loudest.py` compute it.
+"""The spectrogram from which speech models compute: the tables of a short-time Fourier transform and of mel filters. The compiled program
+`hear` and `server/audio/loudest.py` use them.
 
 A hop is 10 ms. Hop `t` of a recording is computed from WINDOW samples around sample `t * HOP`.
 """
@@ -13,9 +13,9 @@ RATE = 16_000  # samples per second
 WINDOW, HOP = 400, 160  # samples of a Fourier transform, and from one to the next
 BEFORE = WINDOW // 2  # samples that the first hop of a piece of audio reads before the piece
 ROWS = -(-WINDOW // HOP)  # hops that a window touches
-AROUND = (ROWS - 1) * HOP  # samples of a piece beyond a HOP for each of its hops: BEFORE of them before it, the others after it
+AROUND = (ROWS - 1) * HOP  # samples that a piece of audio needs besides HOP per hop: BEFORE of them precede the piece, the others follow it
 BINS = WINDOW // 2 + 1
-LEAST, RANGE = 1e-10, 8.0  # the least energy; how far below the loudest energy of a recording the logarithms may lie
+LEAST, RANGE = 1e-10, 8.0  # smallest energy, which replaces smaller ones; greatest distance of logarithms (base 10) from the greatest one
 
 
 def fourier_table() -> NDArray[np.float64]:

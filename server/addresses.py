@@ -9,12 +9,12 @@ NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def parsed(text: str) -> Address:
-    """Return the address that `getaddrinfo` wrote, which may name a zone."""
+    """Parse an address as `getaddrinfo` writes it. Drop the zone that may follow it: `fe80::1%eth0`."""
     return ipaddress.ip_address(text.partition("%")[0])
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is on the internet, also if it stands for an IPv4 address."""
+    """Return whether an address is on the internet. An IPv6 address that stands for an IPv4 address is judged by the IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if address in NAT64:

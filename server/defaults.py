@@ -1,5 +1,5 @@
-"""The defaults of a model: what a request means that does not say it. They come from a file beside the model, from the configuration, from
-a load request or from Ollama's /api/create. A request's own value always wins.
+"""The defaults of a model: values for fields that a request leaves out. They come from a file beside the model, from the configuration,
+from a load request or from Ollama's /api/create. A request's own value always wins.
 
 DefaultsError        a default is unknown or has a value that no request could have; a ValueError
 """
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import msgspec
 from msgspec import Meta
 
-FILE = "relaxserve.toml"  # in the folder of a model; beside a GGUF file NAME.gguf: NAME.relaxserve.toml
+FILE = "relaxserve.toml"  # file in the folder of a model; beside NAME.gguf it is called NAME.relaxserve.toml
 MOST_FILE_BYTES = 1 << 20
 MOST_SHOWN = 60  # characters of a text in a note
 
@@ -51,12 +51,12 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The defaults that there are, by name."""
+        """The defaults that are set, by name."""
         return {name: value for name in Defaults.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     @property
     def sampling(self) -> dict[str, float]:
-        """The sampling parameters that there are, by name."""
+        """The sampling parameters that are set, by name."""
         return {name: value for name, value in self.given.items() if name in SAMPLING}
 
     @property
@@ -73,7 +73,7 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
         return ", ".join(f"{name} {_in_words(value)}" for name, value in self.given.items())
 
     def over(self, other: Defaults) -> Defaults:
-        """Return these defaults, and those of `other` where there are none."""
+        """Return these defaults, completed by those of `other` for the fields that these leave out."""
         return Defaults(**{**other.given, **self.given})
 
     def mark(self, fingerprint: str) -> str:
@@ -109,13 +109,13 @@ class BesideModel(Defaults, frozen=True, omit_defaults=True):
             raise DefaultsError(f"{name} has {len(content)} bytes; at most {MOST_FILE_BYTES} are read")
         try:
             values = tomllib.loads(content.decode())
-        except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
+        except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
             raise DefaultsError(f"{name} is not TOML: {error}; correct it, or remove it to serve the model without defaults") from error
         return read_values(values, name, cls)
 
 
 def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -> D:
-    """Convert values by name. `where` names their place in messages. One stop string may stand without a list."""
+    """Convert a mapping from names to values. `where` names its source in error messages. A single stop string need not be in a list."""
     known = of.__struct_fields__
     for name in values:
         if name not in known:

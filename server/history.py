@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 INTERVAL_S = 5.0
 KEPT_S = 3600.0
-MOST_VALUES = 250_000  # of all samples together; many busy models shorten the history
+MOST_VALUES = 250_000  # values in all samples together; many busy models shorten the history
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 Values = dict[Series, float | None]  # None: the series has ended

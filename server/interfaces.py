@@ -56,7 +56,7 @@ class Outage:
 
 
 class CacheListener(Protocol):
-    """Hears how the prefix cache of one model's workers changes."""
+    """Is told how the prefix cache of one model's workers changes."""
 
     def changed(self, changes: Sequence[CacheChange], /) -> None: ...
 
@@ -72,7 +72,7 @@ class WorkerHandle(Protocol):
     card: CardUsage | None  # the last report on the model's GPU; None while there is no worker, or if the model runs on a CPU
     restarts: int
     resubmitted: int
-    ready: Ready | None  # the message of the worker that serves
+    ready: Ready | None  # the `Ready` message of the worker that serves now
     ready_s: float  # monotonic time at which it became ready
     outage: Outage | None
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
@@ -149,7 +149,7 @@ class ChatTemplate(Protocol):
     def source(self) -> str: ...
 
     def renderer(self) -> Renderer:
-        """Return what renders the template for an event loop."""
+        """Return an object that renders the template, for use by one event loop."""
         ...
 
     def render(

@@ -55,7 +55,7 @@ class ConstraintKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # source: a JSON list of strings
-    GRAMMAR = "grammar"  # in Lark, as llguidance reads it, or in GBNF
+    GRAMMAR = "grammar"  # source: a grammar in Lark, as llguidance reads it, or in GBNF
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Stamps(msgspec.Struct, frozen=True):
 
 
 class Audio(msgspec.Struct, frozen=True):
-    """A piece of a recording, as much as the model hears at once or less. It consists of whole hops: see `runtime/spectrogram.py`."""
+    """A piece of a recording: at most what the encoder takes at once, in whole hops (see `runtime/spectrogram.py`)."""
 
     samples: bytes  # little-endian f32, with those around the piece
     loudest: float  # the largest energy of the whole recording
@@ -111,7 +111,7 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     pixels: bytes  # three bytes per pixel, line by line
     rows: int  # rows and columns of its tokens in the prompt
     columns: int
-    digest: bytes  # of all of the above: crops with equal digests are equal
+    digest: bytes  # digest of the fields above: crops with equal digests are equal
 
     @staticmethod
     def of(pixels: bytes, rows: int, columns: int) -> Crop:
@@ -172,8 +172,8 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
     log_format: str = "text"
 
 
-LOCAL = "local"  # the stage of a model that is a process of this machine
-HEAD = "head"  # the last stage of a model, if that process has no layers, only what follows them
+LOCAL = "local"  # the place of a stage that is a process of this machine
+HEAD = "head"  # the place of the last stage, if it is a process of this machine without layers: it has only what follows them
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
@@ -188,12 +188,12 @@ class Submit(Message, frozen=True, tag=True):
     num_choices: int = 1
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
-    priority: int = 0  # lower values run earlier; IDLE: only what other requests leave
+    priority: int = 0  # lower values run earlier; IDLE: gets only what other requests leave free
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
     audio: Audio | None = None  # the audio that the prompt is about
-    crops: tuple[Crop, ...] = ()  # of all images, in the order of their tokens in the prompt
+    crops: tuple[Crop, ...] = ()  # crops of all images, in the order of their tokens in the prompt
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -291,11 +291,11 @@ class QualityLabel(msgspec.Struct, frozen=True):
 class Fit(StrEnum):
     """How an image is brought to the size of crops."""
 
-    TILES = "tiles"  # it is scaled to a multiple of the crop's edge and cut into crops, and a last crop shows the whole
-    GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
-    STRETCHED = "stretched"  # both edges become those of one crop
-    CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
-    FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
+    TILES = "tiles"  # the image is scaled to a multiple of a crop's edge and cut into crops; a last crop shows the whole image
+    GRID = "grid"  # as TILES, but the image is scaled to the number of rows and columns of crops that fits its proportions best
+    STRETCHED = "stretched"  # both edges of the image become those of one crop
+    CENTRE = "centre"  # the shorter edge of the image becomes that of a crop, and its middle is cut out
+    FREE = "free"  # both edges of the image become multiples of a crop's edge, and nearly keep their proportions
     CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
     FILLED = "filled"  # both edges become multiples of a crop's edge, for as many squares as allowed in about these proportions
     MIXED = "mixed"  # like FREE, but a large image is also cut into a grid of square crops, which precede that of the whole
@@ -309,7 +309,7 @@ class Vision(msgspec.Struct, frozen=True):
     image_token: int  # negative if the model embeds images
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
-    longest_edge: int  # with tiles: an image is scaled so that its longer edge has this many pixels; with CAPPED: at most so many
+    longest_edge: int  # with TILES, the longer edge of a scaled image has this many pixels; with CAPPED, at most this many
     splits: bool  # whether an image becomes several crops and a small one of the whole
     most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
     least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
@@ -319,7 +319,7 @@ class Vision(msgspec.Struct, frozen=True):
     tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
     unsplit_pixels: int = 0  # with MIXED: an image with more pixels, when its edges are rounded to squares, is a large one
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
-    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
     num_places: int = 0  # vectors of a crop in the encoder, which count as the tokens of an image that is embedded
 
@@ -333,7 +333,7 @@ class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    page_bytes: tuple[int, ...] = ()  # of a page of each cache group
+    page_bytes: tuple[int, ...] = ()  # bytes of a page, by cache group
 
 
 class Ready(Message, frozen=True, tag=True):
@@ -349,15 +349,15 @@ class Ready(Message, frozen=True, tag=True):
     kv_cache_bytes: int
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
-    device_note: str = ""  # why the model runs other code than its target's
+    device_note: str = ""  # why the code is compiled for another target than the load names
     numeric_class: str = ""  # equal classes, programs and weights compute equal bits
     fingerprint: str = ""  # digest of the program, the weights and the numeric class
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
     generates: bool = True  # False for a model that generates only transcripts
-    num_hops: int = 0  # hops of audio that the model hears at once, 10 ms each; 0: it hears nothing
-    num_mels: int = 0  # energies of a hop that the model hears
+    num_hops: int = 0  # hops of audio that the encoder takes at once, 10 ms each; 0: the model has no encoder of audio
+    num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
     padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
@@ -470,13 +470,13 @@ class Stats(Message, frozen=True, tag=True):
 
 
 class Step(Message, frozen=True, tag=True):
-    """A step begins that may take up to `limit_s`. Sent before long steps, and before the next step that is none, with 0."""
+    """A step begins that may take up to `limit_s`. Sent before each long step, and with 0 before the first step that is short again."""
 
     limit_s: float
 
 
 class Working(Message, frozen=True, tag=True):
-    """The worker waits for other stages of its model, which have used this much CPU time since it started."""
+    """The worker waits for other stages of its model. `cpu_s`: the CPU time that these have used so far."""
 
     cpu_s: float
 
@@ -491,8 +491,8 @@ class PagesStored(Message, frozen=True, tag=True):
     """Pages that can be found in the prefix cache from now on: each continues the page before it."""
 
     hashes: tuple[int, ...]
-    parent: int | None  # the page that the first one continues; None: it is the beginning of a prompt
-    token_ids: tuple[int, ...]  # of all the pages together
+    parent: int | None  # hash of the page before the first of these; None: the first page begins a prompt
+    token_ids: tuple[int, ...]  # tokens of all these pages, in order
     page_size: int
     group: int | None = None  # cache group; None: the model has only one
     keeps_states: bool = False

@@ -241,7 +241,7 @@ class _Gauges(Collector):
 
 def _adapters() -> Metric:
     """Return vLLM's gauge of LoRA adapters, of which this server has none. Without the series, an endpoint picker logs an error per scrape.
-    Its value is the present time, by which a picker finds the newest sample."""
+    The gauge's value is the present time, by which a picker finds the newest sample."""
     gauge = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters that requests use.", labels=ADAPTERS)
     gauge.add_metric(("0", "", ""), time.time())
     return gauge

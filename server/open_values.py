@@ -38,7 +38,7 @@ class OpenValues:
         return blake2b(f"{name} {self.choice} {self.drawn[at]}".encode(), digest_size=num_bytes, key=self.nonce).digest()
 
 
-OPEN: ContextVar[OpenValues | None] = ContextVar("open_values", default=None)  # those of the request that this task serves
+OPEN: ContextVar[OpenValues | None] = ContextVar("open_values", default=None)  # the open values of the request that this task serves
 
 
 def given(header: str, key: str | None) -> OpenValues | None:

@@ -38,7 +38,7 @@ class ServerSettings:
     kv_events: str | None = None  # ZMQ address that publishes changes of prefix caches; None: they are not published
     kv_events_replay: str | None = None  # ZMQ address that sends past changes again
     kv_events_name: str | None = None  # name of this replica in the topics; None: its address
-    ingress_key: str | None = None  # with it, an ingress gives requests their open values; None: nobody may
+    ingress_key: str | None = None  # key with which an ingress may give requests their open values (`open_values.py`); None: nobody may
 
     stage_secret_file: Path | None = None  # the secret that this server shares with `relaxserve stage` on other machines
     model_root: Path = Path("models")

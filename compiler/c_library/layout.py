@@ -30,7 +30,7 @@ class Decoder:
     max_context: int
     page_size: int
     cache_shapes: Mapping[str, tuple[int, ...]]  # shapes of the inputs that hold keys and values
-    fingerprint: int  # of the weights
+    fingerprint: int  # number that identifies the weights
     prefix: str = "rs"  # prefix of the functions' names
 
     @property

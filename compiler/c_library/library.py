@@ -138,7 +138,7 @@ def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dic
 
 
 def _fingerprint(decoder: Decoder) -> str:
-    """Emit the function that reads the fingerprint of weights of the right size, and returns 0 for others."""
+    """Emit the function that returns the fingerprint of given weights, or 0 if they have another size."""
     code = Code()
     fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.weights_bytes}")
     fits = code.op(f"and i1 {fits}, {code.op('icmp ne ptr %weights, null')}")

@@ -1,4 +1,5 @@
-"""Emit a kernel as one function per phase. A phase is a statement of the body's top-level `Seq`."""
+"""Emit a kernel as one function per phase. A phase is a statement of the body's top-level `Seq`; a phase begins when the one before it has
+ended on all threads."""
 
 from __future__ import annotations
 

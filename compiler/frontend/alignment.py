@@ -1,4 +1,5 @@
-"""The heads of a speech model whose attention follows the speech. Publishers name them in a file beside the weights."""
+"""The attention heads of a speech model that show which frames of the audio a token belongs to. Publishers name these heads in a file
+beside the weights."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import read_json
 
-FILES = ("generation_config.json", "config.json")  # of transformers, of CTranslate2
+FILES = ("generation_config.json", "config.json")  # the file of transformers, the file of CTranslate2
 FIELD = "alignment_heads"
 
 Heads = tuple[tuple[int, int], ...]  # layer and head

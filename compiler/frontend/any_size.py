@@ -3,13 +3,13 @@
     see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
         (taps[q * m, 4], shares[q * m, 4])?, (shares[q * m, e])?) -> rows[q, depths * hidden size]
 
-A crop consists of squares of `m` patches, each of which becomes one row. A patch is a row of bytes, and its point is its row and column in
-its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each patch by a matrix, and
-applies the layers of the encoder, which mostly rotate queries and keys by row and column.
+The `n` crops of a call consist of `q` squares of `m` patches, and each square becomes one row. A patch is a row of bytes, and its point is
+its row and column in its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each
+patch by a matrix, and applies the layers of the encoder, most of which rotate queries and keys by row and column.
 
-In Qwen2.5-VL, a patch attends only to patches of its window in most layers. Then the patches of each window follow each other too. In
-Qwen3-VL, the sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers.
-In SigLIP 2, all `e` vectors of the table have shares.
+In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, the
+sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers. In SigLIP 2,
+all `e` vectors of the table have shares.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from compiler.ops.reduce import SUM
 
 
 class AnySize(TowerLayers):
-    """Build the layers that all encoders share. A subclass for each encoder has the function `rows`, which returns the rows of squares."""
+    """Build the layers that all encoders of crops of any size share. A subclass for each encoder has the function `rows`, which returns the
+    rows of squares."""
 
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]

@@ -14,18 +14,18 @@ MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix
 def groups_of(
     config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None, *, coarse: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """Return the cache groups. Layers that keep all tokens come first, what a speech model heard comes last. A layer with a window of at
-    least `max_context` tokens counts as one that keeps all tokens. If only `layers` of the model are computed, each group has those of its
-    layers, and maybe none: all stages of a model have the same groups, so that one page table serves all of them. `coarse` says whether
-    products round their rows to 8 bits."""
+    """Return the cache groups: first the layers that keep all tokens, then those with windows, then those with states, and last the keys
+    and values of a speech model's audio. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If
+    `layers` names the layers of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same
+    groups, so that one page table serves all of them. `coarse` says whether products round their rows to 8 bits."""
     attention = _of_attention(config, dtype, max_context)
     groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype, coarse=coarse)
     return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)
 
 
 def _of_audio(config: ModelConfig, dtype: DType, *, coarse: bool) -> tuple[HeardGroup, ...]:
-    """Return the group of what a speech model heard. Every step reads all of it, so its pages have 8 bits where products are as coarse, and
-    otherwise never."""
+    """Return the group that holds the keys and values of audio, if the model hears. Each step reads all of them, so the pages have 8 bits
+    if products round rows to 8 bits, and otherwise 16 or 32."""
     if config.hearing is None:
         return ()
     layers, whole = tuple(range(config.num_layers)), -(-config.max_context // PAGE_SIZE) * PAGE_SIZE

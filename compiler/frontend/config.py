@@ -118,7 +118,7 @@ class LayerInputs:
     """Per-layer embeddings: an additional input vector per token and layer."""
 
     size: int
-    vocab_size: int  # rows of the per-layer embedding table; tokens behind the last row have the first one
+    vocab_size: int  # rows of the per-layer embedding table; tokens whose ids are larger have the first row
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, rel
         raise fields.error("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")
     num_positions = fields.integer("max_position_embeddings", 512)
     if num_positions <= position_offset:
-        raise fields.error("max_position_embeddings", f"more than {position_offset}, the row of the first token")
+        raise fields.error("max_position_embeddings", f"more than {position_offset}, the position table's row for a text's first token")
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     return ModelConfig(
         family=fields.text("model_type"),

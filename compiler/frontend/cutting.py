@@ -35,7 +35,7 @@ def has_processor(folder: Path) -> bool:
 
 
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
-    """Return how images become crops. Raise ConfigError if the server cannot cut images so."""
+    """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
     if known.fit is Fit.FILLED:
         return _filled(fields, vision)
@@ -90,7 +90,7 @@ def _grid(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
 
 
 def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
-    """Read between which numbers of pixels an image is scaled. Larger images are scaled to what one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled. The most are at most what one call of the encoder takes."""
     size = fields.fields("size", {"shortest_edge": found.least_pixels, "longest_edge": found.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
@@ -101,12 +101,12 @@ def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     cutting = replace(found, filter=_filter(fields, found), least_pixels=least, most_pixels=min(most, able))
     if least > cutting.most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
         name, where = ("min_pixels", fields) if "min_pixels" in fields else ("shortest_edge", size)
-        raise where.error(name, f"a smaller number of pixels; one call of the encoder takes {able}, and images may be long")
+        raise where.error(name, f"fewer pixels: one call of the encoder takes {able}, also if an image is much longer than wide")
     return cutting
 
 
 def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
-    """Read how long an edge may be. Longer edges than one call of the encoder takes are reduced to that."""
+    """Read the longest edge that an image may have. It is at most what one call of the encoder takes."""
     size = fields.fields("size", {"longest_edge": found.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:

@@ -64,7 +64,8 @@ class DecoderFamily:
     last_norm: str = "norm"  # name of the norm before the head
     # `layer_inputs` computes the per-layer embeddings from the token embeddings (see LayerInputs).
     layer_inputs: Callable[[Step, Var], Var | None] | None = None
-    # `widen` makes the residual stream of the token embeddings, and `narrow` makes the last norm's input of the residual stream.
+    # `widen` computes the residual stream from the token embeddings, and `narrow` computes the input of the last norm from the residual
+    # stream.
     widen: Callable[[Step, Var], Var] | None = None
     narrow: Callable[[Step, Var], Var] | None = None
     experts: ExpertNames | None = None

@@ -1,7 +1,8 @@
-"""Refuse matrices with values that are no finite numbers, which spread to every answer that reads them.
+"""Refuse matrices with values that are not finite numbers, since these spread to every answer for which they are read.
 
-A step of one token, which every load runs, reads all weights except the rows that it does not choose: those of an embedding table and of
-experts. Those are matrices, so vectors are not checked here: some have infinite values on purpose.
+Each load runs a step of one token, and checks that its results are finite. This step reads all weights except most rows of an embedding
+table and most experts. These are matrices, so only matrices are checked here. Vectors are not, because some have infinite values on
+purpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of a speech model that listens: the program that turns a window of samples into the keys and values which the decoder reads.
+"""The program `hear` of a speech model, which turns a window of audio samples into the keys and values that the decoder reads.
 
     hear(samples[n], loudest[1, 1], sounding[hops, 1], slots[frames], cache...) -> encoded[frames, size]
 

@@ -52,8 +52,9 @@ class Joint:
 
 
 def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
-    """Return the source with one tensor in place of all whose names differ only by the number for which `*` stands in a pattern, a name
-    within a layer. If one of them is missing or has another shape, they are not joined, and `Accounting` reports them."""
+    """Return the source with joined tensors: tensors whose names differ only in the number for which `*` stands in a pattern become one
+    tensor. A pattern is a name within a layer. If one of the tensors is missing or has another shape, they are not joined, and `Accounting`
+    reports them."""
     found: dict[str, dict[int, str]] = {}
     for pattern in (pattern for pattern in patterns if "*" in pattern):
         before, after = map(re.escape, pattern.split("*"))

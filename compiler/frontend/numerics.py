@@ -1,7 +1,7 @@
-"""Choose whether the products of a program may round their operands to bf16, to multiply them by a machine's own units.
+"""Choose whether the products of a program may round their operands to bf16, so that a machine can multiply them by its units for bf16.
 
-Such units differ in how they add: BF16 instructions of AMD, AMX, tensor cores. Without them, products are of integers, or of f32 in one
-order, and have the same bits on all machines that multiply and add with one rounding.
+Such units (AMD's instructions for bf16, AMX, tensor cores) add in different orders. Without them, products are of integers, or of f32 in
+one order, and have the same bits on all machines that multiply and add with one rounding.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from compiler.ops.manipulate import PERMUTE_DIMS
 
 
 class Pixtral(LikeDecoders):
-    """The first half of a head's pairs rotates by the row, at every other frequency, the second by the column, at those in between."""
+    """Pixtral's encoder. The first half of a head's pairs rotates by the row, at every other frequency; the second half rotates by the
+    column, at the frequencies between these."""
 
     bias = False
 
@@ -49,8 +50,8 @@ class Pixtral(LikeDecoders):
         return self.net.linear(x, f"{self.connector}{name}", in_size, size, bias=self.vision.connector_bias, format=self.format)
 
     def united(self, x: Var) -> Var:
-        """Return a vector for each square, [squares, own size]. The matrix of the checkpoint has its inputs by element and then by patch; a
-        joined square has them by patch."""
+        """Return a vector for each square, [squares, hidden size of the encoder]. The inputs of the checkpoint's matrix are ordered by
+        element, then by patch; those of a joined square by patch, then by element."""
         net, own, count = self.net, self.vision.hidden_size, self.vision.num_patches
         w = net.reshape(net.weight(f"{self.connector}patch_merger.merging_layer.weight", own, own * count), own, own, count)
         matrix = net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 1)), own, count * own)

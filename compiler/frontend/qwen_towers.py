@@ -13,7 +13,7 @@ from compiler.ops.reduce import SUM
 
 
 class Qwen2(AnySize):
-    """The first half of a head's pairs rotates by the row, the second by the column, at the same frequencies."""
+    """Qwen2-VL's encoder. The first half of a head's pairs rotates by the row, the second by the column, at the same frequencies."""
 
     last_norm = "ln_q"
     matrices = "mlp.0", "mlp.2"
@@ -45,11 +45,11 @@ class Qwen2(AnySize):
 
 
 class Qwen2_5(LikeDecoders, Qwen2):
-    """Has windows, and layers like those of decoders."""
+    """Qwen2.5-VL's encoder: patches attend within windows, and layers are like those of decoders."""
 
 
 class Qwen3(Qwen2):
-    """Has an interpolated table of positions, and rows of several depths."""
+    """Qwen3-VL's encoder: it interpolates a table of positions, and returns the results of several layers (depths) in each row."""
 
     last_norm = "norm"
     matrices = "linear_fc1", "linear_fc2"

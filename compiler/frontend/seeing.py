@@ -1,5 +1,5 @@
-"""The part of a vision model that looks: the program `see`, which turns crops of images into rows. The step reads them in place of the
-embeddings of image tokens. A row depends only on its own crop. In a model that embeds images, a row is the vector of an image.
+"""The program `see` of a vision model, which turns crops of images into rows. The step reads the rows in place of the embeddings of image
+tokens. A row depends only on its own crop. In a model that embeds images, a row is the vector of an image.
 
 `squares.py` has the program for crops of one size, and `any_size.py` that for crops of any size.
 """
@@ -21,7 +21,7 @@ from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 
 ENTRY = "see"
-ENCODERS = {  # of crops of any size
+ENCODERS = {  # encoders of crops of any size
     Tower.QWEN2: Qwen2,
     Tower.QWEN2_5: Qwen2_5,
     Tower.QWEN3: Qwen3,
@@ -34,7 +34,8 @@ MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 
 
 def most_crops(vision: Vision) -> int:
-    """Return how many crops one call of the program sees, if it has the patches for so many."""
+    """Return the largest number of crops of one call of the program. Crops of one size must also have at most MOST_PATCHES patches
+    together, unless a single crop has more."""
     return MOST_CROPS if vision.any_size else max(1, min(MOST_CROPS, MOST_PATCHES // vision.num_patches))
 
 

@@ -61,7 +61,8 @@ def split(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[range, ...]:
         ends.append(ends[-1] + size)
     num_layers, num_stages = len(sizes), len(capacities)
     assert 0 < num_stages <= num_layers, (num_stages, num_layers)
-    # shares[n]: the share of the fullest of the first stages if these have the first n layers; cuts: where their last stage begins
+    # shares[n]: the least share that the fullest stage so far uses of its room, if the stages so far have the first n layers. cuts: for
+    # each stage, where it then begins.
     shares, cuts = [0.0] + [float("inf")] * num_layers, list[list[int]]()
     for stage, capacity in enumerate(capacities):
         fullest, begins = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)

@@ -62,7 +62,8 @@ class Squares(TowerLayers):
         return net.layer_norm(x, f"{self.encoder}pre_layrnorm", size, vision.norm_eps) if vision.tower is Tower.CLIP else x
 
     def table(self, name: str, count: int) -> Var:
-        """Return `count` vectors of places, [1, count, size]. The checkpoint has them with as many axes as its program needs."""
+        """Return `count` vectors that the checkpoint has for places, [1, count, size]. The checkpoint stores them with one, two or three
+        axes."""
         net, size, full = self.net, self.vision.hidden_size, f"{self.encoder}{name}"
         if self.vision.tower is Tower.INTERN:
             return net.weight(full, 1, count, size)

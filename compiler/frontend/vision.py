@@ -1,4 +1,5 @@
-"""The parts of a vision model's configuration: how images are cut into crops, and the encoder that turns crops into rows."""
+"""The parts of a configuration that only vision models have: how an image is cut into crops, and the encoder and the connector that turn
+crops into rows. The decoder reads a row in place of a token embedding."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compiler.frontend.config import Activation
 
-MOST_PATCHES = 4096  # patches that one call of the program `see` has, but at least one crop; more would only need a larger arena
+MOST_PATCHES = 4096  # most patches of one call of `see`, unless a single crop has more; more would only need a larger arena
 NO_TOKEN = -1  # image token of a model that embeds images, and reads no text with them
-MOST_RATIO = 200  # of the longer edge to the shorter one of an image of any size
+MOST_RATIO = 200  # largest ratio of the longer edge to the shorter one of an image of any size
 
 
 class Fit(StrEnum):
@@ -35,7 +36,7 @@ class Tower(StrEnum):
     CLIP = "clip"  # has a class token before the patches, and a norm before the layers
     INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
     QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
-    QWEN2_5 = "qwen2_5"  # the same with windows, and with the norms and the gated perceptrons of decoders
+    QWEN2_5 = "qwen2_5"  # like QWEN2 with windows, and with the norms and the gated perceptrons of decoders
     PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
     GEMMA4 = "gemma4"  # crops of any size, in which each half of a head rotates by itself, with norms before and after each branch
@@ -43,7 +44,7 @@ class Tower(StrEnum):
 
 
 class Connector(StrEnum):
-    """How what the encoder returns becomes rows of the size of token embeddings."""
+    """How the results of the encoder become rows of the size of token embeddings."""
 
     JOINED = "joined"  # the patches of a square follow each other in one row, which one matrix projects (Idefics3)
     AVERAGED = "averaged"  # the mean of the patches of a square is normalised, and projected by one matrix (Gemma 3 and 4)
@@ -63,7 +64,7 @@ class Cutting:
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
     longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels; capped: at most so many
-    most_crops: int = 1  # with a grid: largest number of crops beside that of the whole
+    most_crops: int = 1  # with a grid: largest number of crops besides the crop that shows the whole image
     least_crops: int = 1  # mixed: least number of crops of a large image beside that of the whole
     splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
     shows_whole: bool = True  # mixed: whether the crop of the whole follows those of a large image
@@ -75,7 +76,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """The encoder of images, and the connector that turns what it returns into rows of the size of token embeddings."""
+    """The encoder of images, and the connector that turns its results into rows of the size of token embeddings."""
 
     tower: Tower
     crop_size: int  # pixels of an edge of a crop; with any size, a crop consists of squares with this edge
@@ -87,7 +88,7 @@ class Vision:
     activation: Activation
     norm_eps: float
     connector: Connector
-    merge: int  # patches of an edge of the square of patches that becomes one row
+    merge: int  # edge, in patches, of the square of patches that becomes one row
     image_token: int  # token in whose places the rows are read, or NO_TOKEN
     cutting: Cutting
     last_norm: bool = True  # whether a norm follows the layers
@@ -97,11 +98,11 @@ class Vision:
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
     connector_size: int = 0  # elements between the two matrices of a perceptron; 0: as many as those of the decoder's vectors
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
-    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is no tiles
+    around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
     num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
     theta: float = 10_000.0  # with any size: base of the rotation by row and column
-    window: int = 0  # with any size: squares of an edge of the windows in which patches attend to each other; 0: there are none
+    window: int = 0  # with any size: edge, in squares, of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
     table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated for some; 0: there is none
     clips: bool = False  # whether the checkpoint has ranges to which inputs and outputs of matrices are clipped
@@ -115,7 +116,7 @@ class Vision:
 
     @property
     def num_depths(self) -> int:
-        """The vectors of the decoder's size in a row."""
+        """The number of vectors of the decoder's hidden size in a row."""
         return 1 + len(self.deep_layers)
 
     @property
@@ -124,12 +125,12 @@ class Vision:
 
     @property
     def num_patches(self) -> int:
-        """The patches of a crop; with any size, those of a square."""
+        """The number of patches of a crop; with any size, that of a square."""
         return self.patches_per_edge**2
 
     @property
     def num_places(self) -> int:
-        """The vectors of a crop in the encoder: its patches, and a class token if there is one."""
+        """The number of vectors of a crop in the encoder: its patches, and a class token if there is one."""
         return self.num_patches + self.has_class
 
     @property
@@ -156,5 +157,5 @@ class Vision:
 
     @property
     def num_rows(self) -> int:
-        """The rows, and so the tokens, of a crop; with any size, those of a square."""
+        """The number of rows, and so of tokens, of a crop; with any size, that of a square."""
         return self.num_patches // self.merge**2

@@ -205,7 +205,7 @@ class BesideFolders:
 
 
 class Renamed:
-    """A source whose tensors have other names. `parts` maps parts of names to what replaces them, in this order."""
+    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, str]) -> None:
         self._source = source

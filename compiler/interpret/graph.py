@@ -181,7 +181,7 @@ class _Frame:
                 return Closure(name)
 
     def attributes(self, attrs: Mapping[str, Any], number: Callable[[int], Any] = int) -> dict[str, Any]:
-        """Evaluate the dimensions among the attributes, also inside lists. `number` makes an attribute from a value."""
+        """Return the attributes with each symbolic dimension replaced by `number(n)`, where n is its integer value, also inside lists."""
 
         def known(value: Any) -> Any:
             match value:

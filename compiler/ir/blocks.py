@@ -1,8 +1,9 @@
-"""The block formats of GGUF: where a block stores its numbers, their scales and their shifts. compiler/ir/coded_blocks.py has the others.
+"""The block formats of GGUF that need no tables: where a block stores its numbers, their scales and their shifts.
 
-A row is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale - shift.
-These levels are floats, or integers in units of a float of the block. The table serves NumPy (`unpacked`) and the loop nests of
-compiler/ops/products/blocks.py. The front imports this module to read GGUF files, so it imports little.
+A row of a tensor is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale -
+shift. A scale or a shift (`Level`) is a float, or an integer times a float of the block, its unit. The table `BLOCKS` serves NumPy
+(`unpacked`) and the loop nests of compiler/ops/products/blocks.py; compiler/ir/coded_blocks.py has the formats that need tables. The
+process that serves HTTP imports this module to read GGUF files, so it imports little.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, stored_as
 
-# A function of the position of a number, or of its group, in the block. Its argument is a dimension, or an array of integers.
+# Computes the byte that holds a number (or the scale of a group), or the number's lowest bit in that byte. The argument is the index of the
+# number (or of the group) in the block: a dimension, or an array of integers.
 Place = Callable[[Any], Any]
 Bytes = NDArray[np.uint8]
 SIGN = 0x8000  # the sign bit of an f16
@@ -30,8 +32,8 @@ class Bits:
 
     count: int
     byte: Place
-    shift: Place  # the lowest of these bits
-    at: int = 0  # where they begin in the integer
+    shift: Place  # index, in the byte, of the lowest of these bits
+    at: int = 0  # index, in the integer, of the lowest of these bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Blocks:
 
     @property
     def middle(self) -> int:
-        """What is added to numbers of 4 bits before they are stored in half bytes."""
+        """The number that is added to signed 4-bit numbers, so that two of them can be stored in a byte; 0 for all other numbers."""
         return 8 if self.bits == 4 and self.kind is Kind.INT and self.shift is None else 0
 
     def is_finite(self, blocks: Bytes) -> bool:
@@ -95,7 +97,7 @@ class Blocks:
         return getattr(self, name)
 
     def extent(self, name: str) -> int:
-        """Return how many elements of a part a block has."""
+        """Return the number of elements in which a program stores a part of one block. Two 4-bit numbers are one element."""
         if name == NUMBERS:
             return self.num_values // 2 if self.bits == 4 else self.num_values
         return 1 if name.endswith("unit") else self.num_values // self.group
@@ -150,17 +152,18 @@ def _none(_: Any) -> int:
 
 
 def _nibbles(first: int, run: int = 16) -> Bits:
-    """Each `run` bytes have the low four bits of `run` numbers, then the high four bits of the next ones."""
+    """Four bits of each number: the low halves of `run` bytes belong to `run` numbers, their high halves to the next `run` numbers."""
     return Bits(4, lambda k: first + k // (2 * run) * run + k % run, lambda k: k // run % 2 * 4)
 
 
 def _pairs(first: int, at: int = 0) -> Bits:
-    """The lowest two bits of 32 bytes belong to the first 32 numbers, the next two bits of these bytes to the next 32 numbers."""
+    """Two bits of each number: the lowest two bits of 32 bytes belong to the first 32 numbers, the next two bits of these bytes to the next
+    32 numbers, and so on."""
     return Bits(2, lambda k: first + k // 128 * 32 + k % 32, lambda k: k // 32 % 4 * 2, at)
 
 
 def _single(first: int, at: int) -> Bits:
-    """Bit i of 32 bytes belongs to the numbers of group i."""
+    """One bit of each number: bit i of 32 bytes belongs to the 32 numbers of group i."""
     return Bits(1, lambda k: first + k % 32, lambda k: k // 32, at)
 
 
@@ -169,11 +172,12 @@ def _whole(first: int) -> Bits:
 
 
 def _fifth(first: int) -> Bits:
-    """Bit i of a word of 32 bits belongs to number i."""
+    """The fifth bit of each number: bit i of a word of 32 bits belongs to number i."""
     return Bits(1, lambda k: first + k // 8, lambda k: k % 8, 4)
 
 
-# Scales and minima of six bits: those of the first four groups have their low bits in six bits of a byte, those of the last four in four.
+# Scales and minima of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two bits are
+# those of one of the last four groups, whose low four bits are in bytes 12 to 15.
 _SCALES = Integers(
     (Bits(4, lambda g: 4 + g + g // 4 * 4, _none), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
 )

@@ -1,10 +1,10 @@
 """The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
 Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
-compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits, which are indices of a table of compiler/ir/numbers.py. A code
-of a grid has the index of a magnitude in its lower three bits, and the sign above. So a word of the grid, exclusive or the signs in their
-places, is eight codes. A value is its number times the scale of its group, which is an odd integer in units of a float of the block, or
-that float itself.
+compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits; each code is the index of a number in a table of
+compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit. The
+exclusive or of a word of the grid and of eight shifted signs is thus eight codes. A value is its number times the scale of its group. A
+scale is a float of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CHUNK_BLOCKS = 1 << 12  # number of blocks taken apart at a time: few enough tha
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The parts of blocks: codes [n, 128], two per byte, the integers of scales [n, groups], and the float of each block."""
+    """The parts of n blocks: codes [n, 128], two per byte; levels [n, groups], where a scale is 2 * level + 1; and the float of each
+    block."""
 
     codes: Array
     levels: Array | None
@@ -44,7 +45,7 @@ class CodedBlocks:
     read: Callable[[Bytes], Read]
     kind: Kind
     group: int = NUM_VALUES  # number of numbers that share a scale
-    factor: float = 1.0  # of the unit, a power of two, which makes the numbers and the scales integers
+    factor: float = 1.0  # a power of two by which a block's float is multiplied; it makes the numbers and the scales integers
 
     @property
     def num_values(self) -> int:
@@ -56,7 +57,7 @@ class CodedBlocks:
 
     @property
     def scale_dtype(self) -> DType:
-        """The element type of scales that are floats, or of their units."""
+        """The element type of a block's float: of its scale, or of the unit of its scales."""
         return DType.F32 if self.has_units else DType.F16
 
     def parts(self, blocks: Bytes) -> tuple[Array, ...]:
@@ -99,20 +100,21 @@ def _grid(name: str) -> Array:
 
 @lru_cache
 def _signs() -> NDArray[np.uint32]:
-    """Return for each byte the word that has its bit i as the sign of code i."""
+    """Return a word for each byte: bit i of the byte is the upper bit of code i, which is its sign."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little").astype(np.uint32)
     return (bits << 4 * np.arange(8, dtype=np.uint32) + 3).sum(1, dtype=np.uint32)
 
 
 @lru_cache
 def _even_signs() -> NDArray[np.uint32]:
-    """Return the same for each number of seven bits. An eighth bit makes the number of ones even."""
+    """Return such a word for each integer of seven bits. The sign of the eighth code makes the number of negative codes even."""
     seven = np.arange(128)
     return _signs()[seven | np.bitwise_xor.reduce(seven[:, None] >> np.arange(7) & 1, 1) << 7]
 
 
 def _codes(name: str, indices: Array, signs: Array) -> Bytes:
-    """Return the codes of points of a grid. `signs` are words with the signs of eight codes."""
+    """Return the codes of points of a grid, two per byte. `indices` are the numbers of the points; `signs` are words with the signs of
+    eight codes."""
     return np.ascontiguousarray(_grid(name)[indices].view("<u4") ^ signs).view(np.uint8)
 
 
@@ -121,7 +123,7 @@ def _words(blocks: Bytes, first: int, count: int, dtype: str) -> Array:
 
 
 def _fields(words: Array, bits: int, shifts: Sequence[int]) -> Array:
-    """Return fields of each word [n, words], in order: [n, words * fields]."""
+    """Return the fields of `bits` bits that begin at the given bits of each word, in order: words [n, words] give [n, words * fields]."""
     found = words[:, :, None] >> np.array(shifts, words.dtype) & words.dtype.type((1 << bits) - 1)
     return found.reshape(len(words), -1)
 
@@ -142,8 +144,8 @@ NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)
 
 
 def _tq1_0(blocks: Bytes) -> Read:
-    """A byte holds five digits of base 3, as a fraction of 243 in 256ths: the first digit is the whole part of three times the fraction.
-    The last four bytes hold four digits."""
+    """A byte b holds five digits of base 3, as the fraction b / 256: the first digit is the integer part of 3 * b / 256, and b * 3 modulo
+    256 holds the later ones. The last four bytes hold four digits each."""
     runs = []
     for first, count, digits in ((0, 32, 5), (32, 16, 5), (48, 4, 4)):
         powers = 3 ** np.arange(digits, dtype=np.uint8)
@@ -163,7 +165,7 @@ def _iq1_m(blocks: Bytes) -> Read:
     high, scales = _fields(blocks[:, 32:48], 4, NIBBLES), _words(blocks, 48, 4, "<u2")
     indices = _joined(blocks[:, :32], high & np.uint8(7))
     signs = (high >> np.uint8(3)).astype(np.uint32) * np.uint32(0x88888888)
-    # The highest four bits of each word of scales are a quarter of the float.
+    # Each of the four words of scales has four bits of the block's float, in its highest bits.
     unit = (_fields(scales, 4, (12,)) << np.array([0, 4, 8, 12], np.uint16)).sum(1, dtype=np.uint16, keepdims=True).view(np.float16)
     return Read(_codes("iq1", indices, signs), _fields(scales, 3, (0, 3, 6, 9)), unit)
 

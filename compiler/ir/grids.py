@@ -1,8 +1,8 @@
-"""The grids of GGUF's IQ1, IQ2 and IQ3: which points a number of a block can stand for.
+"""The grids of GGUF's IQ1, IQ2 and IQ3: the combinations of 4 or 8 numbers that a block can contain.
 
-A point has 4 or 8 coordinates, each an index from 0 to `levels` - 1. A grid is a set of points, numbered in ascending order of the numbers
-whose digits are their coordinates, the first one the least. So a bit for each possible point says all: bit i of `members` is 1 if the grid
-has the point whose digits are those of i. The sets were chosen by llama.cpp (MIT licence, Copyright 2023-2024 The ggml authors) and follow
+A point has 4 or 8 coordinates, each an index from 0 to `levels` - 1. Read as digits of base `levels`, the first one the lowest, the
+coordinates of a point are an integer. A grid is a set of points, numbered in ascending order of these integers: bit i of `members` is 1 if
+the grid has the point whose integer is i. The sets were chosen by llama.cpp (MIT licence, Copyright 2023-2024 The ggml authors) and follow
 no rule. `tests/compiler/ir/test_grids.py` compares them with those of the `gguf` package.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 class Grid:
     size: int  # number of coordinates of a point
     levels: int
-    members: str  # in base 85
+    members: str  # one bit per possible point, in base 85
 
     def points(self) -> NDArray[np.uint8]:
         """Return the points [count, size], in their order."""

@@ -1,4 +1,5 @@
-"""The kinds of numbers that quantised weights consist of. The front imports this module to read GGUF files, so it imports little."""
+"""The kinds of numbers that quantised weights consist of. The process that serves HTTP imports this module to read GGUF files, so it
+imports little."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ class Kind(StrEnum):
     E2M1 = "e2m1"  # floats of 4 bits
     E4M3 = "e4m3"  # floats of 8 bits
     IQ4 = "iq4"  # 4 bits, which are the index of a number in the table of GGUF's IQ4_NL and IQ4_XS
-    # The same in tables of the grids of GGUF's smaller formats (compiler/ir/coded_blocks.py).
+    # 4 bits: a sign and the index of a magnitude, for GGUF's smaller formats (compiler/ir/coded_blocks.py).
     IQ3_S = "iq3_s"
     IQ3_XXS = "iq3_xxs"
     IQ2 = "iq2"
     IQ1 = "iq1"
-    TERNARY = "ternary"  # the same for GGUF's TQ1_0 and TQ2_0: a code is the number plus 1, and panels store it in 2 bits
-    # 4 bits that stand for a float of bitsandbytes: the sum of a multiple of `SPLIT_STEP` and of a remainder, which has a table of its own
+    TERNARY = "ternary"  # 4 bits, for GGUF's TQ1_0 and TQ2_0: the number plus 1; panels store it in 2 bits
+    # 4 bits, for bitsandbytes: the sum of a multiple of `SPLIT_STEP` and of a remainder stands for a float. Remainders have tables of their
+    # own.
     NF4 = "nf4"
     FP4 = "fp4"
     NF4_REST = "nf4_rest"
@@ -56,8 +58,8 @@ def _with_signs(*magnitudes: int) -> NDArray[np.int8]:
     return np.concatenate([positive, -positive])
 
 
-# The floats for which codes of bitsandbytes stand: the quantiles of a normal distribution, and floats with a sign, two bits of exponent and
-# one bit of mantissa, of which the largest is 1.
+# The floats for which codes of bitsandbytes stand. NF4: the quantiles of a normal distribution. FP4: floats with a sign, two bits of
+# exponent and one bit of mantissa, scaled so that the largest is 1.
 FLOATS_OF_CODES: Mapping[Kind, NDArray[np.float32]] = {
     Kind.NF4: np.array(
         [
@@ -75,8 +77,8 @@ SPLIT_STEP = 128
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How floats of codes become integers: a float times `steps`, rounded, is a number of the kind's table times SPLIT_STEP plus one of the
-    table `rest`. Both have few enough bits for products of small numbers."""
+    """How the float of a code is split into two integers of 8 bits: round(float * steps) = SPLIT_STEP * a + b. The table of the kind has
+    `a`, and the table of the kind `rest` has `b`."""
 
     steps: int
     rest: Kind
@@ -87,17 +89,18 @@ class Split:
         return high.astype(np.int8), (whole - high * SPLIT_STEP).astype(np.int8)
 
 
-# 8005 steps round the floats of NF4 by at most 3.9e-5, which is the least for numbers of at most 63 steps of 128. Those of FP4 are exact.
+# With 8005 steps, the floats of NF4 are rounded by at most 3.9e-5, which is the least that is possible with `a` of at most 63. The floats
+# of FP4 are exact.
 SPLIT: Mapping[Kind, Split] = {Kind.NF4: Split(8005, Kind.NF4_REST), Kind.FP4: Split(42 * 192, Kind.FP4_REST)}
 
-# The numbers for which 4 bits stand, by the kinds whose 4 bits are no integers.
+# The numbers for which the 16 codes of 4 bits stand, for each kind whose codes are not the integers themselves.
 TABLES: Mapping[Kind, NDArray[np.int8]] = {
     Kind.E2M1: DOUBLED_E2M1,
     Kind.IQ4: UNEVEN,
     Kind.IQ3_S: _with_signs(*range(1, 16, 2)),
     Kind.IQ3_XXS: _with_signs(4, 12, 20, 28, 36, 44, 52, 62),
     Kind.IQ2: _with_signs(8, 25, 43),
-    # Eight times -1, 0 or 1, plus 1 or minus 1. The upper bit of a code says which.
+    # IQ1 has eight times -1, 0 or 1, plus 1. If the upper bit of the code is set, it has the same, minus 1.
     Kind.TERNARY: np.array([-1, 0, 1, 2, *[0] * 12], np.int8),
     Kind.IQ1: np.array([-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5], np.int8),
     **{table: numbers for kind, split in SPLIT.items() for table, numbers in zip((kind, split.rest), split.integers(kind), strict=True)},

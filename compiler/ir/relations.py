@@ -1,7 +1,8 @@
-"""Relations of sizes on which the lowering of an operator relies, such as that the query heads are a multiple of the kv heads.
+"""Relations of sizes on which the lowering of an operator relies, such as that the number of query heads is a multiple of the number of kv
+heads.
 
-An operator declares its relations once, next to its deduction. A call that is proved to violate one is refused by name when its annotation
-is deduced, `check_facts` checks at run time what is not proved, and the interpreter checks every relation.
+An operator declares its relations once, next to its deduction. If a call is proved to violate a relation, deducing its annotation raises an
+error that names the sizes. `check_facts` checks at run time what is not proved, and the interpreter checks every relation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def equal(given: DimLike, wanted: DimLike, what: str) -> Relation:
 
 
 def at_most(given: DimLike, most: DimLike, what: str, of: str) -> Relation:
-    """`what` names `given` in messages, and `of` names `most`."""
+    """Return the relation `given` <= `most`. In its message, `what` names `given`, and `of` names `most`."""
     return Relation(Dim.of(given), dim_min(given, most), f"{what} is {given}, expected at most {most}, {of}")
 
 

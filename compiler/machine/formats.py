@@ -1,9 +1,10 @@
 """Formats of weights: where each element is stored, and how it is decoded.
 
-Instructions multiply signed bytes by unsigned bytes, so panels of integers store each weight plus an `offset`, as an unsigned number. A
-panel [lines, bytes] has a line for each `depth` neighbours along k. A line stores four neighbours of a column next to each other. If a byte
-holds several weights, these are the weights at k, k + 4, and so on; the first is in the lowest bits. Panels of other numbers of 4 bits
-(`TABLES`) store their bits; instructions look up the numbers.
+A panel holds some adjacent columns of a weight. Instructions multiply signed bytes by unsigned bytes, so panels of integers store each
+weight plus an `offset`, as an unsigned number. A panel [lines, bytes] has a line for each `depth` neighbours along k. A line stores four
+neighbours of a column next to each other. If a byte holds several weights, these are the weights at k, k + 4, and so on; the first is in
+the lowest bits. If weights are codes of 4 bits, which are indices of a table (`TABLES`), panels store the codes, and instructions look up
+the numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from compiler.ir.loops.write import cast, const, equal, index, maximum, minimum,
 from compiler.ir.numbers import TABLES, Kind
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
-WORD_BITS = 16  # of a word of `ScaledPanels`
+WORD_BITS = 16  # bits of a word of `ScaledPanels`
 THIRDS = 3  # number of bytes that store four weights of 6 bits
 FOUR = 4  # number of byte products that one instruction adds to a sum
 STREAMS, RUN = 4, 4  # of `ScaledPanels`: the largest number of streams, and the largest number of groups of a run
@@ -43,7 +44,7 @@ class Panels(Format):
 
     @property
     def held_bits(self) -> int:
-        """The bits of a number as programs hold it outside of panels."""
+        """The number of bits in which a program stores a number outside of panels."""
         return self.bits
 
     @property
@@ -148,7 +149,7 @@ class SixBitPanels(Panels):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TablePanels(Panels):
-    """Bits in panels that stand for the numbers of a table. An element is the number plus the offset."""
+    """Panels of codes of 4 bits, which are indices of a table. An element is the number of the table plus the offset."""
 
     kind: Kind = Kind.E2M1
 
@@ -198,7 +199,7 @@ def looked_up(bits: Scalar, kind: Kind) -> Scalar:
 
 
 def _from_words(bits: Scalar, numbers: NDArray[np.int8]) -> Scalar:
-    """Shift the number's byte out of one of four words, which have the numbers minus the least one."""
+    """Look up each number in four words of 32 bits, whose 16 bytes are the numbers of the table minus the smallest one."""
     least = int(numbers.min())
     words = [const(int(word), I32) for word in (numbers.astype(np.int32) - least).astype(np.uint8).view("<i4")]
     low, high = (select(bits < first + 4, words[first // 4], words[first // 4 + 1]) for first in (0, 8))
@@ -241,7 +242,7 @@ class ScaledPanels(Format):
     panel. Consecutive runs are in different streams, because a core without prefetches reads several streams faster than one."""
 
     panels: Panels
-    columns: int  # of a panel
+    columns: int  # number of columns of a panel
 
     @property
     def scales_at(self) -> int:
@@ -258,7 +259,7 @@ class ScaledPanels(Format):
         return 4
 
     def shape(self, num_panels: Dim, num_groups: Dim) -> tuple[Dim, ...]:
-        """Return the shape of a matrix. All streams have as many runs, and all runs as many groups."""
+        """Return the shape of a matrix. All streams have the same number of runs, and all runs have the same number of groups."""
         count = num_groups.const if num_groups.is_const else 1
         streams = gcd(STREAMS, count)
         run = gcd(RUN, count // streams)
@@ -562,8 +563,8 @@ LANES4 = _row(
         upper=along(3),
     )
 )
-# Floats of 8 bits for registers of 512 bits, in panels of 32 columns. The order makes each half of the 16 bytes that instructions shuffle
-# a pair along k of four columns.
+# Floats of 8 bits for registers of 512 bits, in panels of 32 columns. Instructions shuffle bytes within groups of 16 bytes. In this order,
+# each half of such a group has the neighbours at k and k + 1 of four columns.
 PANEL_E4M3 = _row(
     Ordered("panel_e4m3", bits=8, depth=4, rows=BF16, dtype=DType.E4M3, order=Order((column(2, 3), along(1), column(0, 2), along(0))))
 )

@@ -1,12 +1,12 @@
 """Operands whose elements are indices: what happens to an element outside its range.
 
-    checked   the value is refused, with its name, its value and its bound: a scalar, which the host knows
+    checked   an error names the operand, the value and the bound; for scalars, whose values the host knows
     clamped   the nearest index of the range replaces it
-    zeroed    it reads zeros; the first page of states is such a page, so the index 0 replaces it
+    zeroed    zeros are read: index 0 replaces it, and page 0 of states stands for zeros
     skipped   nothing is written at it
-    starts    of a list of first indices: its first entry is 0, its last is the bound, and no entry is below an earlier one
-    capped    in some columns of a table of settings: the last index replaces a larger one, and a negative one means "none"
-    owners    of the part to which each element belongs: the list of starts determines it, so the operand itself is not read
+    starts    for a list of first indices: its first entry becomes 0, its last the bound, and an entry below an earlier one is raised to it
+    capped    for some columns of a table of settings: the last index replaces a larger one, and a negative one means "none"
+    owners    for the index of the part to which each element belongs: it is computed from the list of starts, so the operand is not read
 
 No index is trusted. `define` takes the treatment of each index operand, the interpreter applies it to the operands, and a program applies
 it in one of two places. The legalization makes a safe copy of the operands that are treated `ahead`; equal copies are shared, so a step
@@ -184,7 +184,8 @@ def _safe(place: str, declared: Index, given: Mapping[str, Any], name: str, boun
 
 
 def safe_nest(treatment: Treatment, given: Buffer, bound: Dim, ordered: Buffer | None) -> tuple[Buffer, Stmt]:
-    """Return the safe copy of an index operand, and the nest that fills it. Owners read `ordered`, the safe list of starts, instead."""
+    """Return the safe copy of an index operand, and the nest that fills it. The copy of owners is computed from `ordered`, the safe list of
+    starts."""
     k = Kernel()
     values, out = k.arrays(given, Buffer("safe", given.shape, safe_dtype(treatment, given.dtype)))
     with k.nest(given.shape) as at:

@@ -105,7 +105,7 @@ Legalize = Callable[[Operands], Nest | Library | View]
 INTERPRET: Registry[Interpret] = Registry("interpretation of operator")
 LEGALIZE: Registry[Legalize] = Registry("loop nest of operator")
 INDICES: dict[str, Indices] = {}  # operators without index operands are not in it
-OPERANDS: dict[str, tuple[str, ...]] = {}  # the names of an operator's operands, without marks
+OPERANDS: dict[str, tuple[str, ...]] = {}  # the names of an operator's operands, without `?` and `*`
 VIEWS: set[str] = set()  # operators without a kernel: the virtual machine gives the memory its new shape
 
 

@@ -3,15 +3,16 @@
 The program alone decides, never the target: targets only choose the instructions that compute the same integers. So a product has the same
 bits on all of them. Only if the program tolerates rows of bf16 may a target use a scheme of its own.
 
-    weights of 8 or 6 bits     rows of 16 bits. Up to 512 products are added exactly: such a sum fits in 32 bits, and so does the sum of
-                               each of two planes, whose join as f32 is rounded once
+    weights of 8 or 6 bits     rows of 16 bits. Up to 512 products are added exactly: such a sum fits in 32 bits. If a row is stored
+                               in two planes, each plane's sum is exact, and the two are combined in f32 with one rounding
     weights of 4 bits          rows of 8 bits, and of 16 bits for outliers (compiler/ops/products/integer_rows.py)
-    the same, if the product tolerates rows of i8 (auto-fast)
+    weights of 4 bits, if the product tolerates rows of i8 (auto-fast)
                                rows of 8 bits
     weights of 8 bits with one scale per channel, if the product tolerates rows of i8 (int8-fast)
                                rows of 8 bits, with a scale per 64 elements
 
-A group of a row is a group of the weight. If a channel has one scale, it is cut into parts, and each part of a row has a scale.
+A row has one scale per group of the weight. If the weight has one scale per channel, a channel is cut into parts, and a row has one scale
+per part.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
-LONGEST_ON_UNIT: Final = 1 << 16  # the same for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
-COARSE: Final = (8, 64)  # bits and group of coarse rows
+LONGEST_ON_UNIT: Final = 1 << 16  # the maximum for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
+COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    bits: int  # of an element of the rows
+    bits: int  # bits per element of the rows
     group: int  # number of elements of a row that share a scale; their products are added exactly, and the groups are added in order
     is_capped: bool = False  # whether only outliers take more than 8 bits
 

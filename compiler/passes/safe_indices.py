@@ -40,7 +40,7 @@ def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call
             continue
         bound = declared.bound_of(shapes, {**call.op.attributes, **call.attrs})
         if bound is None:
-            continue  # the nest needs the extent too, and its error says so
+            continue  # without the extent, the nest cannot be made either, and its error says so
         place = f"{call.op.name} {var.name!r}, operand {name}"
         if declared.treatment is Treatment.CHECKED:
             _check(builder, args[name], Dim.of(bound), place)
@@ -95,7 +95,7 @@ def _safe_copy(
         starts = args[declared.bound.operand]
         known = _known(builder, starts)
         if known is None:
-            return args[name]  # the nest needs the extent too, and its error says so
+            return args[name]  # without the extent, the nest cannot be made either, and its error says so
         assert known.shape is not None
         assert known.dtype is not None
         ordered = Buffer("starts", known.shape, known.dtype)

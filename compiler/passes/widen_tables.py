@@ -1,7 +1,8 @@
-"""Store numbers that 4 bits look up in a table in 8 bits, where the target has no product that looks them up.
+"""Replace weights of 4-bit codes, which are indices of a table, by the 8-bit integers of that table, if the target has no product that
+looks up codes.
 
-Before: `dequantize(q, scale, bits=4, kind="iq4")` of a product's weight. After: `dequantize(wide, scale, bits=8)`, with
-`wide = cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes.
+Before: `dequantize(q, scale, bits=4, kind="iq4")` of a product's weight. After: `dequantize(wide, scale, bits=8)`, with `wide =
+cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,6 @@ def widen_tables(module: IRModule) -> IRModule:
 
 
 def in_bytes(builder: Builder, q: Atom, kind: Kind, rows: Sequence[int]) -> Var:
-    """Return the integers of 8 bits for which the 4 bits of `q` stand. `rows` are the extents of its axes but the last."""
+    """Return the 8-bit integers for which the 4-bit codes in `q` stand. `rows` are the extents of all axes of `q` but the last."""
     ones = Constant(np.ones((*rows, 1), np.float32))
     return builder.call(CAST, builder.call(DEQUANTIZE, q, ones, bits=4, kind=str(kind)), dtype="i8")

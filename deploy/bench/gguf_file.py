@@ -40,7 +40,7 @@ class _Entry:
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
-    """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. Next to Q4_0 the head has 8 bits, as in our
+    """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. With Q4_0, the head has 8 bits, as in our
     own programs."""
     entries = [_entry(name, info.shape, products, config.num_layers) for name, info in weights.tensors.items()]
     metadata = _metadata(config)
@@ -125,7 +125,7 @@ def _own_stem(stem: str) -> str:
 
 
 def _heads(name: str, config: ModelConfig) -> int | None:
-    """Return the number of heads of a projection of queries or keys, which rotate. Return None for other tensors."""
+    """Return the number of heads of a projection of queries or keys, whose vectors are rotated. Return None for other tensors."""
     for part, num_heads in ((".attn_q.", config.num_heads), (".attn_k.", config.num_kv_heads)):
         if part in name:
             return num_heads

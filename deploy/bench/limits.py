@@ -177,9 +177,9 @@ class Gauge:
         return Limits(self._read_bytes / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
-        """Return the shortest time of several runs, and the best limits measured between them. All are readings of equal length. Where a
-        core's other hyper-thread belongs to another machine, that machine rests for milliseconds at a time: a peak of one millisecond would
-        be one that no step reaches."""
+        """Return the shortest time of several runs, and the best limits measured between them. All are readings of equal length. A
+        core's other hyper-thread may run another virtual machine, which rests for milliseconds at a time: a reading of one millisecond
+        could then find a peak that no step reaches."""
         self.forget()
         best = math.inf
         for (passed,) in turns([run], seconds, most):
@@ -231,9 +231,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
-    """Time one run of each per turn, for `most` turns or until `seconds` have passed, but for at least three turns. Do not count the first
-    run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes about one
-    percent less time if it comes first in its turn."""
+    """In each turn, time one call of each of `runs`: for `most` turns or until `seconds` have passed, but for at least three turns. Do not
+    count the first run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes
+    about one percent less time if it comes first in its turn."""
     for run in runs:
         run()
     end = time.perf_counter() + seconds

@@ -114,7 +114,7 @@ def _measured(quality: Quality | LoadError | None) -> tuple[str, ...]:
 
 
 def _qualities(load: Load, forms: list[ServedForm], report: ReportStage) -> dict[str, Quality | LoadError]:
-    """Measure each form that fits. A form that cannot be measured has the reason."""
+    """Measure each form that fits. For a form that cannot be measured, the value is the error that says why."""
     from deploy.quality.measure import quality_of
 
     found: dict[str, Quality | LoadError] = {}

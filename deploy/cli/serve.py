@@ -128,7 +128,7 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
         defaults = read_texts(form.pop("defaults", []), OPTIONS["defaults"])
     except DefaultsError as error:
         raise SettingsError(str(error)) from error
-    form |= {"defaults": defaults} if defaults.given else {}  # those of the file stay otherwise
+    form |= {"defaults": defaults} if defaults.given else {}  # without the option, the defaults of the configuration file stay
     if (stages := form.get("stages")) is not None:
         form["stages"] = stages_of(stages)
     specs = [msgspec.structs.replace(spec, **form, aliases=(*aliases, *spec.aliases)) for spec in specs]
@@ -158,7 +158,7 @@ async def greet(registry: Registry, url: str) -> bool:
 
 
 def shows_bars(settings: ServerSettings) -> bool:
-    """Return whether a person watches the loads. Then progress bars and the greeting tell what the lines of the log would."""
+    """Return whether a person watches the loads at a terminal. Then progress bars and the greeting replace the log lines about loads."""
     return errors.is_terminal and settings.log_format == "text"
 
 
@@ -224,7 +224,7 @@ def _share(text: str) -> int | float:
 
 
 def _within(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of numbers. Typer's own ranges make a wide column of the help."""
+    """Return a parser of numbers. Typer's own ranges would add a wide column to the help."""
 
     def parsed(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,18}", text) or not least <= int(text) <= most:

@@ -13,7 +13,7 @@ from deploy.cli.output import answers, errors
 from deploy.toolbox import Offer, Toolbox
 from server.mcp.tools import ToolResult
 
-MAX_TURNS = 32  # of a model that calls tools in one answer
+MAX_TURNS = 32  # turns in one answer in which the model calls tools
 SHOWN_CHARS = 2000
 REFUSED = ToolResult("The user did not approve this call.", is_error=True)
 CANCELLED = ToolResult("The user cancelled this call.", is_error=True)

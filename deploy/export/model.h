@@ -50,7 +50,7 @@ rs_model *rs_open(const void *weights, size_t weights_bytes, rs_allocate allocat
 rs_sequence *rs_new(rs_model *model, int32_t threads);
 
 /* Help the thread that calls rs_step and rs_sample. Call this in a loop on `threads - 1` threads of your own, and let them sleep in between:
- * it returns 1 if there was nothing to do for some ten microseconds, and 0 after rs_stop. Fewer threads are slower, but correct. */
+ * it returns 1 if there was nothing to do for about ten microseconds, and 0 after rs_stop. Fewer threads are slower, but correct. */
 int32_t rs_help(rs_sequence *sequence);
 
 /* Make rs_help return 0 on all threads. Join these threads before rs_free. */

@@ -1,5 +1,5 @@
 """Load a model from its source, so that it can answer requests. Each file imports only earlier ones of this list. `stages.py` lists the
-stages of a load: each is a function from what is known to what is known next.
+stages of a load: each is a function that takes the state of the load and returns it with further fields.
 
 known       say what a load begins with, and how stages add to it
 held        describe a downloaded model

@@ -17,7 +17,7 @@ class Compiled(Servable):
     program: Program
     device_note: str  # why the program is not for the target that the load names
     numeric_class: str
-    identity: str  # of all that the model computes: equal on all machines, and equal if the model is computed in stages
+    identity: str  # digest of the whole model's program: equal on all machines, also if the model is computed in stages
 
 
 def compile_program(known: Servable) -> Compiled:

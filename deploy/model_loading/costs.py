@@ -28,7 +28,7 @@ from server.stages.relay import fastest
 ENOUGH_S = 0.4
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 NUM_RUNS, BRIEF_S = 4, 0.1  # runs of a step, and seconds after which it is not run again
-SHORTEST_S = 1e-6  # of encoding a crop, so that 0 says that it was not measured
+SHORTEST_S = 1e-6  # least time of encoding a crop, so that 0 means that it was not measured
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
 
@@ -103,7 +103,7 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
 
 
 def _crop_s(model: StepModel, one_s: float) -> float:
-    """Return the seconds that encoding the example of a crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
+    """Return the seconds that encoding an example crop adds to a step, whose single token takes `one_s`; 0 if the model sees no
     images. Each crop has another key, because rows of crops are kept."""
     seeing = model.limits.seeing
     if seeing is None:

@@ -72,7 +72,7 @@ class Opened(Located):
 class Formed(Opened):
     """`files` have the format of weights that the load names."""
 
-    quantised_by: tuple[int, float, str] | None  # what decides the numbers besides the model (deploy/quantizing/kept.py)
+    quantised_by: tuple[int, float, str] | None  # settings that decide the quantised numbers (deploy/quantizing/kept.py)
 
 
 def find_source(known: Asked) -> Located:

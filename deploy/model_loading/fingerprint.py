@@ -1,7 +1,7 @@
 """The fingerprint of a loaded model: a digest of its program, of its files' contents and of its numeric class. Models with equal
 fingerprints compute the same bytes, on any machine.
 
-The digest of the files is stored in the cache, because it reads all of them.
+The digest of the files is stored in the cache, because computing it reads all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
 CHUNK_BYTES = 1 << 20
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of files that affect what a model answers
+SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # suffixes of the files that affect what a model answers
 
 
 def fingerprint_of(known: Compiled) -> str:
@@ -43,7 +43,7 @@ def _digest_of(known: Compiled) -> str:
 
 def content_digest(path: Path) -> str:
     """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers. Threads digest pieces
-    of the files; the digest of all of them is that of the pieces' digests."""
+    of the files; the result is the digest of the pieces' digests."""
     pieces = [piece for file in _files(path) for piece in _pieces(file)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return hashlib.sha256(b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()

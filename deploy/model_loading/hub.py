@@ -48,7 +48,7 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
 
 
 def reason(error: Exception) -> str:
-    """Return in one line why a download failed. Without a network, the library tells of its cache, which nobody has asked for."""
+    """Return in one line why a download failed. Without a network, the library's own message is about its cache."""
     if isinstance(error, LocalEntryNotFoundError):
         return f"the hub does not answer ({error.__cause__ or 'offline'}); check the network, or HTTPS_PROXY"
     return " ".join(str(error).split())
@@ -130,7 +130,8 @@ def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
 
 
 def _require_digest(path: Path) -> None:
-    """Remove a downloaded file and raise OSError unless it has its digest: the hub's cache names large files by their SHA-256."""
+    """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If it is wrong, remove the file and raise
+    OSError."""
     stored = path.resolve()
     if not _SHA256.fullmatch(stored.name):
         return  # a small file, named by git's digest

@@ -1,4 +1,4 @@
-"""Define the value of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
+"""Define the state of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
 before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
 
 Asked       the front's message, the target that it names, the cache  known.py
@@ -50,7 +50,7 @@ class Asked:
     measure: Measure | None = None  # measures the quality label, if this load asks for it
     progress: Progress = silent
     relay: Relay | None = None  # the stages of the model before this one; None: this process computes all layers, or an early stage
-    reports: tuple[StageReport, ...] = ()  # of all stages of the model, if it is computed in stages
+    reports: tuple[StageReport, ...] = ()  # reports of all stages of the model, if it is computed in stages
     began_s: float = field(default_factory=time.perf_counter)
 
 

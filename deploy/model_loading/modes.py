@@ -71,7 +71,7 @@ class _Decoder(_Mode):
     kv_dtype: DType
     groups: tuple[CacheGroup, ...]
     least_context: int  # tokens of a sequence for which there must be memory: all, if the load names a context
-    layers: range | None = None  # those that this process computes; None: all
+    layers: range | None = None  # layers that this process computes; None: all
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
@@ -98,8 +98,9 @@ class _Decoder(_Mode):
         return whole if most is None else min(most, whole)
 
     def _pages(self, group: CacheGroup, num_further: int) -> Pages:
-        """Return the useful numbers of pages. `num_further`: those beyond one sequence of full length. Page 0 is padding. Groups whose
-        pages do not grow with the sequence get the pages of a full sequence in any case, because they would end every longer sequence."""
+        """Return the useful numbers of pages. `num_further`: number of useful pages beyond those of one sequence of full length. Page 0 is
+        padding. Groups whose pages do not grow with the sequence get the pages of a full sequence in any case, because they would end every
+        longer sequence."""
         least = 1 + self._most_pages(group, self.bounds.max_tokens)
         floor = least if group.window is not None else 1 + -(-self.least_context // group.page_size)
         return Pages(group, floor, least, least + num_further)
@@ -112,7 +113,7 @@ class _Decoder(_Mode):
 
 
 def _numerics(load: Load) -> Numerics:
-    """Return which numbers the load asks for. A GPU multiplies on its tensor cores, whose numbers are its own."""
+    """Return the numerics that the load asks for. On a GPU, only its own are possible, because its tensor cores round in their own way."""
     if load.numerics not in tuple(Numerics):
         raise LoadError(ErrorCode.INVALID_VALUE, f"numerics is {load.numerics!r}; expected one of {', '.join(Numerics)}")
     found = Numerics(load.numerics)
@@ -163,7 +164,7 @@ class _Writer(_Decoder):
 @dataclass(frozen=True, slots=True)
 class Generator(_Writer):
     """A decoder that continues texts. The same program also returns hidden states for embeddings, so that both uses share the weights. If
-    the model is computed in stages, this is the last one."""
+    the model is computed in stages, this is the last stage."""
 
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
 
@@ -181,7 +182,7 @@ class EarlyStage(Generator):
 
 @dataclass(frozen=True, slots=True)
 class Transcriber(_Writer):
-    """A decoder that writes down what its encoder hears. The module also has the program that hears."""
+    """A decoder that transcribes the audio that its encoder has encoded. The module also has the program of the encoder."""
 
     unused: ClassVar[tuple[str, ...]] = (*DECODER_UNUSED, "proj_out.weight")
 

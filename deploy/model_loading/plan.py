@@ -135,8 +135,8 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
     """Return the number of pages of each group. If `kv_cache_bytes` is a number of bytes, pages fill these bytes. Otherwise there are as
     many pages as are useful, up to a limit: if `kv_cache_bytes` is a share, that share of the free memory; if it is None, the pages of one
-    sequence of full length or DEFAULT_KV_BYTES, and this model's share of the free memory. If the load names no context either, the rest
-    of the memory beyond DEFAULT_KV_BYTES is left to others by half. The limit never goes below `floor` pages."""
+    sequence of full length or DEFAULT_KV_BYTES, and this model's share of the free memory. If the load names no context either, pages
+    take at most half of the memory, or DEFAULT_KV_BYTES if that is more. The limit never goes below `floor` pages."""
     each = [of.group.bytes_per_page for of in pages]
     floor, least, most = ([of.floor for of in pages], [of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or not pages:
@@ -156,8 +156,9 @@ def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]
 
 def _divided(num_bytes: int, each: Sequence[int], stages: tuple[list[int], list[int], list[int]]) -> list[int]:
     """Return the number of pages of each group. A page of group i has `each[i]` bytes, and all pages together have at most `num_bytes`.
-    All groups grow to two pages, then to the numbers of each stage. If the memory does not suffice for a stage, each group gets the same
-    share of the pages that it lacks. Memory that remains after the last stage is divided in proportion to its numbers."""
+    All groups grow to two pages, then to the numbers of each entry of `stages` in turn. If the memory does not suffice for an entry, each
+    group gets the same share of the pages that it lacks. Memory that remains after the last entry is divided in proportion to its
+    numbers."""
     most = stages[-1]
     counts, steps = [0] * len(each), most
     for target in ([2] * len(each), *stages):

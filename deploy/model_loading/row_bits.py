@@ -32,7 +32,7 @@ func main(x: bf16[n, {DEPTH}], w: bf16[{COLUMNS}, {DEPTH}], q: i8[{COLUMNS}, {DE
   return both
 }}
 """
-RESULTS = ("bf16", "int8")  # what the results of the program are products of
+RESULTS = ("bf16", "int8")  # formats of the weights whose products the program returns, in order
 
 Array = NDArray[Any]
 
@@ -60,7 +60,7 @@ def trusted(target: Target, number: int, cache: Kept | None, source: str) -> Tru
 
 
 def differences(target: Target, heights: tuple[int, ...], number: int, cache: Kept | None, source: str) -> list[str]:
-    """Return for which numbers of rows a row has other bits than in a larger batch."""
+    """Return, in words, the products and the numbers of rows with which a row has other bits than in a larger batch."""
     from compiler.ir.text.parser import parse
 
     program = compile_model(parse(PROGRAM), None if cache is None else cache.executables, target)

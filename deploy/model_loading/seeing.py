@@ -18,11 +18,11 @@ from runtime.session import Session
 from server.engine.step_model import SeeingLimits, Seen
 from server.messages import Crop
 
-KEPT_BYTES = 64 << 20  # rows of crops that are kept, so that chunks, preempted sequences and other requests need no second look
+KEPT_BYTES = 64 << 20  # rows of crops that are kept, so that chunks, preempted sequences and other requests encode no crop again
 
 
 def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:
-    """Return the limits of a model that sees. The cost of a crop is estimated by the weights that its patches multiply."""
+    """Return the limits of a vision model. The cost of a crop is estimated by the weights that its patches multiply."""
     edge = vision.patches_per_edge // vision.merge
     most, pixels = vision.most_squares, vision.crop_size**2 * COLOURS
     limits = SeeingLimits(pixels, edge, vision.image_token, 1, most, vision.three_axes, vision.both_ways, bool(vision.between))

@@ -59,7 +59,7 @@ class Served(Bound):
 
 def serve(known: Bound) -> Served:
     """Make the model, and run a step of one token, which reads all weights. So damaged weights fail the load, not the first request. Only
-    the first start encodes an image too, which can take many seconds; it measures how many, and a later start finds that in the cache."""
+    the first start encodes an image too, which can take many seconds; it stores the measured time, and later starts skip this."""
     model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory, known.relay)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)
@@ -95,7 +95,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
 
 
 def _is_finite(model: Model, *, looks: bool) -> bool:
-    """Run a step of one token, with an image if the model sees and `looks` is true. Return whether all results are finite."""
+    """Run a step of one token, with an image if it is a vision model and `looks` is true. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
         seeing = model.limits.seeing
         seen = model.see([seeing.example]) if looks and seeing is not None else 0.0
@@ -183,7 +183,7 @@ class CompiledModel(_Stepping):
 
 
 class HearingModel(CompiledModel):
-    """A decoder that attends to audio. Before a step, it hears the audio that begins in that step. Its hidden states are the attention of
+    """A decoder that attends to audio. Before a step, it encodes the audio that begins in that step. Its hidden states are the attention of
     tokens to the frames of their audio, [aligned heads * frames]."""
 
     def run(self, batch: StepBatch) -> Logits:

@@ -1,4 +1,5 @@
-"""The stages of a load in order. Each is a function from what is known to what is known next. A command runs the stages that it needs:
+"""The stages of a load in order. Each is a function that takes the state of a load (`known.py`) and returns it with further fields. A
+command runs the stages that it needs:
 
 compile            to Compiled
 inspect            to Compiled; the plan is made without opening the device for steps

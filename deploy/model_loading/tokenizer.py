@@ -53,7 +53,7 @@ class TokenizerSource:
             return self._files.eos_ids() if self.gguf is None else _ends_of(self.gguf)
 
     def defaults(self) -> BesideModel:
-        """Return what the file beside the model sets."""
+        """Return the defaults that the file beside the model sets."""
         with _refusal(self.path):
             file = defaults_of(self.path)
             return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()
@@ -135,7 +135,7 @@ def _key_of(file: GgufFile) -> str:
 
 
 def _ends_of(file: GgufFile) -> tuple[int, ...]:
-    """Return the same ids as the tokenizer, without building it."""
+    """Return the ids of the tokens that end an answer, without building the tokenizer."""
     from compiler.frontend.gguf.tokenizer import end_ids
 
     return end_ids(file.metadata)

@@ -36,7 +36,7 @@ def measure_label(known: Compiled) -> Labelled:
 
 
 def key_of(subject: str) -> str:
-    """Return the name under which what was measured on the text is stored."""
+    """Return the name under which the cache stores what was measured for `subject` on the text."""
     parts = subject, VERSION, hashlib.sha256(TEXT.read_bytes()).hexdigest()
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
 

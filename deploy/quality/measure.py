@@ -2,7 +2,7 @@
 the built-in text.
 
 The predictions of the exact weights are computed once for each model and stored. After each token, they hold the probabilities of the most
-probable next tokens; all other tokens count as one, so the measured divergence is at most the whole one.
+probable next tokens; all other tokens count as one, so the measured divergence is at most that of whole distributions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Exact:
 @dataclass(frozen=True, slots=True)
 class Quality:
     label: QualityLabel
-    tokens_per_s: float  # of one sequence with a short context, on this machine
+    tokens_per_s: float  # decoding speed of one sequence with a short context, on this machine
 
 
 # --- the label ---------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
 
 
 def _opened(load: Load, progress: Progress) -> Opened:
-    """Open the files for a load with the bounds of a measurement. The program of a served model covers them, so that one is used."""
+    """Open the files for a load with the bounds of a measurement. The program of a served model covers these bounds, so it is used."""
     opened = advance(begin(load, progress), Opened)
     window = min(WINDOW, opened.files.config.max_context)
     bounded = msgspec.structs.replace(load, max_context=window, max_batch=CHUNK, kv_cache_bytes=None)

@@ -1,4 +1,4 @@
-"""Run a model over texts with its weights in f32, and return the logits and what the matrices read.
+"""Run a model over texts with its weights in f32, and return the logits and the sums of the squares of its matrices' inputs.
 
 The program is compiled like any other, so it is the model itself that is measured. A text is cut into windows, which start without
 context. The weights are those of a source that the caller names: the checkpoint's, or rounded ones.
@@ -39,7 +39,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Observed(Generator):
-    """A decoder that also returns the sums of the squares of what its matrices read."""
+    """A decoder that also returns the sums of the squares of the inputs of its matrices."""
 
     entry: ClassVar[str] = OBSERVED
 

@@ -9,7 +9,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 
 CALIBRATION = Path(__file__).with_name("calibration.txt")  # prose, dialogue, code, tables and several languages
-MOST_BYTES = 1 << 20  # of a text that a user names; a longer one is cut
+MOST_BYTES = 1 << 20  # largest text that a user may name; a longer one is cut
 LEAST_TOKENS = 64
 
 

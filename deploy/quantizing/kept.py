@@ -46,7 +46,7 @@ def form_weights(known: Opened) -> Formed:
 
 
 def _quantised(known: Opened, settings: tuple[int, float, str], text: Path) -> ModelFiles:
-    """Return the files of the model in its format. `text` says what matters."""
+    """Return the files of the model in its format. On `text`, the importance of each input of a matrix is measured."""
     files, (_, budget, _), named = known.files, settings, known.load.quantize
     if not files.config.is_causal or files.config.classes is not None:
         message = f"quantize is {named!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
@@ -101,7 +101,7 @@ def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) 
 @dataclass(frozen=True, slots=True)
 class Result:
     widths: Mapping[str, Width]
-    parts: Mapping[str, Mapping[str, Array]]  # by the name of the matrix
+    parts: Mapping[str, Mapping[str, Array]]  # parts of each matrix, by the name of the matrix
 
 
 def head_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
@@ -114,7 +114,7 @@ def head_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
 
 
 class Quantised:
-    """A source whose matrices have a form. The head of a tied model becomes a tensor of its own."""
+    """A weight source that returns the quantised matrices in their forms. The head of a tied model becomes a tensor of its own."""
 
     def __init__(self, source: WeightSource, result: Result, digest: str) -> None:
         self._source, self._result, self._digest = source, result, digest

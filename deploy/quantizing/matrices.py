@@ -17,7 +17,7 @@ from runtime.session import Session
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
-SAMPLED = 8  # one of so many rows is quantised to estimate the error of a width
+SAMPLED = 8  # every eighth row is quantised to estimate the error of a width
 
 
 class Search:
@@ -27,7 +27,7 @@ class Search:
         self._sessions: dict[tuple[Width, int], Session] = {}
 
     def parts(self, w: Array, importance: Floats, width: Width) -> tuple[dict[str, Array], float]:
-        """Return the parts of a matrix in its form, and the sum of its errors."""
+        """Return the arrays that represent a matrix in the form of this width, and the sum of the errors of its rows."""
         *matrices, length = w.shape
         rows, form = w.reshape(-1, length), two_level_form(*width, length)
         session = self._session(width, length)

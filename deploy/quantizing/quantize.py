@@ -33,7 +33,7 @@ class Model:
     """A model that is being quantised."""
 
     files: ModelFiles
-    importance: Mapping[str, Floats]  # of the inputs of each matrix
+    importance: Mapping[str, Floats]  # importance of the inputs, by the name of the matrix
     groups: Sequence[tuple[str, ...]]  # names of matrices that read the same input
     search: Search
 
@@ -110,8 +110,8 @@ def _units(
     window: Sequence[int],
     report: Callable[[float], None],
 ) -> list[Unit]:
-    """Return the units with the divergence that each width is expected to cause: that of the unit's kind, divided among its units by their
-    errors, relative to what the products return."""
+    """Return the units with the divergence that each width is expected to cause: the measured divergence of the unit's kind, divided among
+    the units of the kind in proportion to the errors of their products, relative to the products' results."""
     num_layers, kinds = model.files.config.num_layers, dict[Kind, list[str]]()
     for names in model.groups:
         kinds.setdefault(kind_of(names, num_layers), []).extend(names)

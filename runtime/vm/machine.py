@@ -107,7 +107,7 @@ class Function:
 
     def _use(self, weights: list[Any], missing: list[str]) -> None:
         self._weights, self._missing, self._replay = weights, missing, None
-        self._frames: list[Frame] = []  # whose registers hold these weights
+        self._frames: list[Frame] = []  # frames whose registers hold these weights
         if not missing:
             for notify in self.on_bind:
                 notify(weights)

@@ -296,7 +296,8 @@ def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
 
 
 def readable(formula: str, value: int) -> str:
-    """Return the formula and its value. A long formula with `min` or `max` is that of a check, whose place says what it requires."""
+    """Return the formula and its value, or only the value if the formula is a long one with `min` or `max`. Such a formula comes from a
+    check, and the place in the message says what the check requires."""
     return str(value) if len(formula) > 24 and ("min(" in formula or "max(" in formula) else f"{formula} = {value}"
 
 

@@ -1,7 +1,7 @@
-"""Repeat calls of a function that runs one region and returns one array, as a function of one kernel does.
+"""Repeat calls of a function that runs one region and returns one array, such as a function of one kernel.
 
-The layouts of the arguments (element types and shapes) determine everything about such a call but addresses and values. So a call with the
-layouts of the call before it only compares layouts, runs the region and copies the result.
+The layouts of the arguments (element types and shapes) determine everything about such a call except addresses and values. So a call with
+the layouts of the call before it only compares layouts, runs the region and copies the result.
 """
 
 from __future__ import annotations

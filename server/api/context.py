@@ -34,7 +34,7 @@ class Caller:
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
-    is_idle: bool = False  # the request is a line of a batch, and takes only what other requests leave
+    is_idle: bool = False  # the request is a line of a batch, which gets only what other requests leave free
     limits: KeyLimits = UNLIMITED  # what the caller's key may use
     expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
     # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
@@ -67,7 +67,7 @@ class Context:
         return VisibleModels(self.registry, caller(request).limits)
 
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return the model that answers a request. `has_begun`: a part of it, which is finished before the server stops."""
+        """Return the model that answers a request. `has_begun`: it is a further part of a request, answered even while the server stops."""
         return self.models_for(request).serve(name, has_begun=has_begun)
 
     def metrics_of(self, model: str) -> ModelSeries:

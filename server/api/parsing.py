@@ -1,4 +1,4 @@
-"""POST /parse_function_call and /separate_reasoning, in SGLang's shape: what a format of answers reads in a text."""
+"""POST /parse_function_call and /separate_reasoning, in SGLang's shape: parse a text as an answer in a given format."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class Answer:
 
 
 async def call(app: ASGIApp, path: str, body: bytes, passed: Passed, client: str, gone: asyncio.Event) -> Answer:
-    """Post a JSON body. `passed` is what the access check would say about the request, and `client` what the log says in the place of an
-    address. Once `gone` is set, the request ends as if its client had closed the connection."""
+    """Post a JSON body. `passed`: the result that the access check would have. `client`: the text that the log shows in the place of the
+    client's address. Once `gone` is set, the request ends as if its client had closed the connection."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

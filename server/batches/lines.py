@@ -99,7 +99,7 @@ def written(lines: Iterable[bytes]) -> Iterator[Written]:
 
 
 def answered(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """Return the line of a request that was answered, be it with an error."""
+    """Return the line of a request that was answered, also if the answer is an error."""
     response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
     return _line(custom_id, response, None)
 

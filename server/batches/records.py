@@ -53,14 +53,14 @@ class BatchRecord(msgspec.Struct):
 
     id: str
     owner: str
-    key_digest: str  # of the key that made it, with which its requests take turns
+    key_digest: str  # of the key that made the batch; the requests of all keys take turns
     endpoint: str
     input_file_id: str
     output_file_id: str
     error_file_id: str
     created_at: int
     expires_at: int
-    models: tuple[str, ...] = ()  # patterns of the names that the key may use, which hold if the key is gone
+    models: tuple[str, ...] = ()  # patterns of the model names that the key may use; they apply even if the key is gone
     window: str = "24h"
     metadata: dict[str, str] | None = None
     status: Status = Status.VALIDATING

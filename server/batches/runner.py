@@ -1,4 +1,4 @@
-"""Run batches: each line is a request to this server that takes only what other requests leave.
+"""Run batches: each line is a request to this server that gets only what other requests leave free.
 
 A batch runs a file's lines in order, as many at a time as the model's batch holds. Lines of several batches for one model take turns. A
 line that the server cannot take now, such as one for a model that is still loading, is tried again until the batch expires. Every line
@@ -30,7 +30,7 @@ from server.models.registry import Registry
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16  # requests at a time for a model that is not loaded
-LONGEST_WAIT_S = 30.0  # between two tries of a line
+LONGEST_WAIT_S = 30.0  # longest time between two tries of a line
 READ_AT_ONCE = 64  # lines read from the disk at a time
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Run:
     """A batch while it runs."""
 
     record: BatchRecord
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # no line begins, and lines that run are aborted
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # once set, no line begins, and running lines are aborted
 
 
 class Runner:
@@ -66,7 +66,7 @@ class Runner:
         """Stop a batch. Lines that run are aborted."""
         record.reach(Status.CANCELLING)
         self._store.save(record)
-        if self._tasks[record.id].done():  # an error has stopped it
+        if self._tasks[record.id].done():  # an error has stopped the batch's task
             self.start(record)
         self._runs[record.id].stopped.set()
 
@@ -107,7 +107,7 @@ class Runner:
         record.total, record.faults = await asyncio.to_thread(self._check, record)
         if record.faults:
             await asyncio.to_thread(self._store.end, record, Status.FAILED)
-        elif record.status is Status.VALIDATING:  # it was not cancelled meanwhile
+        elif record.status is Status.VALIDATING:  # the batch was not cancelled meanwhile
             record.reach(Status.IN_PROGRESS)
             await asyncio.to_thread(self._store.save, record)
         log.info("batch %s of %d lines for %s: %s", record.id, record.total, record.endpoint, record.status)
@@ -146,8 +146,8 @@ class Runner:
                 tasks.create_task(self._answer(run, line, slots))
 
     def _slots_of(self, model: str | None) -> asyncio.Semaphore:
-        """Return the places of lines that run at the same time for a model. Batches wait for them in the order of arrival."""
-        name, count = "", AT_ONCE  # the lines of all models that are not loaded share places
+        """Return the semaphore that limits how many lines run at the same time for a model. Batches wait for it in the order of arrival."""
+        name, count = "", AT_ONCE  # the lines of all models that are not loaded share one semaphore
         with suppress(ApiError):
             found, loaded = self._registry.serve(model)
             name, count = found.spec.name, loaded.admission.max_running

@@ -32,7 +32,7 @@ class Store:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # of the sum below and of records, because several threads write files
+        self._lock = threading.Lock()  # guards the sum below and the records, because several threads write files
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.tmp"):
@@ -74,7 +74,7 @@ class Store:
         self.files[record.id] = record
 
     def delete_file(self, file_id: str) -> None:
-        """Remove a file. Its record goes first: data without a record are removed by the next start."""
+        """Remove a file. Its record is removed first: the next start of the server removes data without a record."""
         self.files.pop(file_id, None)
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
@@ -97,8 +97,8 @@ class Store:
         self._count(len(line))
 
     def lines(self, file_id: str, most: int | None = None) -> Iterator[bytes]:
-        """Yield the lines of a file without blank ones, none if the file does not exist. Of a line longer than `most` bytes, yield the
-        beginning, which has one byte too many."""
+        """Yield the lines of a file that are not blank; none if the file does not exist. Of a line longer than `most` bytes, yield only the
+        first `most` + 1 bytes, so that the caller sees that it is too long."""
         path = self.data(file_id)
         if not path.exists():
             return

@@ -15,7 +15,7 @@ class CompileSlots:
         self._taken: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._waiting: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()  # grammars that waited for another key's turn
-        self._turns: dict[str, int] = {}  # by key: when it last took a slot
+        self._turns: dict[str, int] = {}  # by key: number of the turn in which it last took a slot
         self._num_turns = 0
 
     def take(self, who: object, key: str = "") -> bool:
@@ -30,7 +30,7 @@ class CompileSlots:
             if who not in self._passed_over:
                 self._passed_over.add(who)
                 return False
-            self._forget(first)  # its grammars have not asked since the last time that this one asked
+            self._forget(first)  # none of that key's grammars has asked since `who` asked last
         self._passed_over.clear()
         del self._waiting[who]
         self._taken[who] = key

@@ -54,7 +54,7 @@ class LazyMatcher(Matcher):
         self._trigger = trigger
         self._vocab_size = vocab_size
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
-        self._beginnings: dict[int, list[tuple[int, ...]]] = {}  # of calls in plain JSON, by last token
+        self._beginnings: dict[int, list[tuple[int, ...]]] = {}  # token sequences that begin a call in plain JSON, by their last token
         for beginning in trigger.plain:
             self._beginnings.setdefault(beginning[-1], []).append(beginning)
         self._tail: deque[int] = deque(maxlen=max(map(len, trigger.plain), default=0))  # the last unconstrained tokens

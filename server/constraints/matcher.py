@@ -64,7 +64,7 @@ class Matcher(ABC):
     reads_logits: bool = False
 
     def restrict(self, mask: Mask, logits: NDArray[np.float32]) -> Mask:
-        """Return the mask, or one with fewer tokens, for the raw logits of the next token. `mask` is what `mask` returned."""
+        """Return `mask`, the result of the method `mask`, or a mask with fewer tokens, chosen by the raw logits of the next token."""
         return mask
 
     # --- a matcher that asks another process may be late -------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The three coordinates of tokens, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
 
-The coordinates of a token of text are three times the same number. A token of an image has that of the image's begin, and its row and its
-column counted from there. The text after an image goes on at the largest coordinate plus one, so images take fewer coordinates than they
-have tokens. Everything follows from the sizes of the crops before a token.
+The three coordinates of a text token are equal. An image token has the coordinate at which its image begins, and the sums of this and of
+the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may take fewer
+coordinates than it has tokens. Everything follows from the sizes of the crops before a token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Build the arrays of a step from a settled plan.
+"""Build the arrays of a step from the scheduler's plan.
 
-`prepare` builds the arrays of a plan that is still open, while the device computes the step before it; only the tokens that this step draws
-are missing. `build` adds them, or builds the arrays anew if the plan has changed. Each running sequence owns a row in the page table of
-every cache group. The row is rewritten only when the sequence's pages have changed.
+`prepare` builds the arrays while the device computes the step before. The plan is then still open, that is, its items may change, and the
+tokens that the running step draws are missing. `build` adds them once the plan is settled, or builds the arrays anew if the plan has
+changed. Each running sequence owns a row in the page table of every cache group. The row is rewritten only when the sequence's pages have
+changed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The arrays of a plan that had changed `num_changes` times. Tokens that were not drawn yet are missing: some of those of `unfinished`,
-    and all of those of `singles`."""
+    """The arrays of a plan after `num_changes` changes. Tokens that were not drawn yet are missing: some of those of `unfinished`, and all
+    of those of `singles`."""
 
     plan: Plan
     num_changes: int
@@ -140,7 +141,7 @@ class BatchBuilder:
 
 
 def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
-    """Return the audio of the sequences that begin in this step, and the pages to which what is heard goes."""
+    """Return the audio of the sequences that begin in this step, and the pages to which the keys and values of its frames are written."""
     pages = places[-1].page_tables[:, 0]
     return tuple(
         Heard(np.frombuffer(audio.samples, "<f4"), audio.loudest, int(page))

@@ -1,4 +1,5 @@
-"""The worker's end of the Unix socket to the front. A message is MessagePack after four little-endian bytes of length.
+"""The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
+of length.
 
 The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
 not read, the outbox fills; the engine then runs no steps, but still accepts aborts.

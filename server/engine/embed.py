@@ -129,7 +129,7 @@ class Embedder:
             room -= num_tokens
             texts.append(text)
             if embed.priority == IDLE:
-                break  # a text of a batch runs alone or last, so that the next request waits for one text at most
+                break  # a text of a batch job runs alone or last, so that the next request waits for one text at most
         return texts
 
 

@@ -124,7 +124,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
 
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
-    """Raise RequestError unless there is audio exactly if the model hears, of a number of hops that it hears."""
+    """Raise RequestError if audio is missing, or is given to a model that hears none, or has a number of samples that the model does not
+    hear."""
     if submit.audio is None:
         if num_hops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
@@ -138,8 +139,8 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 
 def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCrop, ...]:
-    """Return the crops of a request at the runs of image tokens of its prompt. Raise RequestError unless each crop has one such run, and
-    there are no others: an image token without an image means nothing."""
+    """Return the crops of a request, each with the positions of its run of image tokens in the prompt. Raise RequestError unless each crop
+    has one such run and there are no other image tokens: an image token without an image means nothing."""
     if seeing is None:
         if submit.crops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has images, and this model sees none")
@@ -158,7 +159,7 @@ def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCro
         stride = crop.columns + seeing.has_breaks
         wanted = start + np.add.outer(np.arange(crop.rows) * stride, np.arange(crop.columns)).ravel()
         if not np.array_equal(places[first:end], wanted):
-            text = f"the image tokens from {start} to {stop} have others between them than the {crop.rows} rows of an image"
+            text = f"the image tokens from {start} to {stop} have others between them; expected {crop.rows} rows of {crop.columns}"
             raise RequestError(ErrorCode.INVALID_VALUE, text)
         origin = start + (found[-1].offset if found else 0)
         found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop, origin, stride))

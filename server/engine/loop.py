@@ -32,7 +32,7 @@ LONG_S = 10.0  # limits of steps from this one on are announced
 
 @dataclass(slots=True)
 class Outputs:
-    """What the engine takes from the rows of a step. Rows are numbered in the order of the batch, without texts to embed."""
+    """What the rows of a step are used for. Rows of logits are numbered in the order of the batch; texts to embed have none."""
 
     vectors: list[Item] = field(default_factory=list[Item])  # texts to embed
     prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # first row, number of rows
@@ -141,8 +141,7 @@ class Engine:
         return logits, self._clock() - started
 
     def _outputs(self, plan: Plan, masks: dict[Sequence, Mask]) -> Outputs:
-        """Return what the engine takes from each row of a step. This depends only on tokens before the step, so the device may run
-        meanwhile."""
+        """Return what the rows of a step are used for. This depends only on tokens before the step, so the device may run meanwhile."""
         outputs = Outputs(masks=masks)
         finished, parked = Stage.FINISHED, Stage.PARKED
         at = 0

@@ -70,7 +70,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
-    crops: tuple[PlacedCrop, ...] = ()  # of the prompt's images, ascending
+    crops: tuple[PlacedCrop, ...] = ()  # crops of the prompt's images, in order of position
     ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
     num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache
 
@@ -124,7 +124,7 @@ class Sequence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the sequence belongs to a batch, and takes only what others leave."""
+        """Whether the sequence belongs to a batch job (priority IDLE), which takes only what other sequences leave of the steps."""
         return self.rank[0] == IDLE
 
     @property
@@ -143,8 +143,8 @@ class Sequence:
 
     @property
     def had_turn(self) -> bool:
-        """True if other sequences of the key go first now. The turn is as long as the prompt, so that computing the sequence again costs at
-        most two tokens for each token that it has generated."""
+        """True if other sequences of the key go first now. A turn is TURN tokens or, if that is more, as many tokens as the prompt has, so
+        that computing the sequence again costs at most two tokens for each token that it has generated."""
         return self.num_known - self.num_prompt >= max(TURN, self.num_prompt)
 
     @property

@@ -21,7 +21,8 @@ from server.engine.step_model import Logits, StepModel
 from server.messages import ErrorCode, SamplingParams, TokenLogprob
 
 Ids = NDArray[np.int32]
-Lists = tuple[Ids, Ids, NDArray[Any], Ids, Ids, NDArray[Any]]  # of biases and of seen tokens, in the order of SampleBatch
+# The sparse lists of a batch, as in SampleBatch: starts, ids and values of the logit biases; starts, ids and counts of the seen tokens.
+Lists = tuple[Ids, Ids, NDArray[Any], Ids, Ids, NDArray[Any]]
 
 SHARPEST = 1e30  # largest 1 / temperature
 NONE = np.empty(0, np.int32)
@@ -73,7 +74,7 @@ class RowState:
     params: SamplingParams
     choice: int
     prompt_ids: Sequence[int]
-    position: int = field(init=False)  # of the next token to draw, in the sequence
+    position: int = field(init=False)  # position in the sequence of the next token to draw
     is_plain: bool = field(init=False)  # the request has no bias and no penalties, which would change logits
     bias_ids: Ids = field(init=False)
     bias_values: NDArray[np.float32] = field(init=False)

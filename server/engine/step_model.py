@@ -23,7 +23,7 @@ from server.messages import Crop
 Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
-EXAMPLE_EDGE = 16  # squares of an edge of the crop whose encoding is measured, if crops consist of so many
+EXAMPLE_EDGE = 16  # edge, in squares, of the crop whose encoding is measured, if crops may consist of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Places:
 class Heard:
     """Audio that a model hears before the first step of a sequence."""
 
-    samples: NDArray[np.float32]  # of at most num_hops hops, and those around them; nothing follows
+    samples: NDArray[np.float32]  # samples of at most `num_hops` hops, and the AROUND samples beside them (runtime/spectrogram.py)
     loudest: float  # the largest energy of the whole recording
     page: int  # page of the sequence in the last cache group
 
@@ -89,7 +89,7 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class SeeingLimits:
-    """The crops of images that a model sees. A crop consists of squares of one size: of one, or of any number if images keep their size."""
+    """The crops of images that a model sees. A crop is one square or, if images keep their size, any number of squares of one size."""
 
     square_bytes: int
     edge_tokens: int  # rows and columns of tokens of the prompt that read a square's rows
@@ -107,7 +107,7 @@ class SeeingLimits:
         return Crop.of(bytes(self.square_bytes * edge**2), edge * self.edge_tokens, edge * self.edge_tokens)
 
     def share(self, num_tokens: int) -> float:
-        """Return how much of the cost of the example a crop with this number of tokens has."""
+        """Return the cost of encoding a crop with this number of tokens, as a share of the cost of `example`."""
         return num_tokens / (self._example_edge * self.edge_tokens) ** 2
 
     @property

@@ -1,4 +1,4 @@
-"""The worker process: load one model, then serve its requests until the front stops it."""
+"""The worker process: load one model, then serve its requests until the front (the process that serves HTTP) stops it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def serve_worker(socket_fd: int, build: Build) -> None:
 
 
 def _end_without(name: str, lost: StageLost) -> None:
-    """End this process, because a stage is lost, as that stage has ended: the front then blames the requests, or none."""
+    """End this process because a stage is lost, in the way in which the stage ended: by SIGKILL if something outside killed the stage, so
+    that the front blames no request for it, or else with an error, for which the front may blame running requests."""
     log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
     logging.shutdown()
     if lost.from_outside:

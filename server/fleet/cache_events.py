@@ -28,8 +28,8 @@ class _Stream:
     topic: bytes
     kept: deque[tuple[int, bytes]]
     kept_bytes: int = 0
-    number: int = 0  # of the next batch
-    caches: dict[CacheSource, Pages] = field(default_factory=dict)  # more than one while a model replaces another
+    number: int = 0  # number of the next batch
+    caches: dict[CacheSource, Pages] = field(default_factory=dict)  # two while a new version of the model replaces the old one
 
 
 class CacheEvents:
@@ -44,7 +44,8 @@ class CacheEvents:
         most_kept_bytes: int = MOST_KEPT_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`name` is that of this replica in the topics. The limits are those of the batches that each model can replay."""
+        """`name`: the name of this replica in the topics. `most_kept` and `most_kept_bytes` limit the batches that each model can
+        replay."""
         self._name = name
         self._send = send
         self._most_kept = most_kept
@@ -54,7 +55,7 @@ class CacheEvents:
         self._lock = threading.Lock()  # protects `kept` and `number` of the streams
 
     def source_of(self, model: str) -> CacheSource:
-        """Return the listener of a worker of `model`. While one model replaces another there are two: pages of either can be found."""
+        """Return a new listener for one worker of `model`. While a new version of the model replaces the old one, each has its listener."""
         return CacheSource(self, model)
 
     def replay(self, first: int, topic: bytes | None = None) -> list[tuple[int, bytes]]:
@@ -72,8 +73,8 @@ class CacheEvents:
             self._add(stream, wire.batch(told, self._clock()))
 
     def cleared(self, source: CacheSource) -> None:
-        """Tell that the cache of a worker is gone. `AllBlocksCleared` stands for all models of a replica, so if other caches have pages,
-        the pages are removed by name."""
+        """Publish that the cache of a worker is gone. `AllBlocksCleared` applies to all models of a replica, so if other caches have pages,
+        publish instead which pages are removed."""
         stream = self._stream(source.model)
         pages = stream.caches.pop(source, {})
         if not any(pages.values()):

@@ -1,6 +1,6 @@
 """The ZMQ sockets of cache events, as in vLLM: one publishes, one replays batches that a subscriber has missed.
 
-A message of the first is (topic, number, batch). A request to the second is the number of the first batch that is wanted, and may be
+The first socket sends messages (topic, number, batch). A request to the second is the number of the first batch that is wanted, and may be
 followed by a topic. Its answer is a message (number, batch) for each, and then one with the number -1. Numbers are big-endian, eight bytes.
 """
 

@@ -1,4 +1,4 @@
-"""Frame the answers of uvicorn as the protocol of their client demands: those of WebSockets, of HTTP/1.0, and early ones."""
+"""Adapt uvicorn's answers in three cases: WebSockets, clients of HTTP/1.0, and answers that begin before the whole body has arrived."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 SWITCHING = 101  # the status of an answer that becomes a WebSocket
-UPGRADED = "relaxserve.upgraded"  # in the scope of a request that asks to become a WebSocket: what follows its head is its body
+UPGRADED = "relaxserve.upgraded"  # key of a scope; true: the request asks to become a WebSocket, and all bytes after its head are its body
 
 
 def framed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """Return the application with a `send` for this request. The cycle must not hold this `send`: reference counts could then free neither,
-    and collecting such garbage pauses the event loop."""
+    """Return the application with a `send` for this request. The cycle, uvicorn's object for a request, must not hold this `send`:
+    reference counts could then free neither, and collecting such garbage pauses the event loop."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)

@@ -43,7 +43,7 @@ ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes th
     "/api/(pull|delete|copy|create)",
 )
 ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
-INWARD = "relaxserve.inward"  # of a scope: the request comes from a batch of this server, and the value is its `Passed`
+INWARD = "relaxserve.inward"  # key of the scope of a request that a batch of this server makes; the value is its `Passed`
 SOCKET_KEY = "openai-insecure-api-key."  # precedes a key among the protocols of a WebSocket
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
 # Types of bodies for Ollama's administration, since its clients send JSON without saying so. An HTML form cannot send JSON as either type,

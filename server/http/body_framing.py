@@ -56,7 +56,7 @@ class MeasuredBody:
 
 
 class ChunkedBody:
-    """Framing may have `max_framing_bytes`, and one more byte for each byte of data."""
+    """The framing may have `max_framing_bytes` bytes, and one more byte for each byte of data."""
 
     def __init__(self, max_framing_bytes: int) -> None:
         self.is_complete = False

@@ -103,7 +103,7 @@ class Gateway:
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())
                 if values is not None:
-                    added[HEADER] = record.fingerprint  # tells the ingress that the values were taken, and what may continue the answer
+                    added[HEADER] = record.fingerprint  # tells the ingress that its values were used, and which models can go on
                 if self._is_leaving() and status != SWITCHING:
                     added["connection"] = "close"
             await send(message)
@@ -121,7 +121,7 @@ class Gateway:
                 if inward is None and counts and (use := self._rates.of(passed.key_digest, limits)) is not None:
                     use.begin()
                     has_begun, record.charge = True, use.charge
-                # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
+                # Open paths use no body. Reading one costs time, and clients without a key must not be able to cause that.
                 is_upload = is_socket or (scope["method"] == "POST" and scope["path"] in UPLOADS)
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()

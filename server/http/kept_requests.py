@@ -1,8 +1,8 @@
 """Append requests and their answers to a file, for `relaxserve replay`. Off unless the setting `keep_requests` names the file, since the
 file holds what users write.
 
-The setting `keep_requests_of`, or the administration while the server runs, says of which models and keys requests are kept. Each line is a
-JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
+The setting `keep_requests_of`, or the administration while the server runs, says for which models and keys requests are kept. Each line is
+a JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
 thread writes, so that a slow disk delays no request; requests beyond MOST_WAITING are dropped and counted.
 """
 

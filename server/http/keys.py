@@ -1,4 +1,4 @@
-"""The keys of a server, and what each may do. FORM shows how a line names both."""
+"""The keys of a server, and what each may do. FORM shows the syntax of a line with a key, its group and its limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_KEY_CHARS = 8
 MOST_PER_MINUTE = 10**9
 GROUP = "group/"  # begins the tenant of a group
 GROUP_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-PATTERN = re.compile(r"[A-Za-z0-9._:/*?\[\]!-]{1,128}")  # of names of models, as shells match names of files
+PATTERN = re.compile(r"[A-Za-z0-9._:/*?\[\]!-]{1,128}")  # a pattern that model names are matched with, as shells match file names
 WORD = re.compile(r"[a-z_]+=\S*")
 RATES = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
 FORM = f"KEY group=NAME model=PATTERN {' '.join(f'{rate}=N' for rate in RATES)}, each part but KEY optional, and model repeatable"

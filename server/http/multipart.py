@@ -20,7 +20,7 @@ class Form:
     """The fields of a form. The one file goes to `sink` as it arrives."""
 
     def __init__(self, content_type: str, sink: Sink) -> None:
-        self.values: dict[str, list[str]] = {}  # of each field, which may be repeated
+        self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
         self.filename: str | None = None
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink
@@ -44,7 +44,7 @@ class Form:
             raise _fault("it ends before its last boundary; send all of it")
 
     def _advance(self, file_name: str) -> bool:
-        """Take what is certain of the pending bytes. Return whether more may be certain now."""
+        """Read the pending bytes as far as it is certain what they are. Return whether a further call may read more of them."""
         if self._is_complete:
             self._pending.clear()  # an epilogue, which nobody reads
             return False

@@ -28,7 +28,7 @@ from server.settings import ServerSettings
 MAX_HEADERS = 128
 MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond them
 HEAD_END = b"\r\n\r\n"
-HALF_CLOSED = "relaxserve.half_closed"  # in the scope of a request: an event, set once the client has stopped sending
+HALF_CLOSED = "relaxserve.half_closed"  # key of a request's scope; the value is an event, set once the client has stopped sending
 ENDLESS = 1 << 62  # bytes of the body of a request that asks to become a WebSocket
 PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
@@ -71,7 +71,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.is_lingering = False
         self._received = bytearray()  # received and not parsed
-        self._body: Body | None = None  # of the request whose head has been parsed; None: the next bytes are a head
+        self._body: Body | None = None  # body of the request whose head has been parsed; None: the next bytes are a head
         self._head_tail = b""  # the last bytes of the head so far, in which the empty line may begin
         self._num_head_bytes = 0
         self._waits_for_turn = False

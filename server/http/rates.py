@@ -94,14 +94,14 @@ class KeyUse:
 
 
 class Rates:
-    """The use of each key that has rates. The operator's keys bound their number."""
+    """The use of each key that has rates. There are never more entries than keys of the operator."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._uses: dict[str, KeyUse] = {}
 
     def of(self, key: str, limits: KeyLimits) -> KeyUse | None:
-        """Return the use of a key, or None if the key has no rates. With other limits than before, a key begins anew."""
+        """Return the use of a key, or None if the key has no rates. If the limits of the key have changed, its use begins at zero."""
         if not limits.has_rates:
             return None
         use = self._uses.get(key)

@@ -30,7 +30,7 @@ class RequestRecord:
     handler: str = ""  # the route's pattern that the path matched
     status: int = 0
     model: str = ""
-    fingerprint: str = ""  # of the model that answers
+    fingerprint: str = ""  # fingerprint of the model that answers
     seed: int = 0  # seed of the sampler: the request's, or the one that the server drew
     prompt_tokens: int = 0
     completion_tokens: int = 0

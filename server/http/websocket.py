@@ -101,10 +101,10 @@ class Reader:
 
     def __init__(self, most_bytes: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._most_bytes, self._now_s = most_bytes, now_s
-        self.begun_s: float | None = None  # when the message began that is incomplete; None: there is none
+        self.begun_s: float | None = None  # when the incomplete message began; None: there is none
         self._received = bytearray()
-        self._parts = bytearray()  # of a message in several frames
-        self._kind: Opcode | None = None  # of that message
+        self._parts = bytearray()  # data of an incomplete message that has several frames
+        self._kind: Opcode | None = None  # opcode of that message
 
     @property
     def num_bytes(self) -> int:
@@ -112,8 +112,8 @@ class Reader:
         return len(self._parts) + len(self._received)
 
     def feed(self, data: bytes) -> Iterator[Message | None]:
-        """Yield for each frame that is complete now the message that it completes, or None. Raise WebSocketError if the client breaks the
-        protocol."""
+        """For each frame that is complete now, yield the message that the frame completes, or None. Raise WebSocketError if the client
+        breaks the protocol."""
         self._received += data
         while (found := self._frame()) is not None:
             is_last, opcode, payload = found

@@ -27,7 +27,7 @@ class Job(Protocol):
 
 
 class Said(IntEnum):
-    """The first bytes of an answer. TAKEN comes when a fork takes a call, one of the others after it."""
+    """The first bytes of an answer. A fork sends TAKEN when it takes a call, and then one of the others."""
 
     TAKEN = 1
     DONE = 2  # followed by what `run` returned

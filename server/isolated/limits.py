@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bound_memory(num_bytes: int) -> None:
-    """Let this process take at most `num_bytes` more than it has now. A core file of what it has would be as large."""
+    """Let this process take at most `num_bytes` more than it has now. Let it write no core file, which would contain all that memory."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     bound(resource.RLIMIT_AS, used + num_bytes)
     bound(resource.RLIMIT_CORE, 0)

@@ -44,7 +44,7 @@ class Attempt:
 
     @contextmanager
     def stopping(self, stop: Callable[[], object]) -> Generator[None]:
-        """While the body waits for a server, `stop` makes it return. It is called when the attempt is cancelled, from another thread."""
+        """While the `with` block waits for a server, cancelling the attempt calls `stop` on another thread, which ends the wait."""
         with self._lock:
             self._stop = stop
             is_late = self._is_cancelled

@@ -2,7 +2,7 @@
 
 McpError          a call failed; the message names the server
   McpRefused      the server answered with an error of JSON-RPC
-  McpLost         the server ended, closed the connection, cannot be reached, or sent what is no MCP
+  McpLost         the server ended, closed the connection, cannot be reached, or sent something that is not MCP
     McpStatus     the server answered with an HTTP status that is no success
   McpStopped      the call was cancelled, or took too long
 """

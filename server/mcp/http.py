@@ -25,7 +25,7 @@ from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic
 PIECE_BYTES = 1 << 16
 CLOSE_S = 5.0
 CONNECT_S = 10.0
-MAX_CONTINUATIONS = 100  # of one stream
+MAX_CONTINUATIONS = 100  # requests that continue one interrupted stream
 SESSION = "mcp-session-id"
 SENTINEL = re.compile(r"=\?base64\?.*\?=", re.DOTALL)
 PLAIN = re.compile(r"[!-~]([\t -~]*[!-~])?")
@@ -190,7 +190,7 @@ class HttpTransport:
                         self.hear(message)
                     elif message.get("id") == request.id:
                         return message
-        if attempt.has_ended:  # the connection was shut here, which looks like its end
+        if attempt.has_ended:  # this attempt shut the connection itself, which looks like the end of the stream
             raise attempt.fault(self._name)
         return None
 
@@ -215,7 +215,7 @@ class HttpTransport:
             self.notify(reply_to(message), attempt.within(CLOSE_S))
 
     def _cancel(self, request: Request) -> None:
-        """Tell a server of an earlier version; newer ones see the end of the connection."""
+        """Tell a server of an earlier version that a request is cancelled. Newer servers see that the connection ends."""
         with suppress(McpError):
             self.notify(notification("notifications/cancelled", {"requestId": request.id}), Attempt(CLOSE_S))
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A server that requests may use. Its address may be private if the operator has written the address itself, or says so."""
+    """A server that requests may use. Its address may be private if the URL has the address itself, or `private+` before it."""
 
     name: str
     url: str

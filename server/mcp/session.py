@@ -1,7 +1,7 @@
 """A conversation with one MCP server: agree on the version, list the tools, call them.
 
-Servers of version 2026-07-28 and later read the version from each request. Earlier ones begin with a handshake. The first request finds out
-which of them a server is. A connection that fails is opened again by the next call, so a server that dies costs one call.
+Servers of version 2026-07-28 and later read the version from each request. Earlier ones begin with a handshake. The first request shows
+of which kind a server is. A connection that fails is opened again by the next call, so a server that dies costs one call.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from server.mcp.wire import MAX_MESSAGE_BYTES
 
 @dataclass(slots=True)
 class EventReader:
-    """Splits bytes into events. `last_id` and `retry_ms` are what the server has said for a continuation of the stream."""
+    """Splits bytes into events. `last_id` and `retry_ms`, which the server sends, say where and when an interrupted stream continues."""
 
     name: str
     last_id: str = ""
     retry_ms: int = 1000
     _rest: bytearray = field(default_factory=bytearray)  # the incomplete last line
-    _data: bytearray = field(default_factory=bytearray)  # of the incomplete last event
+    _data: bytearray = field(default_factory=bytearray)  # data of the incomplete last event
 
     def push(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ends in this piece."""

@@ -89,7 +89,7 @@ class StdioTransport:
         for end in (None, signal.SIGTERM, signal.SIGKILL):
             if end is not None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, end)  # with the processes that it has started
+                    os.killpg(process.pid, end)  # end the processes that it has started, too
             with suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_S)
                 break
@@ -106,7 +106,7 @@ class StdioTransport:
             self._write(told, Attempt(WRITE_S))
 
     def _write(self, message: bytes, attempt: Attempt) -> None:
-        """Write a line. The server may not read, so that the pipe is full."""
+        """Write a line. Raise McpLost if the pipe stays full because the server does not read."""
         assert self._process.stdin is not None
         rest = memoryview(message + b"\n")
         with self._writing:

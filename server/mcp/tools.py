@@ -28,11 +28,11 @@ class McpTool:
     description: str
     schema: Mapping[str, Any]
     annotations: Mapping[str, Any] | None = None
-    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that it repeats
+    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that the header repeats
 
     @property
     def is_read_only(self) -> bool:
-        """The server says that calls change nothing. It need not be true."""
+        """True if the server says that calls of the tool change nothing. The server may be wrong."""
         return self.annotations is not None and self.annotations.get("readOnlyHint") is True
 
     def headers_of(self, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -64,7 +64,7 @@ def tool_of(described: object) -> McpTool:
 
 
 def result_of_call(result: Message) -> ToolResult:
-    """Return the result of `tools/call` as text for the model. What is no text is named."""
+    """Return the result of `tools/call` as text for the model. Other content is replaced by a text that names it."""
     if result.get("resultType", "complete") != "complete":
         asked = result.get("inputRequests")
         wanted = ", ".join(sorted(_methods(asked))) or "more input"

@@ -14,7 +14,7 @@ MODERN = "2026-07-28"  # each request names its version
 LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # a handshake agrees on the version
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_DEPTH = 64
-MAX_TRAFFIC_BYTES = 64 << 20  # of all messages that arrive until a request is answered
+MAX_TRAFFIC_BYTES = 64 << 20  # limit on all messages that arrive until a request is answered
 MAX_MESSAGES = 10_000
 METHOD_NOT_FOUND = -32601
 Message = Mapping[str, Any]
@@ -25,7 +25,7 @@ class Request:
     id: int
     method: str
     params: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=dict)  # of the HTTP request that carries it
+    headers: Mapping[str, str] = field(default_factory=dict)  # headers of the HTTP request that carries this request
 
     def encode(self) -> bytes:
         return msgspec.json.encode({"jsonrpc": "2.0", "id": self.id, "method": self.method, "params": self.params})

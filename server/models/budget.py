@@ -148,7 +148,7 @@ class Budget:
         coming = [other for other in waiting if other.device == spec.device]
         default_bytes = self._settings.default_kv_cache_bytes or 0
         wanted = (default_bytes if other.kv_cache_bytes is None else other.kv_cache_bytes for other in coming)
-        # A share of the memory is not known before the load.
+        # A size below 1 is a share of the memory. How many bytes that is becomes known only when the model loads.
         reserved_bytes = sum(map(self._weigh, coming)) + sum(size for size in wanted if isinstance(size, int))
         num_shares = 1 + sum(other.kv_cache_bytes is None for other in coming) + (self._settings.memory_limit_bytes is not None)
         spec = msgspec.structs.replace(
@@ -164,5 +164,5 @@ def _has_no_memory_yet(model: Model) -> bool:
 
 
 def _is_overtaken(other: Model, model: Model) -> bool:
-    """Return whether a cached model is loaded before another one that began earlier has taken its memory."""
+    """Return whether the load of `model`, which is cached, passes that of `other`, which began earlier and has not taken its memory yet."""
     return model.is_cached and not other.is_cached and other.claim is not None and not other.planned_bytes

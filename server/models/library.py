@@ -14,7 +14,7 @@ class Listed:
     name: str
     about: str
     licence: str
-    origin: str  # its hub source, or its name
+    origin: str  # the model's hub source, or its name
 
 
 @dataclass(frozen=True, slots=True)

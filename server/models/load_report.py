@@ -14,7 +14,7 @@ from server.models.quality import in_words
 from server.models.state import ModelSpec
 
 LOADS = __name__  # the name of the logger
-MUCH_LARGER = 1.25  # weights that take so many times the bytes of the model's files are worth a line
+MUCH_LARGER = 1.25  # a note says so if the weights take this many times the bytes that they would take with `auto`
 
 log = logging.getLogger(LOADS)
 
@@ -24,9 +24,9 @@ def tell_loading(spec: ModelSpec) -> None:
 
 
 def tell_loaded(model: Model, loaded: Loaded, load_s: float, least_bytes: int) -> None:
-    """Tell that a model is ready, and what a user of it should know. `least_bytes`: of its weights as `auto` keeps them; 0 if unknown."""
+    """Log that a model is ready, and what its users should know. `least_bytes`: bytes of the weights with `auto`; 0: unknown."""
     name, ready = model.spec.name, loaded.ready
-    names = {"kv_cache": "KV cache up to"}  # it takes memory as it fills
+    names = {"kv_cache": "KV cache up to"}  # a KV cache takes memory as it fills
     parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
     compiled = "from the cache" if ready.cache_hit else "compiled"
     log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, ready.max_context)
@@ -56,7 +56,7 @@ def _notes(model: Model, loaded: Loaded, least_bytes: int) -> Iterator[str]:
 
 
 def summary(model: Model) -> str:
-    """Return the name of a loaded model with what it answers, unless that is conversations, its memory and its context."""
+    """Return the name of a loaded model, what it answers if it does not answer conversations, its memory and its context."""
     assert model.loaded is not None
     loaded, ready = model.loaded, model.loaded.ready
     if loaded.speech is not None:

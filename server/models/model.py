@@ -32,7 +32,7 @@ IsCached = Callable[[ModelSpec], bool]  # whether the compiled program and the p
 Identify = Callable[[str], str]  # returns a text that changes whenever the files of a source do; "" if unknown
 
 
-# values of sampling parameters at which tokens are drawn as the model weighs them
+# values with which sampling parameters have no effect: tokens are drawn with the probabilities that the model computes
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 SLEEPING = "sleeping"
 SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
@@ -63,9 +63,9 @@ class Footprint:
 class MemoryUse(TypedDict):
     """The memory of a model. A KV cache takes memory only as it fills."""
 
-    resident_bytes: int  # what its worker's processes hold now, with the pages of packed weights that they map
-    planned_bytes: int  # weights, arena and graphs: what it takes without any request
-    bound_bytes: int  # what it takes at most, with a full KV cache
+    resident_bytes: int  # what the worker's processes hold now, including the pages of packed weights that they map
+    planned_bytes: int  # what the model takes without any request: weights, arena and graphs
+    bound_bytes: int  # what the model takes at most, with a full KV cache
 
 
 class CompileCache(Protocol):
@@ -178,7 +178,7 @@ class Model:
 
     @property
     def memory(self) -> MemoryUse:
-        """The memory that the model takes: now, in any case, and at most."""
+        """The memory of the model: what it holds now, what it takes without any request, and what it takes at most."""
         pid = None if self.loaded is None else self.loaded.worker.pid
         usage = UNUSED if pid is None else usage_of(pid)
         parts = self.bytes_by_part

@@ -1,4 +1,4 @@
-"""The latest prompts of a model: with which of them does a new prompt share its beginning, and where does it differ?"""
+"""The latest prompts of a model. For a new prompt, find the one that shares the longest beginning with it, and where the two differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 MOST_PROMPTS, MOST_CHARS = 32, 16 << 20
 STEP = 4096  # characters that are compared at once
-TAIL = 64  # characters; the end of a prompt opens the answer, and the next turn may write it otherwise
+TAIL = 64  # characters at the end of a prompt, which open the answer; the prompt of the next turn may have others there
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +20,9 @@ class LatestPrompts:
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def difference(self, salt: str, prompt: str) -> int | None:
-        """Remember a prompt. Return the number of characters that it shares with the earlier prompt of the same salt with which it shares
-        most. Return None if there is none, or if the prompt continues that one."""
+        """Remember a prompt. Of the earlier prompts with the same salt, find the one that shares the longest beginning with this prompt,
+        and return the length of that beginning. Return None if there is no earlier prompt, or if this one continues the prompt that was
+        found."""
         with self._changing:
             earlier = [text for owner, text in self._prompts if owner == salt]
         shared = [(num_shared(text, prompt), text) for text in earlier]

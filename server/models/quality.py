@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.messages import QualityLabel
 
 LEAST = 1e-8  # KL divergence that comes from the order of sums
-POOR = 200.0  # perplexity of exact weights from which on a model does not know the languages of the text, or its file is damaged
+POOR = 200.0  # if exact weights have a higher perplexity, the model does not know the text's languages, or its file is damaged
 
 
 def in_words(label: QualityLabel) -> str:

@@ -184,7 +184,7 @@ class Registry:
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
-        if there are several. `has_begun`: it is a part of a request that the server finishes before it stops."""
+        if there are several. `has_begun`: it is a further part of a request, answered even while the server stops."""
         if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
@@ -351,7 +351,7 @@ class Registry:
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Accept no more requests, give running requests `drain_s` to finish, then stop the worker."""
         if name in self._saved and name not in self._models:
-            self._saved.drop(name)  # its last load failed; do not load it at the next start
+            self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
@@ -423,7 +423,7 @@ class Registry:
 
     def _forget(self, model: Model) -> None:
         if self._replacements.remove(model):
-            return  # the names stay with the model that is still served
+            return  # `model` replaces a served model, which keeps the names
         del self._models[model.spec.name]
         self.publications.end(model.spec.name)
         self._aliases.forget(model.spec.name)

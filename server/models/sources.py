@@ -55,7 +55,7 @@ def require_download(source: str, settings: ServerSettings, names: Container[str
 
 
 def without_host(source: str) -> str:
-    """Return a source without the address of the hub, with which users of Ollama and of the hub's pages write it."""
+    """Return a source without the address of the hub, which users of Ollama and of the hub's pages write before it."""
     return next((source.removeprefix(host) for host in HOSTS if source.startswith(host)), source)
 
 
@@ -65,7 +65,7 @@ def is_hub_id(source: str) -> bool:
 
 
 def real(path: Path) -> Path:
-    """Return a path without symbolic links. A link that leads to itself stays, and does not exist; `Path.resolve` raises RuntimeError."""
+    """Return a path without symbolic links. A link that leads to itself stays, and counts as absent; `Path.resolve` raises RuntimeError."""
     return Path(os.path.realpath(path))
 
 

@@ -69,7 +69,7 @@ class Starter:
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
         settings = self.settings
         fetcher = Fetcher(settings.image_hosts, settings.max_image_bytes, settings.image_fetch_s)
-        decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # its process starts with its first call
+        decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # starts a process at the first call
         sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
         return Loaded(
             *(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer)),
@@ -80,7 +80,7 @@ class Starter:
         )
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
-        """Return a loaded model as it answers with other defaults, by the same worker. Raise LoadError if a default cannot be used."""
+        """Return a copy of a loaded model with other defaults and the same worker. Raise LoadError if a default cannot be used."""
         tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
         if own.template is not None:
             tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)

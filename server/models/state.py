@@ -27,7 +27,7 @@ NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 
 
 class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     """The settings of a load and what its model is called. `source` is resolved: a path the server may read, or a hub id it may fetch.
-    Files that name models are held to the ranges; a worker refuses other values itself, in words that name the remedy."""
+    A state file or configuration is refused if a value is outside the ranges; a worker refuses other values, and names the remedy."""
 
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64

@@ -21,9 +21,9 @@ class Greeting(Message, frozen=True, tag=True):
 class Planned(Message, frozen=True, tag=True):
     """The stage has compiled its program and planned its memory."""
 
-    fingerprint: str  # of the whole model: see `deploy/model_loading/fingerprint.py`
+    fingerprint: str  # fingerprint of the whole model: see `deploy/model_loading/fingerprint.py`
     max_context: int
-    num_pages: tuple[int, ...]  # for which there is room, per cache group
+    num_pages: tuple[int, ...]  # number of pages for which the stage has room, by cache group
 
 
 class Reserve(Message, frozen=True, tag=True):
@@ -38,7 +38,7 @@ class Loaded(Message, frozen=True, tag=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    page_bytes: tuple[int, ...]  # of a page of each cache group
+    page_bytes: tuple[int, ...]  # bytes of a page, by cache group
 
 
 class Run(Message, frozen=True, tag=True):

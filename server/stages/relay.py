@@ -26,7 +26,7 @@ NOTICES_S = 0.5  # seconds in which a running step notices that a stage is lost
 
 
 def whole(num_tokens: int) -> int:
-    """Cut no step: for stages that share the same cores."""
+    """Return 1, so that no step is cut: for stages that share the same cores."""
     return 1
 
 
@@ -69,7 +69,7 @@ class Relay:
         for part in parts:
             slots, tables = [places.slots for places in part.places], [places.page_tables for places in part.places]
             arrays = [part.tokens, part.positions, part.query_starts, part.seq_ids, *slots, *tables]
-            for link in reversed(self._links):  # each stage hears of the part before the residual stream arrives
+            for link in reversed(self._links):  # each stage gets the part before the residual stream of the part arrives
                 link.send(Run(), arrays)
         return parts
 
@@ -86,8 +86,8 @@ class Relay:
             link.send(CopyPage(group, source, target))
 
     def watch(self, on_lost: Callable[[StageLost], None]) -> None:
-        """Call `on_lost` when a stage is lost between two steps. A step that runs raises StageLost itself, with what the host of the stage
-        says of its end."""
+        """Call `on_lost` when a stage is lost between two steps. A step that runs raises StageLost itself, with the reason that the host of
+        the stage gives."""
 
         def wait(link: Link) -> None:
             link.wait_for_end()
@@ -126,7 +126,7 @@ class Relay:
                     raise StageLost(f"{self._links[number].place} sent {type(message).__name__} in the middle of a step")
 
     def _pass_on(self, number: int) -> None:
-        """Pass the residual streams of a stage to the next one. If one of both is lost, end the last connection, which wakes the worker."""
+        """Pass the residual streams of a stage to the next one. If either is lost, end the last connection, which wakes the worker."""
         try:
             while True:
                 self._links[number + 1].send(Stream(), [self._stream(number)])

@@ -71,7 +71,7 @@ class _Vocabulary(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    contents: Mapping[str, bytes]  # by the names in FILES; only tokenizer.json is required
+    contents: Mapping[str, bytes]  # contents of files by their names, which FILES lists; only tokenizer.json is required
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:

@@ -50,7 +50,7 @@ FEW_UNREAD = 16  # events per choice; with so few, the request returns to the wo
 @dataclass(slots=True, eq=False)
 class Generation(Job):
     """A request that generates. While its client does not read, it is shelved, so that the front stores few events of it: it leaves the
-    worker, and continues later as after the death of a worker.
+    worker, and a worker continues it later, as after the death of a worker.
 
         in the worker -- too much is unread --> leaving -- the worker has ended all choices --> shelved -- little is unread --> to submit
     """

@@ -17,7 +17,7 @@ class EndedWhileLoading(LoadError):
 
 async def load_in(worker: WorkerProcess, load: Load, progress: ProgressCallback, *, silence_s: float | None, stop_s: float) -> Ready:
     """Load a model in a process. Raise LoadError if the load fails, or makes no progress for `silence_s`. `stop_s`: the longest wait for
-    the end of a process that says anything else."""
+    the process to end after any other message than these."""
     worker.send(load)
     try:
         while True:

@@ -224,11 +224,12 @@ class Supervisor:
     def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
         """Forget a job that no worker needs to run any more. Its client may still be reading events."""
         del self._jobs[request_id]
-        if job.is_suspect or job.is_shelved:  # others may have waited for it
+        if job.is_suspect or job.is_shelved:  # other jobs may have waited for this one
             self._hand_over()
 
     def _shelve(self, request_id: str, job: Generation) -> None:
-        """Take a request out of the worker, because its client does not read. A worker that drains would not take it back."""
+        """Take a request out of the worker, because its client does not read. Do nothing while the worker drains, because it would not take
+        the request back."""
         if self.state is not WorkerState.DRAINING and self._worker is not None:
             job.is_leaving = True
             self._worker.send(Abort(request_id))
@@ -390,7 +391,7 @@ class Supervisor:
                         elif job.is_unread and job.in_worker and not job.is_leaving:
                             self._shelve(event.request_id, job)
                         elif not job.in_worker:
-                            self._hand_over()  # it has left, and its client has read everything meanwhile
+                            self._hand_over()  # the request has left the worker, and its client has read everything meanwhile
                         if was_suspect:
                             self._hand_over()
             case Embedding():

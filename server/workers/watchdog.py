@@ -18,7 +18,7 @@ LEAST_S = 0.01  # the kernel counts CPU time in units of this size
 
 class Watchdog:
     def __init__(self, stall_s: float) -> None:
-        self.interval_s = stall_s / NUM_LOOKS  # between two looks
+        self.interval_s = stall_s / NUM_LOOKS  # seconds between two looks
         self._stall_s = stall_s
         self._limit_s = 0.0
         self._num_silent = 0  # looks since the last message

@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # the published models name the method of the choice
+    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the routing method, noaux_tc
         raise fields.error("scoring_func", "sigmoid")
     fields.fill(first_k_dense_replace=0)
     config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)

@@ -179,8 +179,8 @@ def _laurel(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, h: Var) -> Var:
-    """Apply the MLP. In sparse layers, only what exceeds a quantile of the gate's elements goes into the activation. The quantile is that
-    of a normal distribution with the mean and the standard deviation of the elements."""
+    """Apply the MLP. In sparse layers, a quantile is subtracted from the gate's elements before the activation, and smaller elements become
+    0. It is the quantile of a normal distribution with the mean and the standard deviation of the elements."""
     net, c, size = at.step.net, at.step.config, at.step.config.intermediate_size_of(at.number)
     sparsity = c.sparsities[at.number]
     if not sparsity:

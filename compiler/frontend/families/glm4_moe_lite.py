@@ -78,6 +78,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config.setdefault("q_lora_rank", None)
 
 
-# Both families name the same architecture. Only models with sigmoid scores normalise the shares of chosen experts.
+# DeepSeek V2 names the same architecture. The mark tells the two apart: only models with sigmoid scores normalise the shares of chosen
+# experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)
 FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, gguf=GGUF, experts=NAMES)

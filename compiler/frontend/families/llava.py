@@ -31,7 +31,7 @@ OF_DECODERS = {
 }
 SIGLIP_CUTTING = replace(STRETCHED, filter=BICUBIC)
 ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, SIGLIP_CUTTING)}
-# LLaVA 1.5 as its authors trained it, with which transformers completes a model without vision_config
+# The encoder of LLaVA 1.5, which transformers assumes for a model without vision_config.
 OF_AUTHORS = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -40,7 +40,7 @@ OF_AUTHORS = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
 }
-SELECTIONS = {Tower.CLIP: "default", Tower.SIGLIP: "full"}  # without the class token, which SigLIP does not have
+SELECTIONS = {Tower.CLIP: "default", Tower.SIGLIP: "full"}  # CLIP's class token is left out; SigLIP has none
 IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
 
 

@@ -1,4 +1,4 @@
-"""Whisper: an encoder of audio, and a decoder whose layers also attend to what the encoder returns."""
+"""Whisper: an encoder of audio, and a decoder whose layers also attend to the encoder's results."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
 
 
 def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Set which layers have a window: all except every n-th if the metadata has a number, otherwise those whose flag is true."""
+    """Set which layers have a window: all except every n-th if the metadata has a number n, otherwise those whose flag in the metadata is
+    true."""
     if not config.get("sliding_window", 1):
         config["sliding_window"] = None  # 0 stands for no window
     pattern = metadata.get("attention.sliding_window_pattern")

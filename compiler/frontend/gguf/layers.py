@@ -67,7 +67,7 @@ def mamba_restored(module: str) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def rates(stored: Tensor) -> Tensor:
-    with np.errstate(invalid="ignore", divide="ignore"):  # of a damaged file
+    with np.errstate(invalid="ignore", divide="ignore"):  # a damaged file may have any values
         return np.log(-stored)
 
 

@@ -1,8 +1,9 @@
 """Attention in both directions among the tokens of an image, in a decoder whose other tokens attend only to those before them.
 
-The attention operator has no images. The position of an image token becomes the last position of its image, so the token sees the whole
-image. In a layer with a window, attention gets the first position that a token sees too, which still depends on the token's own position.
-All tokens of an image are in one step, because the keys of later ones are appended in this step.
+The attention operator knows no images; it takes the last position that each token sees. For an image token this is the last position of its
+image instead of its own position, so the token sees the whole image. In a layer with a window, the operator also takes the first position
+that a token sees, which still depends on the token's own position. An image token reads the keys of later tokens of its image, so all of
+them must be in the same step.
 """
 
 from __future__ import annotations

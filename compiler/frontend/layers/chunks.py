@@ -1,9 +1,9 @@
 """Attention to chunks. A sequence is cut into chunks at multiples of their size, and a token attends to the tokens of its own chunk up to
 itself.
 
-The attention operator has no chunks. It reads the tokens of a sequence that are in the same chunk as a sequence of their own: its page
-table has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of a row do
-not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
+The attention operator knows no chunks. It is told that the tokens of each chunk are a sequence of their own: the page table of this
+sequence has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of a row
+do not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ class Step:
         return self.angles[rope]
 
     def _along(self, tables: Var, rope: Rope) -> Var:
-        """Return the column of each pair for the axis that rotates it, [tokens, pairs], from those for all axes, [tokens, 3, pairs]."""
+        """Return, for each pair, the table's entry for the axis by whose coordinate the pair rotates: [tokens, pairs] of [tokens, 3,
+        pairs]."""
         num_pairs = len(rope.axes)
         columns = np.array(rope.axes, np.int32) * num_pairs + np.arange(num_pairs, dtype=np.int32)
         return self.net.call(TAKE, self.net.reshape(tables, self.t, 3 * num_pairs), Constant(columns), axis=1)
@@ -215,7 +216,7 @@ def embed(step: Step) -> Var:
 
 
 def deepened(step: Step, x: Var, number: int) -> Var:
-    """Add the rows of another depth to the tokens of images after a layer, if the encoder has some for it."""
+    """After layer `number`, add rows to the residual stream of image tokens, if the encoder has rows for this layer."""
     seen, vision = step.batch.seen, step.config.vision
     if seen is None or vision is None or number >= len(vision.deep_layers):
         return x
@@ -223,7 +224,8 @@ def deepened(step: Step, x: Var, number: int) -> Var:
 
 
 def _depth(step: Step, seen: SeenRows, number: int) -> Var:
-    """Return the rows of a depth, [image tokens, size]."""
+    """Return the part of the rows that belongs to one depth, [image tokens, size]: depth 0 replaces embeddings, and depth n is added after
+    layer n - 1."""
     size, vision = step.config.hidden_size, step.config.vision
     is_only = vision is None or vision.num_depths == 1
     return seen.rows if is_only else step.net.slice(seen.rows, 1, number * size, (number + 1) * size)

@@ -98,7 +98,7 @@ def _budget_of(text: str) -> float | None:
         budget = BUDGETS.get(text) or float(text)
     except ValueError:
         return None
-    if not LEAST_BUDGET <= budget <= MOST_BUDGET:  # also if it is not a number
+    if not LEAST_BUDGET <= budget <= MOST_BUDGET:  # raises for NaN, too
         raise ConfigError(f"quantize is {text!r}; expected at least {LEAST_BUDGET} and at most {MOST_BUDGET} bits per weight")
     return budget
 
@@ -199,7 +199,8 @@ class Net:
         return self._unpacked[tuple(names)]
 
     def _whole(self, w: Var, shape: tuple[int, ...]) -> Var:
-        """Return a matrix from `held` whose columns are in the order of the inputs, and which is no part of another."""
+        """Return a matrix from `held` in the usual form: columns are in the order of the inputs, and both parts of split numbers are
+        added."""
         if w in self._rests:
             return self.add(w, self._rests[w])
         if (order := self._orders.get(w)) is None:

@@ -92,7 +92,7 @@ def normalised(net: Net, vision: Vision, patches: Var) -> Var:
 class TowerLayers:
     """The layers of an encoder under construction, for `places` vectors. A place attends to all places of its crop."""
 
-    bias = True  # of all matrices but those of queries, keys and values
+    bias = True  # whether matrices have biases; `Vision.qkv_bias` says it for queries, keys and values
 
     def __init__(self, net: Net, vision: Vision, places: Dim, crop_ids: Var, starts: Var) -> None:
         self.net, self.vision, self.names = net, vision, NAMES[vision.tower]

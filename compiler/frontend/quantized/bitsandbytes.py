@@ -20,8 +20,8 @@ from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Met
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import FLOATS_OF_CODES, SPLIT, SPLIT_STEP, Kind
 
-MOST_STATE_BYTES = 4096  # of the JSON beside a matrix, which has a dozen short fields
-MOST_OFFSET = 1e30  # of nested scales
+MOST_STATE_BYTES = 4096  # largest size of the JSON beside a matrix, which has a dozen short fields
+MOST_OFFSET = 1e30  # largest magnitude of the offset of scales
 WEIGHT, ABSMAX, MAP = "weight", "weight.absmax", "weight.quant_map"
 NESTED, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 
@@ -74,7 +74,8 @@ class Codes:
         return Form(4, state.block, DType.F32, kind=self.kind)
 
     def held(self, parts: Parts) -> Parts:
-        """Return the codes with scales of the numbers in the table of this kind, each of which is `SPLIT_STEP` steps."""
+        """Return the codes, and the scales of the larger integers for which codes stand (`Split`): such an integer counts `SPLIT_STEP`
+        steps."""
         state, rows = self._state(parts[self._state_part]), self._state(parts[self._state_part]).shape[0]
         scales = self._scales(parts, state) * np.float32(SPLIT_STEP / SPLIT[self.kind].steps)
         return {NUMBERS[self.kind]: self._codes(parts).reshape(rows, -1), SCALE: scales.reshape(rows, -1)}
@@ -118,7 +119,7 @@ class Codes:
 
 
 def read_bitsandbytes(fields: Fields) -> tuple[Method, ...]:
-    """Read which floats codes stand for. The other fields say how the library computes, which is decided here by `--quantize`."""
+    """Read for which floats codes stand. The other fields say in which type the library computes; here, `--quantize` decides that."""
     if fields.flag("load_in_8bit", fields.flag("_load_in_8bit", False)):
         raise fields.error("load_in_8bit", "false: of bitsandbytes, codes of 4 bits (NF4, FP4) are read")
     kind = fields.text("bnb_4bit_quant_type", "fp4").lower()

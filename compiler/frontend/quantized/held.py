@@ -105,7 +105,7 @@ class Form:
 
 
 NO_FORMS: Mapping[str, Form] = {}
-MOST_PER_UNIT = 32  # groups that share a unit, in forms that we choose
+MOST_PER_UNIT = 32  # largest number of groups that share a unit, in forms into which we quantise
 
 
 def two_level_form(bits: int, group: int, length: int) -> Form:

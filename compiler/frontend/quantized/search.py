@@ -3,9 +3,9 @@ that several groups share.
 
     search(x[n, k], importance[k]) -> (q, scale, scale_unit, error) or, with shifts, (q, scale, shift, scale_unit, shift_unit, error)
 
-The results, except for the errors [n, groups], are the parts of a `Form`. An error is a sum of squared roundings, each times the importance
-of its input, the mean square of what the model reads there. So the sum over a row is about the expected squared error of the product, if
-inputs are not correlated.
+The results, except for the errors [n, groups], are the parts of a `Form`. The error of a group is the sum of its squared rounding errors,
+each times the importance of its input: the mean square of what the model reads there. So the sum over a row is about the expected squared
+error of the product, if inputs are not correlated.
 
 First a scale and a shift are searched as floats: least squares from several starts, which differ in the share of the group's range that the
 numbers span. Then both are rounded to integers, and the neighbours of these integers are compared.
@@ -96,8 +96,8 @@ class _Search:
         return self.builder.emit(MakeTuple((q, *parts, error)))
 
     def weighed(self, x: Var, importance: Var) -> Var:
-        """Return the importance of each element: that of its input, more of large elements, and less of small
-        ones. By measurement, predictions then change a little less than with the importance of the input alone."""
+        """Return the importance of each element: that of its input, raised for large elements and lowered for small ones. Measured on
+        models, this changes predictions a little less than the importance of the input alone."""
         squares = self.call(MULTIPLY, x, x)
         mean = self.nonzero(self.call(MEAN, squares, axes=1, keepdims=True))
         size = self.call(DIVIDE, self.call(ADD, squares, self.times(mean, 2.0)), self.times(mean, 3.0))
@@ -168,8 +168,8 @@ class _Search:
         return level, error
 
     def nearest_pair(self, best: _Pair, steps: Var, units: Var) -> tuple[Var, Var, Var, Var]:
-        """Compare the neighbours of a scale, each with the neighbours of the shift that suits it: numbers that keep their values keep the
-        mean of the group if the shift grows by their mean times what the scale grows by."""
+        """Compare the integers next to a scale, each with the integers next to the shift that suits it. If a group keeps its numbers, it
+        keeps its mean if the shift grows by the mean of the numbers times the growth of the scale."""
         assert best.shift is not None
         _, moved_units = self.in_units(best.shift)
         x, importance = self.operands
@@ -192,7 +192,7 @@ class _Search:
         return level, moved, moved_units, error
 
     def least(self, found: list[tuple[Var, ...]]) -> tuple[Var, ...]:
-        """Return the values whose last one, the error, is least. Of equal ones, the first wins."""
+        """Choose, for each group, the tuple whose last value, the error, is smallest. Of equal errors, the first wins."""
         best = found[0]
         for other in found[1:]:
             wins = self.call(LESS, other[-1], best[-1])

@@ -37,7 +37,7 @@ METHODS: Final[Mapping[str, Callable[[Fields], tuple[Method, ...]]]] = {
 FIELDS: Final = ("quantization_config", "compression_config", "quantization")  # fields of a config.json; the last one is that of MLX
 # Ends of the names of scales for cached keys and values, which are stored in other types here.
 CACHE_SCALES: Final = tuple(f".{part}_{kind}" for part in "qkv" for kind in ("scale", "zero_point"))
-MODELOPT_FILE = "hf_quant_config.json"  # where older files of Model Optimizer have what newer ones have in config.json
+MODELOPT_FILE = "hf_quant_config.json"  # the file in which older versions of Model Optimizer state what newer ones state in config.json
 
 
 def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...]:

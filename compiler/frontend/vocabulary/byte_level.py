@@ -24,7 +24,7 @@ VOCABULARY, MERGES = "vocab.json", "merges.txt"
 HEADER = "#version"
 END = "<|endoftext|>"
 
-Splitting = Callable[[bool], pre_tokenizers.PreTokenizer]  # of a text that may begin with a space that is added
+Splitting = Callable[[bool], pre_tokenizers.PreTokenizer]  # makes the splitter; the argument says whether a space is added before a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _merges(content: bytes, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
-    """Return the splitting of a class. If there are several, it is the first that leaves all tokens whole which merges make."""
+    """Return the splitting of a class. If the class has several, return the first that divides none of the tokens that merges make."""
     if len(kind.splittings) == 1:
         return kind.splittings[0]
     plain = decoders.ByteLevel()

@@ -49,7 +49,7 @@ class Vocabulary:
     end_id: int = 2
     pad_id: int = -1
     spaces_are_suffixes: bool = False
-    table: bytes = b""  # of characters that are composed or replaced
+    table: bytes = b""  # table of characters that are composed or replaced
     has_prefix: bool = True
     strips_spaces: bool = True
     marks_spaces: bool = True
@@ -165,8 +165,8 @@ def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
 
 
 def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Normalizer:
-    """Return what happens to the characters of a text: they are composed, spaces at the ends and repeated ones vanish, and marks stand for
-    the others."""
+    """Return the steps that change the characters of a text: compose characters, remove spaces at the ends and repeated spaces, and replace
+    other spaces by marks."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(vocabulary.table)] if vocabulary.table else []
     if vocabulary.strips_spaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]

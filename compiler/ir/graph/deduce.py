@@ -134,7 +134,7 @@ def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Typ
 
 def require_alike(value: If, signature: Signature) -> None:
     """Raise AnnotationError if the branches give values of different kinds, element types or ranks. The join of their annotations would
-    forget the difference, and only an annotation that the program states may ask for that."""
+    lose this difference. A program that wants this must state the annotation of the binding."""
     sides = tuple(type_of(b.result, signature) for b in (value.then, value.orelse))
     if difference := _difference(*sides):
         given = f"the branches give {sides[0]} and {sides[1]}, whose {difference} differ"

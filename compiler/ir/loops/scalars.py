@@ -139,7 +139,7 @@ class Format(ABC):
         return 3
 
     def lines(self, k: Dim) -> Dim:
-        """Return the number of lines that store the first `k` elements of a panel's columns."""
+        """Return the number of lines that store the first `k` elements of a panel's columns. A line has `depth` elements of each column."""
         return k // self.depth
 
     @abstractmethod
@@ -148,7 +148,7 @@ class Format(ABC):
 
     @abstractmethod
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
-        """Decode the element at `k` from the values of its places."""
+        """Decode the element at `k` from the values stored at its places."""
 
     def element(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> Element:
         return Element(self, k, self.places(buffers, n, k, matrix))

@@ -1,7 +1,7 @@
 """Constructs that are words and operands in a fixed order, declared once: the printer writes a form, and the parser reads it.
 
-A form is a text with operands. `{field:kind}` stands for a field of the node; printer and parser have a function for each kind. A kind of
-two words, as in `{offset:at dim}`, is left out with its first word if the field is None or empty.
+A form is a text with operands. `{field:kind}` stands for a field of the node; printer and parser have a function for each kind. If a kind
+has two words, as in `{offset:at dim}`, the text has the first word and then the operand, or neither if the field is None or empty.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class _AmxProduct(MatrixUnitOp):
         (c, a, b, *later), (k, stride, *share) = pointers, dims[: 4 if self.prefetching else 2]
 
         def prefetch(step: str) -> After:
-            if self.in_block:  # a quarter of a register of the accumulators that follow, into L1
+            if self.in_block:  # prefetch a quarter of a register of the accumulators that follow, into L1
                 following = code.op(f"getelementptr [{LINES_OF_SUMS * TILE_BYTES} x i8], ptr {c}, i64 {step}")
                 prefetch_lines(code, following, 4 * self.rows * self.columns, LINES_OF_SUMS * TILE_BYTES, far=False)
             if later:

@@ -1,8 +1,9 @@
-"""A stage of attention on AMX: the softmax of some rows, while the unit multiplies those of the rows before and after them.
+"""A stage of attention on AMX: vector instructions compute the softmax of some rows, while the unit multiplies queries by keys for the rows
+after them, and weights by values for the rows before them.
 
-The core executes the vector instructions of the softmax while the unit multiplies, so the unit does not fall asleep (`AmxStayAwake`).
-Measured on Emerald Rapids: for 130 cycles after a tile instruction, vectors of 512 bits are multiplied on one port only. So products hide
-what they take beside the multiplications of the softmax, but not more.
+This keeps the unit from falling asleep (`AmxStayAwake`). Measured on Emerald Rapids: up to 130 cycles after a tile instruction, a core
+multiplies vectors of 512 bits on one port instead of two. So beside tile products, the multiplications of the softmax take twice as long;
+its additions and integer operations do not.
 """
 
 from __future__ import annotations

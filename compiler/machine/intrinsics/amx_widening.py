@@ -20,7 +20,7 @@ from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.target import Target
 
-SHARE_BITS = 16  # fractional bits of a step's share of what is widened
+SHARE_BITS = 16  # fractional bits of the number of items that a step widens
 
 
 @tile_op

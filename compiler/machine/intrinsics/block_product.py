@@ -34,8 +34,9 @@ class BlockProduct(ProductOp):
     matrices b_s. If weights have fewer than 16 bits, their scales [num_panels, k / group, columns of a panel] are further operands, and
     `group` is the last dimension.
 
-    c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages, so c must have at least `shared_bytes`. a
-    has `num_rows` rows, and each b has `num_panels` panels. If c has more rows or columns, the last row or panel is repeated for them.
+    c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages: copies of the weights and the rows that
+    the next steps along k multiply. So c must have at least `shared_bytes`. a has `num_rows` rows, and each b has `num_panels` panels. If c
+    has more rows or columns, the last row or panel is repeated for them.
     """
 
     threads: ClassVar[int] = WARPS * LANES
@@ -284,7 +285,8 @@ class ProductCode(BlockCode):
             return self.load_floats(self.read)
         code = self.code
         words = [code.op(f"zext i16 {code.op(f'load i16, ptr {place}, align 2')} to i32") for place in self.read]
-        # The permutation only moves the scale up, but names a sum, so that the assembler does not await the scale before the sum.
+        # The permutation moves the scale to the upper half. It has a sum as an operand, so that the assembler awaits the scale only after
+        # the sum.
         (total,) = self.load_floats(self.sums[:1])
         bits = code.op(f"bitcast float {total} to i32")
         moved = [code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {bits}, i32 {0x1022})") for word in words]

@@ -331,7 +331,7 @@ class _Panel:
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
-        last: dict[int, str] = {}  # of weights of 6 bits, the last four neighbours along k of each register, as far as they are known
+        last: dict[int, str] = {}  # with weights of 6 bits, for each register: the parts read so far of the last four neighbours along k
         if self.prefetches:
             read = self.loads * self.columns * FOUR
             if self.bits == 8 or self.rows > FEW_ROWS:
@@ -369,8 +369,9 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """Select the bits of a half of each byte, or of a quarter if weights have 2 bits, or the number that they stand for. If the upper
-        bits have accumulators of their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
+        """Return the weights in one part of each byte: the whole byte, a half of it (weights of 4 bits) or a quarter (2 bits). Codes are
+        looked up in the table. If the upper halves have accumulators of their own, leave their bits in place: the sums are then 16 times
+        too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)

@@ -1,9 +1,10 @@
-"""Exact sums of products by 4-bit weights that are widened to 8 bits (compiler/ops/products/widened.py), without widening them.
+"""Exact sums of products by widened weights of 8 bits (compiler/ops/products/widened.py), computed from the 4-bit weights without widening
+them.
 
-A widened weight is w = (q * m + 4) >> 3, for a 4-bit weight q and the multiplier m of its group. So 8 * w - 4 = q * m - r, where the rest
-r = (q * m + 4) mod 8 depends only on the lowest three bits of q and of m. A sum of products by q needs one multiplication by m per group.
-One instruction looks up 64 rests in a table of 64 bytes, and a second dot product adds them up over all groups. For few rows, this takes
-less time than widening: a line of 64 bytes takes 7 operations and 4 for each row.
+A widened weight is w = (q * m + 4) >> 3, for a 4-bit weight q and the multiplier m of its group. So 8 * w - 4 = q * m - r, where the rest r
+= (q * m + 4) mod 8 depends only on the lowest three bits of q and of m. A sum of products by q needs one multiplication by m per group. One
+instruction looks up 64 rests in a table of 64 bytes, and a second dot product adds them up over all groups. For few rows, this takes less
+time than widening: a line of 64 bytes takes 7 operations, plus 4 per row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ STRETCH = 32  # elements along k of an iteration
 LONGEST = 1 << 14  # maximum number of elements along k: eight times the sum of their products fits in i32
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 LOWEST = 7  # the lowest three bits of a number
-RESTS = [((i & LOWEST) * (i >> 3) + (1 << EIGHTHS - 1)) % (1 << EIGHTHS) for i in range(LINE_BYTES)]  # by bits of q, and of m times 8
+# The rest r of each index q + 8 * m, for the lowest three bits of q and of m.
+RESTS = [((i & LOWEST) * (i >> 3) + (1 << EIGHTHS - 1)) % (1 << EIGHTHS) for i in range(LINE_BYTES)]
 _WORDS, _BYTES = "<16 x i32>", "<64 x i8>"
 _DOT = "@llvm.x86.avx512.vpdpbusd.512"
 _LOOK_UP = "@llvm.x86.avx512.permvar.qi.512"

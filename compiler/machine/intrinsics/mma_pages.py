@@ -58,8 +58,8 @@ def rows_for(size: int, value_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageTile(Intrinsic):
-    """NAME(c, given, held, pages): the product of a block's rows with what the pages of a split hold. `pages` has the number of each page
-    of the split, and `held` is the memory of page 0."""
+    """NAME(c, given, held, pages): the product of a block's rows with the keys, or of its weights with the values, in the pages of a split.
+    `pages` has the number of each page of the split, and `held` is the memory of page 0."""
 
     threads: ClassVar[int] = SPLIT
     given: ClassVar[str]  # name of the operand with the block's rows
@@ -203,7 +203,7 @@ class _Values(BlockCode):
         self.own_means = self.gep(SHARED, self.c, self.plus(row, column))
         self.num_ranges = op.size // op.width
         shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # numbers of ranges, 16-element parts, 8-row parts
-        words = shape[0] * (2 * per_lane if op.key_size else FOUR * op.width // PAGE)  # of a lane's part of a page
+        words = shape[0] * (2 * per_lane if op.key_size else FOUR * op.width // PAGE)  # number of words of a lane's part of a page
         self.at_once = max(1, MOST_WORDS // words)
         self.sums = [[[self._accumulator() for _ in range(shape[2])] for _ in range(shape[1])] for _ in range(shape[0])]
 

@@ -11,7 +11,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import LINE_BYTES, Target
 
 AHEAD = 4096  # bytes by which prefetches run ahead of sequential reads; the hardware prefetches only to the end of a memory page
-# The same for `prefetch_twice`: into the second-level cache, and from there into the first. A core reads 16 KB in about a microsecond,
+# The distances of `prefetch_twice`: into the second-level cache, and from there into the first. A core reads 16 KB in about a microsecond,
 # several times the latency of memory; 2 KB do not displace rows from the first-level cache. Half or twice the distances are as fast.
 FAR_AHEAD, NEAR_AHEAD = 16384, 2048
 

@@ -34,7 +34,7 @@ from compiler.machine.target import Target
 
 FOLDS = (4, 2)  # numbers of steps that a stage may hold
 DEEP_STAGES = 4  # minimum number of stages that hold several steps
-MOST_DEEP_ROWS = 64  # maximum number of rows of a tile beside whose sums two sets of weights fit the registers
+MOST_DEEP_ROWS = 64  # maximum number of rows of a tile whose sums leave registers for two sets of weights
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 ROW_BYTES = 128  # number of bytes of a row in one step
 CHUNK = 16  # number of bytes that a thread copies at once
@@ -223,8 +223,8 @@ class _Block(ProductCode):
                     self.copy(to, self.gep(GLOBAL, first, str(fold * ROW_BYTES)))
 
     def _panel_at(self, number: int, fold: int) -> int:
-        """Return where a stage holds a step of a panel. `wgmma` reads all panels of a step from shared memory, or this code reads each
-        panel."""
+        """Return the offset, in bytes, of one step of a panel in a stage. All panels of a step are adjacent if `wgmma` reads them from
+        shared memory; all steps of a panel are adjacent if this code reads them."""
         op = self.op
         return (number * op.fold + fold if op.has_scales else fold * op.num_panels + number) * op.panel_bytes
 

@@ -1,4 +1,5 @@
-"""Steps: how an instruction set multiplies one 32-bit group of each operand, and adds the products to accumulators."""
+"""Steps: how an instruction set multiplies the elements along k that share 32 bits in each operand, and adds the products to
+accumulators."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Step:
 class Halves:
     """Functions that add up products in 16 bits. After `most` steps the caller must widen the sums to 32 bits."""
 
-    most: int  # with weights up to LARGEST
+    most: int  # maximum number of steps, with weights up to LARGEST
     product: Callable[[Code, Parts, Parts], str]
     join: Callable[[Code, str, str], str]
     widen: Callable[[Code, str, str], str]  # add 16-bit sums to a 32-bit total

@@ -12,7 +12,7 @@ FIRST, LAST = 0, 1  # columns of `positions[tokens, 2]`
 
 
 def has_window(node: Attention) -> bool:
-    """Return whether tokens may lack the beginning of their sequence."""
+    """Return whether a token may not see the beginning of its sequence."""
     return node.window > 0 or node.has_spans
 
 
@@ -22,7 +22,7 @@ def last_position(positions: Array, token: Dim) -> Scalar:
 
 
 def first_position(k: Kernel, node: Attention, positions: Array, token: Dim, last: Dim) -> Dim:
-    """Return the first position that a token sees, whose last one is `last`."""
+    """Return the first position that a token sees. `last` is the last one."""
     if node.has_spans:
         return k.let("low", cast(positions[token, FIRST], DType.I64))
     return first_of_window(node, last)

@@ -30,9 +30,9 @@ Byte = Callable[[Dim], Scalar]  # from the index of a byte in a block to its val
 
 F32, I32, U8 = DType.F32, DType.I32, DType.U8
 BYTE_BITS, SIGN_OF_BYTE = 8, 128
-RUN = 16  # elements of the innermost loop: bytes are consecutive along them, and shifts constant, in most formats
-HALF_BIAS: Final = 2.0**112  # an f16, shifted to the place of an f32's exponent and mantissa, is this factor too small
-INFINITE = 31 << 23  # the exponent of an f16 that is infinite or no number, shifted likewise
+RUN = 16  # elements of the innermost loop; in most formats, they are in consecutive bytes and have the same shift
+HALF_BIAS: Final = 2.0**112  # the factor by which an f16 is too small once its exponent and mantissa are at the place of an f32's
+INFINITE = 31 << 23  # the exponent of an f16 that is infinite or NaN, moved to the place of an f32's exponent
 
 
 def _format(attrs: Mapping[str, Any]) -> Blocks:
@@ -85,7 +85,7 @@ def _bytes_of(format: Blocks, blocks: Array, row: Sequence[Dim], block: Dim) -> 
 
 
 def _stored_numbers(format: Blocks, byte: Byte, at: Dim) -> Scalar:
-    """Return an element of the numbers: two numbers of 4 bits, or one of more bits."""
+    """Return an element of the numbers: a byte with two numbers of 4 bits, or one number of more bits."""
     if format.bits != 4:
         return _integer(format.numbers, byte, at)
     low, high = (_integer(format.numbers, byte, at * 2 + odd, format.middle) for odd in (0, 1))

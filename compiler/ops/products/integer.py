@@ -220,7 +220,7 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
 
 
 def _weight_groups(given: Dim, groups: Dim) -> Dim:
-    """Return the number of groups that the weight scales must have, if they have `given`."""
+    """Return the number of groups that weight scales must have: 1 if they are given per channel, else the number of groups of a row."""
     return given if given == Dim.of(1) else groups
 
 
@@ -243,14 +243,14 @@ class _Optional:
 
 
 def constant(extent: Dim, what: str, least: int = 1) -> int:
-    """Return an extent that a loop nest needs as a number."""
+    """Return an extent as a number. Raise AnnotationError if it is symbolic or less than `least`."""
     if not extent.is_const or extent.const < least:
         raise AnnotationError(f"{what} is {extent}, expected a number of at least {least}")
     return extent.const
 
 
 def integer_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
-    """The groups divide a row, and lines of panels have no rest."""
+    """A row must consist of whole groups, and of whole lines of panels."""
     q, scale = args[:2]
     if isinstance(q, TensorType) and isinstance(scale, TensorType) and q.shape is not None and scale.shape is not None:
         yield from multiple(q.shape[-1], scale.shape[-1], "the last dimension of q", "the number of groups")

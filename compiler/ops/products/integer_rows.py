@@ -158,8 +158,9 @@ def _rows_nest(operands: Operands) -> Nest:
 
 
 def _write_tops(k: Kernel, x: Array, top: Array, group: Dim) -> None:
-    """Write the largest magnitude of each group, outliers left out, but at least as much as lets outliers fit in 16 bits. The cap of a row
-    is computed from squares of integers, whose sum has the same bits in any order. If a row has NaN or infinity, so have its tops."""
+    """Write the largest magnitude of each group without its outliers, or a larger value where an outlier would not fit in 16 bits
+    otherwise. The cap of a row is computed from squares of integers, whose sum has the same bits in any order. If a row contains NaN or
+    infinity, so do the results."""
     *rows, length = x.shape
     row_top, inverse, cap = (k.workspace(name, *rows) for name in ("row_top", "row_inverse", "cap"))
     power = k.workspace("power", *rows, dtype=I32)

@@ -6,10 +6,10 @@
     shift       [rows, k / group], if the attribute `shifted` is true
 
 A number n stands for n * scale - shift, or for n * scale without shifts. Numbers of 4 bits are 0 to 15 with shifts and -8 to 7 without
-them, numbers of 6 bits -32 to 31. `refine_groups` rounds to the nearest numbers, and returns the scale and the shift that are best for
-these numbers, by least squares, with the sum of squared errors that they leave. A scale of 0 leaves the group as it is. Repeated, it
-converges to a minimum near its start; a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads
-them, and `group_errors` the sums of squared errors of given scales and shifts.
+them, numbers of 6 bits -32 to 31. `refine_groups` rounds weights to the nearest numbers, and computes by least squares the scale and the
+shift that are best for these numbers, and their sum of squared errors. A scale of 0 leaves the group as it is. Calls on its own results
+converge to a minimum near the first scale and shift, so a caller compares several starts. `round_groups` returns the numbers, stored as
+`dequantize` reads them. `group_errors` returns the sums of squared errors of given scales and shifts.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def widened_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
 
 
 def widened_relations(args: tuple[Type, ...], _: Attrs) -> Iterable[Relation]:
-    """The groups divide a row, and lines of panels have no rest."""
+    """A row must consist of whole groups, and of whole lines of panels."""
     planes, multipliers = args[0], args[4]
     if isinstance(planes, TensorType) and planes.shape is not None:
         yield from multiple(planes.shape[-1], WIDENED4.depth, "the last dimension of planes", "the depth of a line of panels")

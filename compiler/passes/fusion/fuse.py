@@ -3,9 +3,10 @@
 A producer with one consumer is joined into it by `join`. The joined call takes the consumer's position, so everything it reads, symbolic
 variables included, is defined there. A producer never moves past a write to memory that it reads.
 
-Weights that are stacked before they are decoded or moved are stacked once, when they are loaded: a kernel that selects among the stacked
-parts would read them in an order in which they cannot be packed, and element by element. Scales of weights that are themselves decoded are
-decoded once too, unless the weights are also shifted: tensor cores read one scale per group, and no shifts.
+A kernel that decodes or moves stacked weights is not joined with the stacking, which is computed once, when weights are loaded: the joined
+kernel would select among the parts element by element, and read them in an order in which they cannot be packed. If the scales of weights
+are themselves decoded, they are decoded once, too, because tensor cores read one scale per group. Weights with shifts are an exception,
+because tensor cores read no shifts.
 
 A call with several independent results (a split) is fused result by result, as if each had its own producer. If some results moved into
 their consumers, the call is narrowed to the remaining results.
@@ -37,7 +38,7 @@ from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
 
 MOST_OPERANDS = 24  # maximum number of operands of a joined function
-NUMBERS_AND_SCALES = 3  # number of buffers of a function that multiplies numbers by scales, and shifts nothing
+NUMBERS_AND_SCALES = 3  # numbers, scales and result: the buffers of a function that multiplies numbers by scales and subtracts no shifts
 
 
 def fuse(module: IRModule) -> IRModule:

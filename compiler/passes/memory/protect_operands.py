@@ -1,8 +1,8 @@
 """Copy operands that an in-place call would destroy.
 
-Before: an in-place call gives the same as its pure form. After: it may overwrite its operand's memory, because nobody reads the old value
-again and the memory belongs to the function: an earlier call made it, or it is an input of a function that is declared impure. Where that
-does not hold, the operand is copied first.
+Before: an in-place call means the same as a call that leaves its operand unchanged. After: it may overwrite its operand's memory, because
+nothing reads the old value again and the memory belongs to the function: an earlier call made it, or it is an input of a function that is
+declared impure. Where that does not hold, the operand is copied first.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 Run = Callable[[], NDArray[Any]]
-Steps = Callable[[int, int, int], Run]  # tokens, sequences and context of a step -> what runs it
+Steps = Callable[[int, int, int], Run]  # (tokens, sequences, context) of a step -> function that runs the step
 
 
 class Case(NamedTuple):

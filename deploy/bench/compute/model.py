@@ -99,7 +99,7 @@ class Model:
         device: str = CPU,
         bounds: StepBounds | None = None,
     ) -> None:
-        """`bounds` are those of the steps that will run; by default, those of `works`."""
+        """`bounds`: the bounds of the steps that will run; by default, those of the steps that `works` lists."""
         self.config = config
         self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
         longest = max(CONTEXTS) + PAGE_SIZE if bounds is None else bounds.max_context
@@ -255,8 +255,8 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
 
 
 def lengthening(model: Model) -> float | None:
-    """Return the time of decoding one token after the longest context over the time after the shortest, of steps that run in turn. Return
-    None for models whose state grows with the context."""
+    """Return how many times as long decoding one token takes after the longest context as after the shortest; the two steps run in turns.
+    Return None for models whose state grows with the context."""
     if model.config.recurrence is None:
         return None
     runs = [model.prepared(1, 1, context) for context in (CONTEXTS[0], LONG)]
@@ -333,7 +333,7 @@ def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
 
 
 def multiplied(options: argparse.Namespace) -> str:
-    """Return the format of weights whose products have the same peak."""
+    """Return the format whose peak applies to products with the requested format of weights."""
     held: str = options.quantize
     return {Q4_K_M.lower(): "int4-32", FP8: "bf16"}.get(held, held)
 

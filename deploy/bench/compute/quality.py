@@ -56,7 +56,7 @@ class Row:
     kl_divergence: float  # nats per token
     top1_agreement: float
     perplexity: float
-    exact_perplexity: float  # of the reference
+    exact_perplexity: float  # perplexity of the reference
     rounded_kl_divergence: float | None = None
     rounded_top1_agreement: float | None = None
 

@@ -1,4 +1,4 @@
-"""The costs of a replica's steps, as measured on this machine, in a file of an earlier measurement, or on a machine that is known here."""
+"""The costs of a replica's steps, as measured on this machine, as read from a file, or as stored here for some machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Costs:
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
     context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
-    max_tokens: int = 512  # of a step
+    max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
 
@@ -97,7 +97,7 @@ def _capacity(limits: StepLimits) -> int:
 
 
 def _seconds(model: StepModel, num_seqs: int, num_each: int, context: int) -> float:
-    """Return the median time of a step. The fastest would be too fast for a machine that also does other things."""
+    """Return the median time of a step. The shortest time would be too short for a machine that also does other work."""
     batch, took_s = step_of(model.limits, num_seqs=num_seqs, num_each=num_each, context=context), list[float]()
     while len(took_s) < NUM_RUNS and sum(took_s) < ENOUGH_S:
         began_s = time.perf_counter()

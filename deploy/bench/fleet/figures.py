@@ -13,7 +13,7 @@ from deploy.bench.serving.drive import percentile
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The two bounds within which an answer meets the expectation of its client."""
+    """The longest time to the first token, and per token after it, with which an answer still satisfies its client."""
 
     first_s: float = 1.0
     token_s: float = 0.1  # per token after the first, on average over an answer
@@ -35,7 +35,7 @@ def token_s(job: Job) -> float:
 
 
 def figures_of(outcome: Outcome, objective: Objective, price: float) -> list[Figure]:
-    """`price` is that of a replica for an hour."""
+    """Return the figures of a simulated fleet. `price` is the cost of one replica for an hour."""
     ended = [job for job in outcome.jobs if job.end_s is not None]
     num_all = len(outcome.jobs) + outcome.num_refused
     first, token = [first_s(job) for job in ended], [token_s(job) for job in ended]

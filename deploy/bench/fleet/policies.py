@@ -1,5 +1,5 @@
-"""Policies: which replica of a cell gets a request. All but `round-robin` are the router's own ranking (`deploy/ray/ranking.py`), with all
-or with less of what a request says."""
+"""Policies: which replica of a cell gets a request. All but `round-robin` use the router's own ranking (`deploy/ray/ranking.py`), with all
+or some of the facts about the request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _session(arrival: Arrival) -> bytes:
 
 
 def _of_session(arrival: Arrival) -> Wish:
-    """The wish of a request about whose prompt a router knows the session and the length."""
+    """Return the wish of a request if the router knows only the session and the length of its prompt."""
     return Wish(extended((_session(arrival),), "any", arrival.num_prompt))
 
 

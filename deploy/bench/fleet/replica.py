@@ -1,4 +1,4 @@
-"""A simulated replica: a model of the scheduler on a clock of its own, much faster than the replica.
+"""A simulated replica: a model of the scheduler with a clock of its own. It simulates a step much faster than a replica computes it.
 
 It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
 forgets the prefix that was used least recently. Steps that only decode are taken together, up to the next end or arrival. What it leaves
@@ -22,7 +22,7 @@ from server.load_settings import MAX_GAP_MS
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, as long as the fleet has it."""
+    """One request, from its arrival at the fleet to its end."""
 
     arrival: Arrival
     first_s: float | None = None  # time of the first token

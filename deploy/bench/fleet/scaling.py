@@ -7,14 +7,14 @@ from deploy.bench.fleet.replica import Replica
 from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S, wanted
 
 LOOK_S = 2.0  # interval at which the number is decided
-START_S = 16.0  # until a new replica is ready, as measured on Ray with a warm cache
+START_S = 16.0  # seconds until a new replica is ready, as measured on Ray with a warm cache
 
 
 class Scaler:
     """Starts and stops the replicas of a cell. A replica that stops gets no new requests, and is paid for until its requests have ended."""
 
     def __init__(self, cell: Cell, least: int, target_requests: float) -> None:
-        self.paid_s = 0.0  # of all replicas together
+        self.paid_s = 0.0  # seconds for which replicas are paid, summed over all of them
         self._cell = cell
         self._least = least
         self._target_requests = target_requests
@@ -51,7 +51,7 @@ class Scaler:
         self._starting.update(dict.fromkeys(free[:number], now_s + START_S))
 
     def _stop(self, up: list[Replica], number: int) -> None:
-        most = len(up) - 1  # those that start stay, because they are wanted for longer
+        most = len(up) - 1  # one replica stays up; those that are starting are not stopped
         for replica in sorted(up, key=lambda replica: replica.num_requests)[: min(number, most)]:
             replica.is_up = False
         self._cell.forget()

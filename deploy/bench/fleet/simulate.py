@@ -33,11 +33,11 @@ class Plan:
 
     costs: Costs
     num_cells: int = 1
-    num_replicas: int = 2  # of each cell
-    most_replicas: int = 0  # of each cell, if their number follows the load; it is then at least num_replicas
-    target_requests: float = TARGET_REQUESTS  # of each replica, if their number follows the load
+    num_replicas: int = 2  # replicas of each cell
+    most_replicas: int = 0  # largest number per cell, if it follows the load, then at least num_replicas; 0: it does not
+    target_requests: float = TARGET_REQUESTS  # running and waiting requests per replica that the policy aims at
     policy: str = "prefix"
-    most_requests: int = 128  # of the least loaded replica of a cell; the edge then takes another cell, and refuses if there is none
+    most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
     costs_at: Callable[[float], Costs] | None = None  # the costs at a time, where they change
 
@@ -48,12 +48,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    jobs: list[Job] = field(default_factory=list[Job])  # those that were admitted
+    jobs: list[Job] = field(default_factory=list[Job])  # the admitted requests
     num_refused: int = 0
     num_again: int = 0  # requests that were sent again, because a replica failed
-    busy: list[list[tuple[float, float]]] = field(default_factory=list[list[tuple[float, float]]])  # spans of each replica
-    paid_s: float = 0.0  # of all replicas together, as long as they were up
-    wall_s: float = 0.0  # until the last end
+    busy: list[list[tuple[float, float]]] = field(default_factory=list[list[tuple[float, float]]])  # spans of each replica's steps
+    paid_s: float = 0.0  # seconds for which replicas were up, summed over all of them
+    wall_s: float = 0.0  # seconds until the last request has ended
 
     @property
     def busy_s(self) -> float:
@@ -90,11 +90,11 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
         gone = [replica for replica in cell.replicas[: failure.num_replicas] if replica.is_up]
         lost = [job for replica in gone for job in replica.fail()]
         cell.forget()
-        if not scalers:  # a scaler starts others
+        if not scalers:  # a scaler starts other replicas in their place
             timeline.at(now_s + failure.lasting_s, lambda now_s: recover(cell, gone, now_s))
         outcome.num_again += len(lost)
         for job in lost:
-            _send(job, now_s, cells, inf)  # it was admitted once
+            _send(job, now_s, cells, inf)  # without a limit, because the fleet has admitted it before
 
     def recover(cell: Cell, gone: Sequence[Replica], now_s: float) -> None:
         cell.advance(now_s)

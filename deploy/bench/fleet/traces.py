@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from deploy.ray.wish import KEY_BYTES
 
-BLOCK_TOKENS = 64  # about as many tokens as a block of the router has characters, divided by four
+BLOCK_TOKENS = 64  # tokens of a block, about as many as a block of the router's key chain has at four characters a token
 DAY_S = 86400.0
 
 
@@ -26,8 +26,8 @@ class Arrival:
     session: int
     num_prompt: int  # tokens
     num_new: int
-    keys: tuple[bytes, ...]  # of the prompt's beginnings, the shortest first
-    keys_after: tuple[bytes, ...] = ()  # of the prompt and its answer, if a later prompt begins with both
+    keys: tuple[bytes, ...]  # keys of the prompt's beginnings, the shortest first
+    keys_after: tuple[bytes, ...] = ()  # keys of the prompt with its answer, if a later prompt begins with both
 
 
 @dataclass(frozen=True, slots=True)

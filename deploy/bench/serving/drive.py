@@ -69,7 +69,7 @@ class Beside(Protocol):
     """Work that runs in turns with the engine."""
 
     def catch_up(self, num_tokens: int) -> None:
-        """Work until it has computed as many tokens as the engine: at most `num_tokens` since the run began."""
+        """Work until this has computed as many tokens as the engine has since the run began: at most `num_tokens`."""
         ...
 
 

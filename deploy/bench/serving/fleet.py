@@ -28,7 +28,7 @@ from deploy.bench.fleet.traces import TRACES, Arrival, Shape
 from deploy.bench.measure import Figure, report
 from deploy.ray.scaling import TARGET_REQUESTS
 
-MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # of a simulated trace
+MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of a simulated trace
 
 
 def main(argv: list[str] | None = None) -> None:

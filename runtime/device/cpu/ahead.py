@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST_BYTES = 256 << 10  # of a product and thread: a fraction of a second-level cache
+MOST_BYTES = 256 << 10  # most bytes of a product's weights that a thread prefetches: a fraction of a second-level cache
 SLICE = 32 << 10  # bytes after which prefetching returns to the first weight of a product
 
 
@@ -23,8 +23,8 @@ class Ahead:
     """The ranges of memory that threads prefetch during a launch list."""
 
     def __init__(self, weights: Sequence[Sequence[tuple[int, int]]], readers: int) -> None:
-        """`weights` are those of each record, as (base, bytes). `readers` is the number of threads, each of which reads its own part, or 0
-        if threads share parts: then nothing is prefetched."""
+        """`weights` lists, for each record, the weights that it reads, as (base, bytes). `readers` is the number of threads, each of which
+        reads its own part, or 0 if threads share parts: then nothing is prefetched."""
         pieces = [list(_first_pieces(some, readers)) for some in weights]
         self._pieces = np.array([piece for some in pieces for piece in some], np.int64).reshape(-1, len(_Piece._fields))
         self.ranges = np.zeros((readers, len(self._pieces), 2), np.int64)  # (address, bytes)

@@ -167,7 +167,7 @@ class CpuDevice:
     def kept(self, tensor: Any, memory: Any) -> Array:
         if not memory.num_bytes:
             return tensor
-        # the comparison of bases is the fast answer for what the arena holds
+        # This comparison is enough for tensors in the arena, and it is fast.
         inside = tensor.base is memory.data.base or np.may_share_memory(tensor, memory.data)
         return tensor.copy() if inside else tensor
 

@@ -31,7 +31,7 @@ def features() -> frozenset[str]:
 
 
 def _told_by_llvm() -> bytes:
-    import llvmlite.binding as llvm  # imported late: the front only needs names of targets, and see runtime/remembered.py
+    import llvmlite.binding as llvm  # imported late: see runtime/remembered.py; the process that serves HTTP needs only names of targets
 
     return " ".join(sorted(name for name, present in llvm.get_host_cpu_features().items() if present)).encode()
 

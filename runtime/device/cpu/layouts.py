@@ -17,8 +17,9 @@ _OBJECTS = 5  # index of the first address of an object in layouts.ll
 
 
 class Plan:
-    """The layouts of arrays, and the place of the result in the arena. Before a run, `give(id(result), id(array), ...)` states the array
-    that receives a copy of the result, or 0, and the arrays. The caller keeps them alive until the run ends."""
+    """The layouts of arrays, and the place of the result in the arena. Before a run, `give(id(target), id(array), ...)` passes the
+    addresses of the arrays, and before them the address of the array that receives a copy of the result, or 0. The caller keeps all of them
+    alive until the run ends."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]], bases: Sequence[int], result: Placed, arena: int) -> None:
         """`bases` has the base of each array, and `arena` is the base of the arena."""

@@ -59,7 +59,7 @@ _TEAM_BYTES = 384
 _BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 320, 328
 
 
-_OPTIONS: Mapping[str, Any] = {"opt": 3, "reloc": "pic", "codemodel": "small"}  # with which LLVM compiles team.ll
+_OPTIONS: Mapping[str, Any] = {"opt": 3, "reloc": "pic", "codemodel": "small"}  # options with which LLVM compiles team.ll
 
 
 def native_texts(arch: str, system: str) -> list[str]:

@@ -26,7 +26,7 @@ class RestartReport(Restarting):
 
 class StageEntry(TypedDict):
     place: str  # "local", or the address of the host
-    layers: Sequence[int]  # the first and the last one; empty: it has none
+    layers: Sequence[int]  # numbers of its first and its last layer; empty: it has none
     bytes: Mapping[str, int]
 
 
@@ -44,9 +44,9 @@ class ModelReport(ModelEntry):
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]
     context_note: NotRequired[str]  # reason why the context is shorter than the model allows
-    device_note: NotRequired[str]  # reason why the model runs other code than its target's
+    device_note: NotRequired[str]  # reason why the code is compiled for another target than the load names
     numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
-    system_fingerprint: NotRequired[str]  # that of its answers
+    system_fingerprint: NotRequired[str]  # the `system_fingerprint` of the model's answers
     graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
     stages: NotRequired[Sequence[StageEntry]]  # the processes that compute the layers one after the other, if there are several
     compile_s: NotRequired[float]

@@ -26,7 +26,7 @@ class ListedModel(TypedDict):
     name: str
     about: str
     licence: str
-    here: bool  # it is on this machine
+    here: bool  # whether the model is on this machine
 
 
 class StoredModel(TypedDict):

@@ -1,4 +1,4 @@
-"""The history of some metrics, with which the console's live page begins."""
+"""The last hour of some metrics, which the console's live page shows when it is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET and PUT /admin/kept_requests: of which models and keys requests are stored for `relaxserve replay`, while the server runs."""
+"""GET and PUT /admin/kept_requests: show and change for which models and keys requests are stored for `relaxserve replay`."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/kept_requests", responses=gives(Keeping))
     async def get_kept_requests() -> Response:
-        """Return of which models and keys requests are stored."""
+        """Return the models and keys whose requests are stored."""
         return told({})
 
     @routes.put("/kept_requests", responses=gives(Keeping))
     async def set_kept_requests(body: KeepBody) -> Response:
-        """Store requests of these models and keys from now on. A restart returns to the setting `keep_requests_of`."""
+        """From now on, store the requests of these models and keys. After a restart, the setting `keep_requests_of` applies again."""
         headers = ignored_header(check_unknown(body, strict=context.settings.strict))
         kept().of = tuple(body.of)
-        log.info("requests are kept of: %s", ", ".join(body.of) or "none")
+        log.info("requests are stored for: %s", ", ".join(body.of) or "none")
         return told(headers)
 
     return routes

@@ -127,7 +127,7 @@ class Generation:
 
     @property
     def first_s(self) -> float | None:
-        """The time of the monotonic clock at which the first token arrived; None: it has not."""
+        """The time of the monotonic clock at which the first token arrived; None: it has not arrived."""
         return self._first_s
 
     async def steps(self) -> AsyncGenerator[Step, None]:

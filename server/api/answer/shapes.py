@@ -215,7 +215,7 @@ class RequestDefaults(TypedDict):
     sees: NotRequired[bool]  # whether messages may have images
     hears: NotRequired[bool]  # whether the model transcribes speech
     sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
-    defaults: NotRequired[Mapping[str, Any]]  # other fields, but for the chat template
+    defaults: NotRequired[Mapping[str, Any]]  # default values of other fields, except of the chat template
 
 
 class Quality(TypedDict):

@@ -20,16 +20,16 @@ from server.http.websocket import CloseCode, Message, Opcode, Reader, WebSocketE
 
 log = logging.getLogger(__name__)
 
-PING_S = 20.0  # a silent client is asked for a sign of life after this time
-SILENT_S = 60.0  # a client without a sign of life is gone after this time
-WATCH_S = 1.0  # seconds between looks at whether the server stops
+PING_S = 20.0  # a client that has sent nothing for this time gets a ping
+SILENT_S = 60.0  # a client that has sent nothing for this time, not even a pong, is disconnected
+WATCH_S = 1.0  # seconds between checks whether the server stops
 TURN = 32  # frames handled before other tasks may run
 NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and let a proxy in between pass on Upgrade and Connection"
 
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    most_bytes: int  # of a message
+    most_bytes: int  # largest message
     message_s: float  # time for the whole of a message
     open_s: float  # time for which the connection stays open
 
@@ -57,7 +57,7 @@ class Connection:
 
     async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
         """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed. `hold` is
-        told the bytes of the message that is incomplete, and may raise."""
+        called with the number of bytes of the incomplete message, and may raise."""
         count = 0
         async with aclosing(self._received()) as received:
             async for data in received:
@@ -105,7 +105,7 @@ class Connection:
             if event["type"] == "http.disconnect":
                 return
             yield event.get("body", b"")
-            heard_s = self._now_s()  # later than the event came, if its messages took long
+            heard_s = self._now_s()  # read again, because handling the messages may have taken long
 
     def _check(self) -> None:
         limits, now_s, begun_s = self._limits, self._now_s(), self._reader.begun_s
@@ -118,7 +118,7 @@ class Connection:
 
 
 class WebSocket(Response):
-    """An answer that becomes a WebSocket, which `serve` uses until it returns."""
+    """A response that turns the connection into a WebSocket and calls `serve` with it. The connection ends when `serve` returns."""
 
     def __init__(
         self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, limits: SocketLimits, is_stopping: Callable[[], bool]

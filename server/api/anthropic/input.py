@@ -30,8 +30,8 @@ BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]{0,400}?\bcch=)[0-9A-Za-
 
 
 def without_hash(text: str) -> str:
-    """Return instructions with a constant in place of the hash that Claude Code puts into their first line. It is new in each request, so
-    the prefix cache would find nothing behind it."""
+    """Return instructions with a constant in place of the hash that Claude Code puts into their first line. The hash is new in each
+    request, so the prefix cache would find nothing after it."""
     found = BILLING.match(text)
     return text if found is None else f"{found[1]}0{text[found.end() :]}"
 

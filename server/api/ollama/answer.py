@@ -86,7 +86,7 @@ class OllamaAnswer(BlockAnswer):
         self._worker = loaded.worker
         self._writer = None if plan.job.submit.params.logprobs is None else LogprobWriter(loaded.tokenizer, as_ids=False)
         self._logprobs: list[bytes] = []  # log-probabilities of all tokens so far
-        self._num_told = 0  # how many of them earlier lines of a stream have told
+        self._num_told = 0  # number of those that earlier lines of the stream have sent
         self._is_chat = is_chat
         self._model = model
         self._began_s = time.monotonic()
@@ -154,7 +154,7 @@ class OllamaAnswer(BlockAnswer):
             said: dict[str, object] = {"message": {"role": "assistant", "content": texts[Kind.TEXT], **thinking, **further}}
         else:
             said = {"response": texts[Kind.TEXT], **thinking}
-        self._num_told = 0  # the lines that a stream would have are not sent
+        self._num_told = 0  # no line was sent: a whole answer has the log-probabilities of all tokens
         return [self._head, self._told_logprobs(), b",", encode({**said, "done": True, **self._counts()})[1:]]
 
     def _line(self, form: bytes, text: str) -> bytes:

@@ -85,7 +85,7 @@ def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
 
 
 def running(name: str, model: Model, loaded: Loaded) -> OllamaRunning:
-    """Describe a model in memory. `size` is the memory that it holds now; on a GPU, where memory is allocated at once, the planned one."""
+    """Describe a model in memory. `size` is the memory that it holds now, or on a GPU the planned memory, which is allocated at load."""
     on_gpu = model.total_bytes if loaded.ready.card is not None else 0
     return {
         **described(name, model, loaded),

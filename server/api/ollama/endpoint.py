@@ -80,7 +80,7 @@ def router(context: Context) -> APIRouter:
     keeping = Keeping(settings)
 
     def ready(request: Request) -> list[tuple[str, Model, Loaded]]:
-        """Return what the caller may use: each model by one name, and each alias with own defaults."""
+        """Return the ready models that the caller may use, each under one name, and the aliases that have their own defaults."""
         seen = context.models_for(request)
         found: list[tuple[str, Model, Loaded]] = []
         for model in seen.models():

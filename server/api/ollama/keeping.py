@@ -1,4 +1,4 @@
-"""Ollama's `keep_alive: 0`, by which a client wants the memory of a model back: the model goes to sleep, and its next request wakes it."""
+"""Ollama's `keep_alive: 0`: the model goes to sleep, which frees its memory, and its next request wakes it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Keeping:
         return json_answer({"model": body.model, "created_at": now(), **empty, "done": True, "done_reason": reason})
 
     def after(self, model: Model, body: OllamaBody, who: Caller) -> Callable[[], None] | None:
-        """Return a function that puts the model to sleep once it has no requests, or None if the request does not ask for that or may
-        not."""
+        """Return a function that puts the model to sleep once it has no requests, or None if the request does not ask for that or is
+        not allowed to."""
         if not (body.lets_go and who.is_admin) or model.spec.pin:
             return None
 
@@ -52,5 +52,5 @@ class Keeping:
     async def _sleep(self, model: Model) -> None:
         try:
             await put_to_sleep(model, "wait", patience_s=self._settings.drain_s)
-        except ApiError as error:  # it was unloaded meanwhile, or its worker is being restarted
+        except ApiError as error:  # the model was unloaded meanwhile, or its worker is being restarted
             log.warning("%s does not go to sleep: %s", model.spec.name, error.message)

@@ -75,8 +75,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download a model, resuming an interrupted download, and load it under the requested name. A name that the server serves already,
-        and that names nothing to download, is here."""
+        """Download a model, resuming an interrupted download, and load it under the requested name. If the name is that
+        of a served model and of nothing to download, there is nothing to do."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
         try:
@@ -97,7 +97,7 @@ def router(context: Context) -> APIRouter:
         """Unload a model that was downloaded from the hub, and delete its files from this machine."""
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
-        if name in registry.aliases():  # it names a copy
+        if name in registry.aliases():  # the name is that of a copy
             registry.remove_alias(name)
             return Response(status_code=200)
         source = await _unloaded(name, registry, settings)
@@ -174,7 +174,7 @@ def _plain(name: str) -> str:
 
 
 async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[bytes, None]:
-    """Yield a line for each step of the download and the load; None: of a model that is here. Raise ApiError if either fails."""
+    """Yield a line for each step of the download and the load. Raise ApiError if either fails. `spec` is None if there is nothing to do."""
     yield _line("pulling manifest")
     if spec is None:
         yield _line("success")

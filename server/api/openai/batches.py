@@ -121,8 +121,8 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, files: Container[str]) -> BatchObject:
-    """Describe a batch. Its output files are named once they are in `files`, which is when the batch has ended. OpenAI's document has no
-    null for what is not known yet."""
+    """Describe a batch. Its output files are named once they are in `files`, which is when the batch has ended. Fields that are not
+    known yet are absent, because OpenAI's document allows no null for them."""
     described: BatchObject = {
         "id": record.id,
         "object": "batch",

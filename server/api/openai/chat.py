@@ -215,8 +215,8 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
 
 
 def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
-    """Return a conversation with the model's system message and its thoughts, where the request says nothing about them. If the template
-    writes no system message, the first message of the user begins with it."""
+    """Return a conversation with the model's default system message and default thinking, where the request says nothing about them. If
+    the template writes no system message, the first message of the user begins with its text."""
     defaults, messages = loaded.defaults, made.messages
     thinks = {} if THINKING & made.variables.keys() else defaults.thinking
     if defaults.system and not any(message["role"] == "system" for message in messages):
@@ -230,7 +230,7 @@ def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
 
 
 def _readable(made: Conversation, dialect: Dialect) -> Conversation:
-    """Return a conversation whose tools the chat template shows: as text, if it shows no others."""
+    """Return a conversation whose tools reach the model: if the chat template shows no tools, a message describes them as text."""
     if dialect.reads_tools:
         return made
     messages = described(made.messages, made.tools, has_system=dialect.has_system, writes_calls=dialect.writes_calls)

@@ -56,7 +56,7 @@ def _described(model: Model, seen: VisibleModels) -> ModelEntry:
     name, *aliases = [name for name in seen.names_of(model) if name not in variants]
     if name == model.spec.name:
         return {**entry, "aliases": [*aliases, *(name for name in seen.names_of(model) if name in variants)]}
-    entry.pop("web", None)  # this path has the model's own name
+    entry.pop("web", None)  # the path contains the model's own name, which the caller may not use
     return {**entry, "id": name, "display_name": name, "root": name, "aliases": aliases}
 
 
@@ -99,7 +99,7 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
 
 
 def _of_requests(loaded: Loaded) -> RequestDefaults:
-    """Describe what requests mean that do not say it."""
+    """Describe the values that apply to fields which a request leaves out."""
     found: RequestDefaults = {"chats": loaded.chats, "sees": loaded.chats and loaded.sight is not None}
     if loaded.speech is not None:
         found["hears"] = True

@@ -125,7 +125,7 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
 MAX_NAMES = 32
-KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; no identifiers, so no error's path has them
+KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; error paths leave out tags that are no identifiers
 NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
@@ -182,8 +182,8 @@ class Foreign(Options):
 
 
 def foreign_unless(*known: str, further: Mapping[str, str] | None = None) -> Discriminator:
-    """Return the discriminator of a union of an object whose `type` is one of `known`, or absent, and of a foreign object. `further` maps
-    other types to the tags of further members."""
+    """Return the discriminator of a union of a known object, whose `type` is absent or one of `known`, and of a foreign object. `further`
+    maps other types to the tags of further members."""
     tags = further or {}
 
     def kind_of(value: object) -> str:

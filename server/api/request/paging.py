@@ -15,7 +15,7 @@ class Listed(Protocol):
     def id(self) -> str: ...
 
 
-NO_ID = ""  # of an empty page, in OpenAI's lists: their document has no null there
+NO_ID = ""  # first and last id of an empty page in OpenAI's lists, whose documentation has no null there
 
 
 class Ends(TypedDict):

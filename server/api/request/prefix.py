@@ -28,7 +28,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
     end, following = 0, 0  # the end of the last message found, and the index of the one after it
     for index, (name, message) in enumerate(messages):
         said = text_of(message.content, marker="")  # an image is no text
-        text = said.strip()  # as templates write it
+        text = said.strip()  # templates write texts without white space around them
         start = prompt.find(text, end) if text else -1
         if start < 0:
             continue
@@ -49,7 +49,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
 
 
 def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
-    """Yield each message with its role and its number among the messages of this role."""
+    """Yield each message with its name: its role, and its number among the messages of this role, such as `user[1]`."""
     counts: Counter[str] = Counter()
     for message in messages:
         yield f"{message.role}[{counts[message.role]}]", message

@@ -152,7 +152,7 @@ class GenerationBody(SamplingBody):
     store: bool | None = None
 
 
-AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; no identifiers, so no error's path has them
+AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; error paths leave out tags that are no identifiers
 
 
 def text_unless(*kinds: type) -> Discriminator:
@@ -187,7 +187,7 @@ class GivenImage(ContentPart):
 
 
 def joined(parts: Sequence[ContentPart]) -> str | list[ContentPart]:
-    """Return a content of parts: a text if there are only texts."""
+    """Join parts to the content of a message: one text if all parts are texts, otherwise a list."""
     if all(type(part) is ContentPart and part.text is not None for part in parts):
         return "".join(part.text or "" for part in parts)
     return [*parts]

@@ -32,7 +32,7 @@ class SpeechForm:
     temperature: float
     stream: bool
     seed: int
-    times: frozenset[str]  # of which parts times are asked: "segment", "word"
+    times: frozenset[str]  # parts of the transcript whose times are requested: "segment", "word"
     ignored: tuple[str, ...]  # names of unknown fields
 
 

@@ -70,7 +70,7 @@ class _Talk:
     """One connection."""
 
     def __init__(self, connection: Connection, speech: Speech, model: str | None, share: Share) -> None:
-        """`share` counts what the connection holds."""
+        """`share` counts the bytes that this connection holds (audio and an incomplete message), and raises ApiError beyond the limit."""
         self._connection, self._speech, self._share = connection, speech, share
         self._session, self._id = Session(model), f"sess_{secrets.token_hex(8)}"
         self._buffer = bytearray()

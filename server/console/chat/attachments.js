@@ -4,10 +4,10 @@
 import {h, iconButton, toast} from "../core/dom.js";
 import {bytes} from "../core/format.js";
 
-const MOST_BYTES = 512 * 1024;  // of one text
-const MOST_IMAGE_BYTES = 1024 * 1024;  // of one image as it is sent; a larger one is made smaller
-const MOST_IMAGES_BYTES = 4 * 1024 * 1024;  // of all images of a message: servers accept bodies of 8 MiB, and base64 adds a third
-const LONGEST_EDGE = 1536;  // pixels of an image that is made smaller
+const MOST_BYTES = 512 * 1024;  // largest text file
+const MOST_IMAGE_BYTES = 1024 * 1024;  // largest image that is sent; a larger one is made smaller
+const MOST_IMAGES_BYTES = 4 * 1024 * 1024;  // largest sum of the images of a message: servers accept bodies of 8 MiB, and base64 adds a third
+const LONGEST_EDGE = 1536;  // pixels of the longest edge of an image that is made smaller
 const IMAGE = /^image\/(png|jpeg|webp|gif)$/;
 const DATA_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
 const MOST_FILES = 16;
@@ -39,7 +39,7 @@ async function readImage(file) {
   if (file.size <= MOST_IMAGE_BYTES) return {name: file.name, image: await asDataUrl(file)};
   const {width, height} = bitmap, scale = Math.min(1, LONGEST_EDGE / Math.max(width, height));
   const canvas = new OffscreenCanvas(Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))), context = canvas.getContext("2d");
-  context.fillStyle = "white";  // transparent places, as the server shows them to the model
+  context.fillStyle = "white";  // fills transparent places, as the server does for the model
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return {name: file.name, image: await asDataUrl(await canvas.convertToBlob({type: "image/jpeg", quality: .9}))};

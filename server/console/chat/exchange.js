@@ -7,7 +7,7 @@ import {NUMBERS, TEXTS} from "./options.js";
 const ROLES = new Set(["user", "assistant", "tool"]);
 const MOST_NODES = 20_000;
 const MOST_LINK_CHARS = 16_000;  // programs cut longer links
-const MOST_CHARS = 8 << 20;  // of an unpacked link
+const MOST_CHARS = 8 << 20;  // largest unpacked link
 
 export function asMarkdown(conversation) {
   const parts = path(conversation).map(node => {

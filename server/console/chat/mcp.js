@@ -27,7 +27,7 @@ function bodyOf(nodes, model, options) {
   return {
     model: model.id, input: nodes.flatMap(node => itemsOf(node, asked)), stream: true, store: false, ...sampling,
     tools: [...offers, ...tools.map(tool => ({type: "function", ...tool.function}))],
-    truncation: options.truncate === false || nodes.some(node => imagesOf(node.files).length) ? "disabled" : "auto",  // the server leaves nothing out where images are
+    truncation: options.truncate === false || nodes.some(node => imagesOf(node.files).length) ? "disabled" : "auto",  // the server truncates no conversation with images
     ...(options.system?.trim() ? {instructions: options.system} : {}),
     ...(longest ? {max_output_tokens: longest} : {}),
     ...(format ? {text: {format: {type: "json_schema", ...format.json_schema}}} : {}),

@@ -8,7 +8,7 @@ import {asFields, toolsOf} from "./options.js";
 
 const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
 
-const TOO_LONG = new Set(["context_length_exceeded", "body_too_large"]);  // what the server says of too many images
+const TOO_LONG = new Set(["context_length_exceeded", "body_too_large"]);  // the server's error codes for too many images
 const CONTINUED = 256;  // tokens by which a text is continued if no limit is set: few base models end a text by themselves
 
 const PARTS = {image: url => ({type: "image_url", image_url: {url}}), text: text => ({type: "text", text})};

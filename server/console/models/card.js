@@ -38,7 +38,7 @@ export function modelCard(model, acts) {
     aliases(model, acts));
 }
 
-/* Write a label as people read it: against the model's exact weights. */
+/* Return a quality label in words: how far the predictions are from those of the model's exact weights. */
 const quality = ({kl_divergence: kl, top1_agreement: top1, perplexity, exact_perplexity: exact}) =>
   `KL ${kl.toExponential(1)}, top-1 ${(100 * top1).toFixed(1)} %, perplexity ${perplexity.toPrecision(4)} (exact weights ${exact.toPrecision(4)})`;
 

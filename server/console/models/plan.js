@@ -14,7 +14,7 @@ export class Planner {
   #soon = null;
   #running = null;  // aborts the running plan, which then ends on the server, too
   #compared = "";  // the source of the formats in `formats`
-  #isCached = false;  // of that source
+  #isCached = false;  // whether a load of that source has stored what it compiled
 
   /* `formats`: the select of formats. `verdict`: the element for the plan. */
   constructor(formats, verdict) {

@@ -27,7 +27,7 @@ class Held:
 
     @staticmethod
     def nothing(limits: StepLimits, salt: str, marks: tuple[tuple[int, bytes], ...] = ()) -> Held:
-        """Return no pages yet. `marks` are those of a `Chain`."""
+        """Return the pages of a sequence that has none yet. `marks` are those of its `Chain`."""
         return Held(Chain(salt.encode(), marks), tuple(PageList(page_size=group.page_size) for group in limits.groups))
 
     def change(self) -> None:

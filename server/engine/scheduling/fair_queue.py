@@ -1,6 +1,7 @@
 """A queue with strict priorities, and deficit round robin on tokens between the fairness keys of a priority.
 
-The items of a key are either fresh or had their turn. The caller of `head` decides for each key which of the two kinds goes first.
+An item of a key is fresh, or it has had its turn (`Waiting.had_turn`). The caller of `head` decides for each key which of the two kinds
+goes first.
 """
 
 from __future__ import annotations

@@ -146,10 +146,10 @@ class Pace:
         return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
 
     def idle_budget(self, num_live: int) -> int:
-        """Return how many tokens of idle sequences a step may take. Beside `num_live` tokens of other sequences they may make it longer by
-        what they are owed. A step without others must be short, because the next request waits for it. It is as short as a step can be when
-        others have just run: between the requests of busy clients are many short pauses. On a slow machine, it may take as long as two of
-        the shortest steps in the end."""
+        """Return how many tokens of idle sequences a step may take. In a step with `num_live` tokens of other sequences, they may take the
+        time that they are owed. A step of idle sequences alone must be short, because the next request waits for it: right after a step of
+        others, it takes as long as the shortest step, since busy clients pause briefly between requests; later up to IDLE_STEP_S, or on a
+        slow machine up to the time of two of the shortest steps."""
         most = self._max_tokens - num_live
         if num_live:
             if self._owed_s <= 0.0:

@@ -23,8 +23,9 @@ from server.engine.step_model import GroupLimits
 
 @dataclass(slots=True)
 class Chain:
-    """The digests of a sequence's tokens: one for each PAGE_SIZE tokens, computed when first needed. Tokens are only appended, or removed
-    with `rewind`, so the digests stay valid when the pages are given back."""
+    """The digests of a sequence: one for each PAGE_SIZE tokens, computed when first needed. Each covers the digest before it. They depend
+    on the sequence's tokens and images, not on its pages, so they stay valid when the pages are given back. When tokens are removed,
+    `CachePool.rewind` removes the digests that cover them."""
 
     salt: bytes
     marks: tuple[tuple[int, bytes], ...] = ()  # position of the first token of each crop of an image, and the digest of its pixels
@@ -167,8 +168,8 @@ class PagePool:
         return copies
 
     def num_writable(self, held: PageList, stop: int) -> int:
-        """Return the end of the last page of the positions up to `stop`, which `make_writable` has just prepared, or the first position
-        from which `give_back_past` can give back a page, if that comes first."""
+        """Return up to which position `make_writable`, which has just prepared the positions up to `stop`, has nothing more to do: the end
+        of the last page, or the first position from which `give_back_past` can give back a page, if that comes first."""
         end = -(-stop // self.page_size) * self.page_size
         return end if self._window is None else min(end, (held.num_returned + 1) * self.page_size + self._window - 1)
 
@@ -238,7 +239,7 @@ class PagePool:
             raise IntegrityError("a free page is published, or a cached page is not")
 
     def check_limits(self, held: PageList, num_writable: int, num_unpublished: int) -> None:
-        """Raise IntegrityError if `make_writable` or `publish` would be left out although it has something to do."""
+        """Raise IntegrityError if `make_writable` or `publish` would be skipped although it has something to do."""
         last = num_writable - 1
         if num_writable and not (self.is_writable(held, last, num_writable) and num_writable <= self.num_writable(held, num_writable)):
             raise IntegrityError(f"position {last} cannot be written, or pages before it must be given back first: {held}")

@@ -1,12 +1,14 @@
 """The scheduler: which tokens run in the next step.
 
 Decoding sequences come first, in order of rank. The rest of the token budget goes to prompts, in chunks, in the order of the fair queue.
-When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots run short,
-a sequence of a key that has more than its share of slots is preempted. Within a key, sequences that had their turn make way for fresh ones
-until both hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The best-ranked
-sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
+When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots (places in
+the batch) run short, a sequence of a key that has more than its share of slots is preempted. A sequence has had its turn once it has
+generated enough tokens (`Sequence.had_turn`); before that it is fresh. Within a key, fresh sequences take slots of sequences that had their
+turn until both kinds hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The
+best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
 
-Sequences of batches (`IDLE`) take what others leave: the steps of others get hardly longer by them, and a step with nothing else is short.
+Sequences of batch jobs (priority `IDLE`) take what others leave: they lengthen the steps of others only a little, and a step of batch jobs
+alone is short.
 
 A plan may be made while the step before it still runs: the tokens of that step are then `awaited`. `settle` closes the plan once they are
 known. If a sequence ends or is parked before that, it is taken out of the open plan.
@@ -346,8 +348,8 @@ class Scheduler:
         return count
 
     def _seeing_cost(self, seq: Sequence, start: int, stop: int) -> int:
-        """Return the cost of encoding the crops of images that the tokens start .. stop are the first to read, in prompt tokens. A
-        sequence that begins within a crop, after tokens of the prefix cache, is one of them."""
+        """Return the cost, in prompt tokens, of encoding the crops of images that are first read by the tokens start .. stop. If the
+        sequence begins within a crop, after tokens from the prefix cache, that crop is included."""
         seeing, crops = self.limits.seeing, seq.request.crops
         if seeing is None or not crops or start >= crops[-1].stop:
             return 0
@@ -413,9 +415,10 @@ class Scheduler:
         return True
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no key holds more
-        than that of `seq`, a fresh `seq` takes the slot of a sequence of its key that had its turn. Return whether one was preempted. Those
-        who get a slot must hold fewer even with one more: each preemption then narrows the gap, so preemptions do not alternate forever."""
+        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no other key has
+        enough more slots than the key of `seq`, a fresh `seq` takes the slot of a sequence of its own key that had its turn. Return whether
+        a sequence was preempted. The side that gets the slot must still have fewer slots than the other side had. So each preemption
+        narrows the gap, and preemptions do not alternate forever."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most > held[seq.fairness_key] + 1:
@@ -437,8 +440,8 @@ class Scheduler:
         return worst is not seq
 
     def _worst(self, running: list[Sequence]) -> Sequence:
-        """Return the worst-ranked of `running`, or instead of a fresh sequence the worst-ranked one of its key and priority that had its
-        turn, as long as such sequences hold more slots. So this is never the best-ranked of several sequences."""
+        """Return the worst-ranked of `running`. If that is a fresh sequence, and more sequences of its key had their turn than are fresh,
+        return the worst-ranked of those instead, if it has the same priority. So this is never the best-ranked of several sequences."""
         worst = running[-1]
         if worst.had_turn:
             return worst

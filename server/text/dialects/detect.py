@@ -104,7 +104,7 @@ def _num_shared(text: str, other: str) -> int:
 
 
 def _fit(form: Format, answer: str) -> tuple[int, int]:
-    """Return how well the texts of a format agree with an answer that it reads: how many are in it, then how few are not."""
+    """Return how well an answer agrees with a format that reads it: the number of the format's signs in the answer, minus those missing."""
     num_found = sum(sign in answer for sign in form.signs)
     return num_found, num_found - len(form.signs)
 

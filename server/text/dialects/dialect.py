@@ -31,7 +31,7 @@ class Dialect:
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
     has_system: bool = True  # the chat template writes a system message
-    history_fault: str = ""  # how the chat template writes calls of earlier turns otherwise than the model wrote them
+    history_fault: str = ""  # how the template's text of earlier calls differs from what the model wrote; "": it does not
 
     @property
     def notes(self) -> list[str]:

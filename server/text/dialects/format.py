@@ -55,7 +55,7 @@ class AnswerParser(CallParser, Protocol):
 class Format(ABC):
     name: str
     aliases: tuple[str, ...] = ()  # other names of settings, such as those of other engines' parsers
-    thoughts: tuple[Thoughts, ...] = (THINK,)  # in which a model may write thoughts; the first is the usual one
+    thoughts: tuple[Thoughts, ...] = (THINK,)  # markers between which a model may write thoughts; the first are the usual ones
 
     @property
     @abstractmethod

@@ -15,7 +15,7 @@ RESULT = "probe result"
 
 
 def fault_of(tokenizer: Tokenizer) -> str:
-    """Return how the prompt of the next turn differs from the prompt and the answer with calls before it, or an empty text."""
+    """Return how the next turn's prompt differs from the earlier prompt followed by an answer with calls; "" if it repeats both."""
     template = tokenizer.chat_template
     if template is None:
         return ""

@@ -1,1 +1,1 @@
-"""Chat templates in a sandbox, and the process for slow renderings."""
+"""Chat templates, the sandbox that confines them, and the process that compiles and renders those from outside."""

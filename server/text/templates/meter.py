@@ -105,7 +105,8 @@ def _check_count(number: int) -> None:
 
 
 def check_key(value: object) -> None:
-    """Refuse a tuple as a key, among others: a template can make any number of tuples with one hash, because -1 and -2 have the same."""
+    """Refuse keys of other types than KEYS, such as tuples: since -1 and -2 have one hash, a template can make any number of equal
+    hashes."""
     if type(value) not in KEYS:
         raise TypeError(f"a {type(value).__name__} cannot be a key")
 

@@ -64,7 +64,7 @@ class Rendering:
         self._warming = ChatTemplate(WARMING, {})
         try:
             self._render = pickle.loads(self._template).render
-        except TemplateError as error:  # of a broken template; each call answers with it
+        except TemplateError as error:  # the template is broken; each call answers with this error
             self._render = error
         datetime.now().strftime("%c")  # reads the file of the time zone
         import_module("jinja2.debug")  # jinja2 imports it at its first error

@@ -134,7 +134,7 @@ class ChatTemplate:
 
 
 def _without_empty_content(message: Message) -> Message:
-    """Return an assistant's message that has only calls with none as its content, and any other message as it is."""
+    """If an assistant's message has calls and an empty text, return it with None as its content. Return any other message unchanged."""
     has_only_calls = message.get("role") == "assistant" and message.get("tool_calls") and message.get("content") == ""
     return {**message, "content": None} if has_only_calls else message
 

@@ -226,7 +226,7 @@ class ResponseAnswer(BlockAnswer):
 
 
 def _described(tool: ResponseTool | McpOffer) -> dict[str, object]:
-    """Return a tool of the request as the answer shows it. What gives access to an MCP server is not shown."""
+    """Return a tool of the request as the answer shows it. The credentials for an MCP server are left out."""
     if isinstance(tool, McpOffer):
         return {**tool.model_dump(exclude_unset=True, exclude={"authorization"}), "headers": None}
     return {"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)}

@@ -33,7 +33,7 @@ MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are opt
 class ItemPart(ContentPart):
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
-    detail: Literal["auto", "low", "high", "original"] | None = None  # of an image
+    detail: Literal["auto", "low", "high", "original"] | None = None  # how finely the model sees an image
     file_id: Label | None = None
 
 
@@ -68,8 +68,8 @@ class InputItem(Options):
     @model_validator(mode="before")
     @classmethod
     def _only_type(cls, value: object) -> object:
-        """Keep only the type of an item of another type, which is refused as a whole: its fields may have other values than those of known
-        items. A reference may lack its type."""
+        """Keep only the type of an item whose type is unknown. The item is refused as a whole, and its fields may have values that fields
+        of known items cannot have. A reference may lack its type."""
         if not isinstance(value, dict):
             return value
         item = cast("dict[str, object]", value)

@@ -67,7 +67,7 @@ def router(context: Context) -> APIRouter:
     async def plan_turn(
         chat: ChatBody, model: Model, loaded: Loaded, who: Caller, *, deadline: float | None = None
     ) -> tuple[ChatPlan, Generation]:
-        """Plan a turn of the model. `deadline`: of the whole response, if turns before this one have begun."""
+        """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn."""
         try:
             plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:

@@ -1,1 +1,1 @@
-"""Ways to write calls that several formats share: each has a parser and a grammar, and formats differ in its fields."""
+"""Syntaxes of calls. Each has a parser and a grammar, and may be shared by several formats, which set its fields to other values."""

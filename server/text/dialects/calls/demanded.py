@@ -20,7 +20,7 @@ class DemandedCallParser:
         self._ended = False
         self._earlier: list[Call] = []  # complete calls
         self._call: Call | None = None  # the call that is being read
-        self._held: list[Part] = []  # its parts, while an earlier call begins like it: models may repeat a call for ever
+        self._held: list[Part] = []  # parts of `_call`, while an earlier call begins with the same text: models may repeat a call for ever
 
     @property
     def reasons(self) -> bool:

@@ -19,7 +19,7 @@ HIGH_SURROGATES, LOW_SURROGATES = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
 
 
 class Malformed(Exception):
-    """The text is no value. If `cut`, it was one as far as it went."""
+    """Raised if the text is no value, or if it ends before the value is complete (`cut`)."""
 
     def __init__(self, *, cut: bool) -> None:
         super().__init__()

@@ -66,8 +66,8 @@ class LiteralRules:
         return self._made[text]
 
     def fields(self, named: Mapping[str, Schema], required: Sequence[str], before: Mapping[str, str]) -> str:
-        """Return the expression for values in order, with commas between them, of which only the required ones must be there. `before` is
-        the rule of the text before each value. An empty expression stands for no values."""
+        """Return the expression for named values in this order, separated by commas. Values that are not `required` may be absent. `before`
+        has the rule of the text before each value. The expression is empty if there are no values."""
         items = {name: f"{before[name]} {self.value(schema)}" for name, schema in named.items()}
         comma, names = literal(self._style.comma), list(items)
         found: list[str] = []

@@ -15,7 +15,7 @@ MAX_BEGINNING = 256  # characters; a longer text behind a marker is no beginning
 
 
 class MarkedCallParser(ABC):
-    separators = " \t\r\n,;"  # between calls
+    separators = " \t\r\n,;"  # characters between calls
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         self.num_calls = 0

@@ -190,12 +190,12 @@ def plain_grammar(tools: Sequence[ToolSchema]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a call is written."""
+    """One way to write a call: its white space, and the name of its key for arguments."""
 
     first: str  # white space after the opening brace
-    colon: str  # after a colon
-    comma: str  # after a comma
-    key: str  # of the arguments
+    colon: str  # white space after a colon
+    comma: str  # white space after a comma
+    key: str  # key of the arguments
 
     def head(self) -> str:
         return f'{{{self.first}"name":{self.colon}"'
@@ -209,7 +209,7 @@ class _Beginning:
     """The tokens of a call's beginning, from the first that has a part of its first key."""
 
     before: Tokens
-    name: Tokens  # those that have a part of the tool's name
+    name: Tokens  # the tokens that contain a part of the tool's name
     after: Tokens
     ends_name: bool  # a token ends where the name ends
 

@@ -25,7 +25,7 @@ MAX_NAME = 200
 class PythonCalls(CallSyntax):
     list_opening: str = "["
     list_closing: str = "]"
-    comma: str = ", "  # between two calls
+    comma: str = ", "  # text between two calls
     between: str | None = None
 
     def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> PythonCallParser:

@@ -73,8 +73,8 @@ class CallSyntax(ABC):
 
     @abstractmethod
     def beginnings(self, name: str) -> tuple[str, ...]:
-        """Return the texts with which a call of tool `name` may begin, from after the marker to a text that ends the name. None may be a
-        prefix of one of another tool. Empty: there is no such text."""
+        """Return the texts with which a call of tool `name` may begin, from after the marker to a text that ends the name. No text may be a
+        prefix of a text of another tool. Empty: a call has no such beginning."""
         ...
 
     def forced(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
@@ -84,7 +84,7 @@ class CallSyntax(ABC):
         again = f" ({self.between} {one})*" if several and self.between is not None else ""
         rules = [f"start: {one}{again}{' text?' if several else ''}", *self.inside(tools, specials, several=several)]
         if several:
-            rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # what begins like another call is one
+            rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # a text that begins like another call is a call
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 

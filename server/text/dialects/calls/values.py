@@ -26,7 +26,7 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
 
 
 def _readings(text: str) -> list[object]:
-    """Return the value of a text as JSON and as Python, where it has one."""
+    """Return the values that a text has if it is read as JSON and as Python: two, one or none."""
     found: list[object] = []
     for read in (_as_json, _as_python):
         try:

@@ -33,7 +33,7 @@ class Round:
     """The tools, earlier output and limits of a turn of the model."""
 
     functions: Sequence[McpFunction]
-    output: Items  # of the response until now
+    output: Items  # output items of the response so far
     choice: Choice
     max_tokens: int | None
 
@@ -55,14 +55,14 @@ class McpAnswer(ResponseAnswer):
         context: Sequence[InputItem],
         plan_round: PlanRound,
     ) -> None:
-        """`plan` and `generation` are those of the conversation without MCP servers, which is not generated. `context`: the items of the
-        conversation. `plan_round` makes those of a turn of the model."""
+        """`plan` and `generation` are for the conversation without the tools of MCP servers; this generation never runs. `context`: the
+        items of the conversation. `plan_round` makes the plan and the generation of a turn of the model."""
         super().__init__(body, plan, generation, model, loaded, keep=keep)
         self._calls = calls
         self._context = context
         self._plan_round = plan_round
         self._request = body
-        self._own: dict[int, McpItem] = {}  # by the index of its block
+        self._own: dict[int, McpItem] = {}  # items about MCP servers, by the index of their block
         self._functions: dict[str, McpFunction] = {}
         self._num_calls = 0
         self._generations: list[Generation] = []
@@ -185,7 +185,7 @@ class McpAnswer(ResponseAnswer):
         return block
 
     async def _made(self, block: Block) -> AsyncGenerator[bytes, None]:
-        """Make a call. Its first events are still to be sent if the user has approved it, and so the model did not write it now."""
+        """Make a call and yield its events. If the user approved a call of an earlier response, its first events have not been sent yet."""
         call = self._own[block.index]
         assert isinstance(call, McpCall)
         if call.approval_id is not None:
@@ -262,7 +262,7 @@ class McpAnswer(ResponseAnswer):
 
 
 def _relaxed(choice: Choice) -> Choice:
-    """Return the choice of later turns: a demand is met by the first call."""
+    """Return the tool choice for later turns of the model: the first turn meets a demand for a call, so it is dropped."""
     match choice:
         case "required" | McpChoice() | ToolName():
             return None

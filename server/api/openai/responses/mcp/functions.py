@@ -13,7 +13,7 @@ from server.mcp.tools import InvalidTool, McpTool, tool_of
 
 @dataclass(frozen=True, slots=True)
 class McpFunction:
-    name: str  # by which the model calls it
+    name: str  # name by which the model calls the tool
     offer: McpOffer
     tool: McpTool
 

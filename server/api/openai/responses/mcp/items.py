@@ -96,7 +96,7 @@ def tool_fault(text: str) -> McpToolFault:
 
 
 def call_fault(error: McpError) -> McpCallFault:
-    """Return the error of a call without a result. An error that is none of HTTP has the status that a gateway would answer with."""
+    """Return the error of a call without a result. An error without an HTTP status gets the status with which a gateway would answer."""
     if isinstance(error, McpRefused):
         return {"type": "mcp_protocol_error", "code": error.code, "message": str(error)}
     code = error.status if isinstance(error, McpStatus) else 504 if isinstance(error, McpStopped) else 502
