@@ -207,6 +207,14 @@ class Device(Protocol):
         """Copy the slice at index `source` of the axis to index `target`."""
         ...
 
+    def read_index(self, tensor: Tensor, axis: int, index: int) -> NDArray[Any]:
+        """Return a copy of the slice at an index of the axis, as an array of the host."""
+        ...
+
+    def write_index(self, tensor: Tensor, axis: int, index: int, values: NDArray[Any]) -> None:
+        """Set the slice at an index of the axis to `values`, which have its element type and its shape."""
+        ...
+
     # --- code ---
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:

@@ -25,14 +25,16 @@ class OverlappedEngine(Engine):
         self._requests.admit()
         plan = self._next_plan()
         if not plan.items:
+            self._move_pages(plan)
             self._publish()
             return False
         launched = self._clock()
         self._announce(plan)
+        self._move_pages(plan)
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
         try:
-            logits, kernel_s = self._run(plan, batch)
+            logits, kernel_s = self._run(batch)
         finally:
             outputs = self._helper.result()
         self._sample(plan, logits, outputs)

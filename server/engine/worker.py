@@ -31,8 +31,12 @@ from server.messages import (
     Failed,
     FromFront,
     FromWorker,
+    GivePages,
     Load,
     LoadFailed,
+    MorePages,
+    PagesGiven,
+    Peering,
     Progress,
     Ready,
     Shutdown,
@@ -101,7 +105,7 @@ def serve_worker(socket_fd: int, build: Build) -> None:
     if model.damage is not None:
         threading.Thread(target=_verify, args=(model.damage, channel), name="verify", daemon=True).start()
     try:
-        Worker(model, channel, logs_cache=load.logs_cache).run()
+        Worker(model, channel, logs_cache=load.logs_cache, peering=load.peers).run()
     except StageLost as error:
         _end_without(load.name, error)
     except BaseException:
@@ -129,12 +133,18 @@ def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
 
 class Worker:
     def __init__(
-        self, model: LoadedModel, channel: WorkerChannel, clock: Callable[[], float] = time.monotonic, *, logs_cache: bool = False
+        self,
+        model: LoadedModel,
+        channel: WorkerChannel,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        logs_cache: bool = False,
+        peering: Peering | None = None,
     ) -> None:
         self._channel = channel
         self._clock = clock
         self._constraints = _constraints_of(model)
-        self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache)
+        self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache, peering=peering)
         self._card_usage = None if model.ready.card is None else model.card_usage
         self._next_report_s = clock() + CARD_S
         self._draining = False
@@ -189,12 +199,24 @@ class Worker:
                 self._engine.embed(message)
             case Abort():
                 self._engine.abort(message)
+            case GivePages() | MorePages():
+                self._give(message)
             case Drain():
                 self._draining = True
             case Shutdown():
                 self._stopping = True
             case Load():
                 raise TypeError("a second Load has arrived; expected one per process")
+
+    def _give(self, message: GivePages | MorePages) -> None:
+        """Read pages for another server, or say that there are none."""
+        exchange = None if isinstance(self._engine, Embedder) else self._engine.exchange
+        if exchange is None:
+            self._channel.send(PagesGiven(message.request_id))
+        elif isinstance(message, GivePages):
+            exchange.give(message)
+        else:
+            exchange.more(message.request_id)
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
@@ -204,7 +226,12 @@ def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
 
 
 def engine_of(
-    model: LoadedModel, publish: Callable[[FromWorker], None], constraints: ConstraintCompiler | None, *, logs_cache: bool = False
+    model: LoadedModel,
+    publish: Callable[[FromWorker], None],
+    constraints: ConstraintCompiler | None,
+    *,
+    logs_cache: bool = False,
+    peering: Peering | None = None,
 ) -> Engine | Embedder:
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
@@ -218,4 +245,6 @@ def engine_of(
         pace=model.pace,
         relay=model.relay,
         logs_cache=logs_cache,
+        peering=peering,
+        fingerprint=model.ready.fingerprint,
     )

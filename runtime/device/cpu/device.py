@@ -190,6 +190,12 @@ class CpuDevice:
         before = (slice(None),) * axis
         tensor[(*before, target)] = tensor[(*before, source)]
 
+    def read_index(self, tensor: Any, axis: int, index: int) -> Array:
+        return np.array(tensor[(*(slice(None),) * axis, index)], order="C")
+
+    def write_index(self, tensor: Any, axis: int, index: int, values: Array) -> None:
+        tensor[(*(slice(None),) * axis, index)] = values
+
     # --- code --------------------------------------------------------------------------------------------------------
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:

@@ -226,6 +226,14 @@ class OpaqueDevice:
         hidden = tensor.of(tensor.block.hidden)
         hidden[(*before, target)] = hidden[(*before, source)]
 
+    def read_index(self, tensor: Any, axis: int, index: int) -> NDArray[Any]:
+        return np.array(self.download(tensor)[(*(slice(None),) * axis, index)])
+
+    def write_index(self, tensor: Any, axis: int, index: int, values: NDArray[Any]) -> None:
+        whole = self.download(tensor).copy()
+        whole[(*(slice(None),) * axis, index)] = values
+        self.copy(tensor, whole)
+
     # --- code --------------------------------------------------------------------------------------------------------
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
