@@ -59,9 +59,14 @@ def make_worker(
 ) -> Supervisor:
     file = settings.stage_secret_file if spec.stages else None
     secret = "" if file is None else read_secret(file, "stage_secret_file")
-    also = {"stage_secret": secret, "logs_cache": events is not None, "log_level": settings.log_level, "log_format": settings.log_format}
-    also["peers"] = peering_of(settings)
-    load = msgspec.structs.replace(load_of(spec, hub_token), **also)
+    load = msgspec.structs.replace(
+        load_of(spec, hub_token),
+        stage_secret=secret,
+        peers=peering_of(settings),
+        logs_cache=events is not None,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
     cache = None if events is None else events.source_of(spec.name)
     return Supervisor(WORKER, load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
 

@@ -17,7 +17,7 @@ from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
 from server.engine.outbox import Outbox, Publish, Timing
-from server.engine.page_exchange import PageExchange
+from server.engine.page_exchange import ExchangeOf
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
@@ -25,7 +25,7 @@ from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.pace import Pace
 from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
-from server.messages import Abort, CacheChanged, Embed, PageCounts, Peering, Stats, Step, Submit
+from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step, Submit
 from server.stages.relay import Relay
 
 LONG_S = 10.0  # limits of steps from this one on are announced
@@ -54,23 +54,20 @@ class Engine:
         pace: Pace | None = None,
         logs_cache: bool = False,
         relay: Relay | None = None,
-        peering: Peering | None = None,
-        fingerprint: str = "",
+        exchange: ExchangeOf | None = None,
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `logs_cache`, changes of the prefix cache are published too. `relay` has the model's other stages. With `peering`,
-        pages are exchanged with other servers of a model with this `fingerprint`. `clock` measures the duration of steps,
-        `deadline_clock` gives the time that deadlines are compared with."""
+        """With `logs_cache`, changes of the prefix cache are published too. `relay` has the model's other stages. `exchange` makes
+        what exchanges pages with other servers. `clock` measures the duration of steps, `deadline_clock` gives the time that deadlines are
+        compared with."""
         self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
         self.scheduler = Scheduler(model.limits, pace, self._cache_log)
         self.timing = Timing()
         self._model = model
         self._clock = clock
         self._outbox = Outbox(publish)
-        self.exchange: PageExchange | None = None
-        if peering is not None and fingerprint and all(group.page_bytes for group in model.limits.groups):
-            self.exchange = PageExchange(model, self.scheduler, self._outbox.send, peering=peering, fingerprint=fingerprint, clock=clock)
+        self.exchange = None if exchange is None else exchange(model, self.scheduler, self._outbox.send)
         self._requests = Requests(
             model.limits,
             self.scheduler,

@@ -11,7 +11,7 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,9 @@ PORTION_S = 0.002  # time for reading and writing pages between two steps; each 
 MOST_TRANSFERS = 8  # requests that wait for pages at a time; others compute their prompts
 
 
+ExchangeOf = Callable[[StepModel, Scheduler, Publish], "PageExchange"]
+
+
 @dataclass(slots=True, eq=False)
 class _Giving:
     """Pages that another server asks for."""
@@ -44,7 +47,7 @@ class _Giving:
 
 
 @dataclass(slots=True, eq=False)
-class _Taking:
+class Taking:
     """Pages that a request waits for."""
 
     seq: Sequence
@@ -77,7 +80,7 @@ class PageExchange:
         self._clock = clock
         self._groups = model.limits.groups
         self._givings: dict[str, _Giving] = {}
-        self._takings: dict[Request, _Taking] = {}
+        self._takings: dict[Request, Taking] = {}
         self._done: list[Request] = []
         self._num_given = self._num_taken = self._num_tries = self._num_failed = self._num_left_out = 0
         self._waited_s = 0.0
@@ -168,13 +171,17 @@ class PageExchange:
         transfer = self._transfer_of(giver, ask, self._proofs)
         transfer.begin()
         self._num_tries += 1
-        self._takings[request] = _Taking(seq, transfer, self._clock())
+        self._takings[request] = Taking(seq, transfer, self._clock())
         return True
 
     def drop(self, request: Request) -> None:
         """Stop taking pages for a request, which has ended."""
         if (taking := self._takings.pop(request, None)) is not None:
             taking.transfer.cancel()
+
+    @property
+    def takings(self) -> Collection[Taking]:
+        return self._takings.values()
 
     def is_taking(self, request: Request) -> bool:
         return request in self._takings
@@ -188,7 +195,7 @@ class PageExchange:
         counts = ((num_tokens if group.window is None else min(num_tokens, group.window)) // group.page_size for group in self._groups)
         return sum(count * group.page_bytes for count, group in zip(counts, self._groups, strict=True))
 
-    def _write(self, request: Request, taking: _Taking) -> bool:
+    def _write(self, request: Request, taking: Taking) -> bool:
         """Write the next page that has arrived. Return whether there was one."""
         if not taking.data and not self._receive(request, taking):
             return False
@@ -205,7 +212,7 @@ class PageExchange:
             self._end(request, taking, "")
         return True
 
-    def _receive(self, request: Request, taking: _Taking) -> bool:
+    def _receive(self, request: Request, taking: Taking) -> bool:
         """Look for the next arrival. Return whether there are pages to write."""
         try:
             arrival = taking.transfer.arrivals.get_nowait()
@@ -229,7 +236,7 @@ class PageExchange:
             self._end(request, taking, str(error))
         return False
 
-    def _pages_of(self, offer: Offer, taking: _Taking) -> list[tuple[int, int]]:
+    def _pages_of(self, offer: Offer, taking: Taking) -> list[tuple[int, int]]:
         """Return the pages of an offer, the first one last. Raise PeerFault if it offers what was not asked for."""
         ask, pools = taking.transfer.ask, self._scheduler.pool.pools
         if offer.num_tokens > ask.num_tokens or len(offer.firsts) != len(self._groups):
@@ -241,7 +248,7 @@ class PageExchange:
                 raise PeerFault("the pages do not fit into this server's cache now")
         return order[::-1]
 
-    def _require_whole(self, taking: _Taking, num_bytes: int) -> None:
+    def _require_whole(self, taking: Taking, num_bytes: int) -> None:
         """Raise PeerFault unless so many bytes are the next pages."""
         if taking.pages is None:
             raise PeerFault("it sent pages before its offer")
@@ -252,7 +259,7 @@ class PageExchange:
         if num_bytes:
             raise PeerFault("it sent other bytes than the pages that it offers")
 
-    def _end(self, request: Request, taking: _Taking, fault: str) -> None:
+    def _end(self, request: Request, taking: Taking, fault: str) -> None:
         del self._takings[request]
         self._done.append(request)
         taking.transfer.cancel()

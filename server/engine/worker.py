@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from runtime.device.base import CardUsage
 from server.constraints.compiler import ConstraintCompiler
@@ -18,6 +19,7 @@ from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.page_exchange import PageExchange
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import EmbedModel, StepModel
 from server.interfaces import LoadError
@@ -236,6 +238,9 @@ def engine_of(
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)
+    exchange = None
+    if peering is not None and model.ready.fingerprint and all(group.page_bytes for group in model.step_model.limits.groups):
+        exchange = partial(PageExchange, peering=peering, fingerprint=model.ready.fingerprint)
     engine_class = OverlappedEngine if model.overlap else Engine
     return engine_class(
         model.step_model,
@@ -245,6 +250,5 @@ def engine_of(
         pace=model.pace,
         relay=model.relay,
         logs_cache=logs_cache,
-        peering=peering,
-        fingerprint=model.ready.fingerprint,
+        exchange=exchange,
     )

@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,13 @@ MOST_REFUSAL_BYTES = 4096
 Arrival = Offer | bytes | None  # None: nothing follows
 
 
+class _Connection(http.client.HTTPConnection):
+    """A connection for one request. In HTTP/1.0 the end of the connection ends the answer, so no lengths of chunks are trusted."""
+
+    _http_vsn = 10
+    _http_vsn_str = "HTTP/1.0"
+
+
 @dataclass(slots=True, eq=False)
 class Transfer:
     """The pages that one request waits for. The thread puts what has arrived into a queue, and `fault` says why it ended early."""
@@ -32,7 +39,7 @@ class Transfer:
     end_s: float = 0.0  # monotonic time after which nobody waits any more
     fault: str = ""
     arrivals: queue.Queue[Arrival] = field(default_factory=lambda: queue.Queue[Arrival](FRAMES_AHEAD))
-    _connection: http.client.HTTPConnection | None = None
+    _socket: socket.socket | None = None
     _is_cancelled: bool = False
 
     def begin(self) -> None:
@@ -42,10 +49,9 @@ class Transfer:
     def cancel(self) -> None:
         """Let the thread end. Nothing that arrives later is used."""
         self._is_cancelled = True
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
+        if (connection := self._socket) is not None:
             with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         with suppress(queue.Empty):
             while True:  # the thread may wait for room
                 self.arrivals.get_nowait()
@@ -58,20 +64,24 @@ class Transfer:
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.fault = f"the connection has failed: {error or type(error).__name__}"
         finally:
-            if self._connection is not None:
-                self._connection.close()
             self._put(None)
 
     def _exchange(self) -> None:
         body = encode_ask(self.ask)
-        connection = self._connection = http.client.HTTPConnection(self.giver.host, self.giver.port, timeout=CONNECT_S)
-        headers = {PROOF_HEADER: self.proofs.head_of(body), "content-type": "application/json", "connection": "close"}
-        connection.connect()
-        connection.sock.settimeout(self._left_s)
-        connection.request("POST", PATH, body, headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise PeerFault(f"it answers {answer.status}: {_refusal(answer.read(MOST_REFUSAL_BYTES))}")
+        headers = {PROOF_HEADER: self.proofs.head_of(body), "content-type": "application/json"}
+        with closing(_Connection(self.giver.host, self.giver.port, timeout=CONNECT_S)) as connection:
+            connection.connect()
+            self._socket = plain = connection.sock
+            plain.settimeout(self._left_s)
+            connection.request("POST", PATH, body, headers)
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    raise PeerFault(f"it answers {answer.status}: {_refusal(answer.read(MOST_REFUSAL_BYTES))}")
+                if answer.chunked:
+                    raise PeerFault("it answers in chunks, which HTTP/1.0 has not")
+                self._read(answer, plain)
+
+    def _read(self, answer: http.client.HTTPResponse, plain: socket.socket) -> None:
         number = 0
         while head := answer.read(HEAD.size):
             if len(head) < HEAD.size:
@@ -87,8 +97,7 @@ class Transfer:
             number += 1
             if self._is_cancelled:
                 return
-            if (sock := connection.sock) is not None:
-                sock.settimeout(self._left_s)
+            plain.settimeout(self._left_s)
 
     @property
     def _left_s(self) -> float:
