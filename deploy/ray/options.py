@@ -10,6 +10,12 @@ from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import model_entry
 
 PATIENCE_S = 60.0
+PREFILL_CHARACTERS = 8192
+
+
+def prefill_name(pool: str) -> str:
+    """Return the name of the deployment whose replicas compute long prompts for a pool."""
+    return f"{pool}-prefill"
 
 
 class Pool(BaseModel):
@@ -24,12 +30,19 @@ class Pool(BaseModel):
     target_requests: float = Field(default=TARGET_REQUESTS, gt=0)  # of each replica, if their number follows the load
     num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
+    prefill_replicas: int = Field(default=0, ge=0)  # further replicas, which only compute long prompts for the others
+    prefill_characters: int = Field(
+        default=PREFILL_CHARACTERS, ge=1
+    )  # from which on they compute a prompt, counted without known beginnings
 
     @model_validator(mode="after")
     def check(self) -> Pool:
         _ = self.names  # raises an error if an entry is wrong
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas is {self.min_replicas}; expected at most max_replicas, {self.max_replicas}")
+        if self.prefill_replicas and not self.shares_pages:
+            text = "set peer_secret_file in settings, the secret with which replicas give each other pages"
+            raise ValueError(f"prefill_replicas is {self.prefill_replicas}; {text}")
         return self
 
     @property
@@ -37,6 +50,11 @@ class Pool(BaseModel):
         """The names by which requests ask for the models."""
         specs = [model_entry(entry, f"model {number} of a pool") for number, entry in enumerate(self.models, 1)]
         return [name for spec in specs for name in (spec.name, *spec.aliases)]
+
+    @property
+    def shares_pages(self) -> bool:
+        """Whether the replicas give each other pages of their prefix caches."""
+        return self.settings.get("peer_secret_file") is not None
 
     @property
     def num_threads(self) -> int | None:
@@ -49,3 +67,10 @@ class Fleet(BaseModel):
 
     pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment
     patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it
+
+    @model_validator(mode="after")
+    def check(self) -> Fleet:
+        for name, pool in self.pools.items():
+            if pool.prefill_replicas and prefill_name(name) in self.pools:
+                raise ValueError(f"pools has {prefill_name(name)!r}, the name of the prefill replicas of {name!r}; give it another name")
+        return self

@@ -13,6 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from server.api.answer.sse import until_disconnect
 from server.api.context import Context, caller
 from server.api.routes import new_router
 from server.errors import FINGERPRINT_MISMATCH, INVALID_API_KEY, INVALID_VALUE, QUEUE_FULL, ApiError
@@ -45,7 +46,15 @@ def router(context: Context) -> APIRouter:
         if places.locked():
             raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} others; compute the prompt")
         if ask.prompt_ids:
-            await _compute(loaded, ask)
+            work, gone = asyncio.ensure_future(_compute(loaded, ask)), asyncio.ensure_future(until_disconnect(request.receive))
+            try:
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    await work
+            finally:
+                for task in (work, gone):
+                    task.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
         return StreamingResponse(_frames(loaded, ask, proofs, places), media_type="application/octet-stream")
 
     return routes

@@ -110,9 +110,9 @@ class Engine:
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
         if plan.items:
+            self._move_pages(plan)
             launched = self._clock()
             self._announce(plan)
-            self._move_pages(plan)
             logits, kernel_s = self._run(self._batches.build(plan))
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)

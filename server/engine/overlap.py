@@ -28,9 +28,9 @@ class OverlappedEngine(Engine):
             self._move_pages(plan)
             self._publish()
             return False
+        self._move_pages(plan)
         launched = self._clock()
         self._announce(plan)
-        self._move_pages(plan)
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
         try:

@@ -28,7 +28,7 @@ DIGEST_BYTES = 16
 PROOF_BYTES = 32
 NONCE_BYTES = 16
 HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
-FRAME_BYTES = 1 << 20  # of a frame with several pages; a larger page has a frame of its own
+FRAME_BYTES = 256 << 10  # of a frame with several pages; a larger page has a frame of its own
 MOST_FRAME_BYTES = 256 << 20
 FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from server.api import peers
 from server.messages import Load, Peering
 from server.models.state import ModelSpec
 from server.peers.named import HEADER, header_of
 from server.peers.wire import PATH, PROOF_HEADER, Ask, Proofs, encode_ask
 from server.workers.supervisor import Supervisor
 from tests.doubles.process import NullConfig, null_source
+from tests.doubles.worker import NullScript
 from tests.server.conftest import Running
 from tests.server.meddler import Meddler
 
@@ -62,15 +65,18 @@ def cached(answer: httpx.Response) -> int:
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+def wait_until(holds: Callable[[], object]) -> bool:
+    end_s = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end_s, "not within 60 s"
+        time.sleep(0.02)
+    return True
+
+
 def counted(server, name: str, wanted: float) -> bool:
     """Wait until a counter has a value: workers report at intervals."""
-    end_s = time.monotonic() + 60
-    while time.monotonic() < end_s:
-        found = re.search(rf"^relaxserve:{name}_total{{[^}}]*}} (\S+)$", server.http().get("/metrics").text, re.MULTILINE)
-        if found is not None and float(found[1]) == wanted:
-            return True
-        time.sleep(0.05)
-    return False
+    client, form = server.http(), re.compile(rf"^relaxserve:{name}_total{{[^}}]*}} (\S+)$", re.MULTILINE)
+    return wait_until(lambda: (found := form.search(client.get("/metrics").text)) is not None and float(found[1]) == wanted)
 
 
 def test_a_prompt_that_one_server_computed_is_continued_by_another(peer):
@@ -250,3 +256,22 @@ def test_hostile_asks(peer):
     refused = give(server, asked(b"\0" * 16, prompt_ids=ids))
     assert refused.status_code == 400 and "expected 0 to 255" in refused.text
     assert choices(ask(server, prompt(50)))
+
+
+def test_a_prompt_is_not_computed_for_a_taker_that_has_gone(serve, tmp_path):
+    (tmp_path / "secret").write_text(SECRET)
+    server = serve(script=NullScript(prefill_s=3600.0), peer_secret_file=tmp_path / "secret")
+    group = server.worker.ready.cache_groups[0]
+    body = asked(b"\0" * 16, sizes=(group.page_bytes,), prompt_ids=bytes(64))
+    with server.connect() as taker:
+        head = f"POST {PATH} HTTP/1.1", "host: a", f"content-length: {len(body)}", f"{PROOF_HEADER}: {Proofs(SECRET).head_of(body)}"
+        taker.sendall("\r\n".join((*head, "", "")).encode() + body)
+        wait_until(lambda: server.worker.submits)
+        assert server.worker.submits[0].params.max_tokens == 1 and not server.worker.aborted
+    wait_until(lambda: server.worker.aborted)
+
+
+def test_only_so_many_are_given_pages_at_a_time(peer, monkeypatch):
+    monkeypatch.setattr(peers, "MOST_GIVINGS", 0)
+    refused = give(peer(), asked(b"\0" * 16))
+    assert refused.status_code == 429 and "compute the prompt" in refused.text

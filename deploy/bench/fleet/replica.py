@@ -59,6 +59,7 @@ class Replica:
         self.is_up = True
         self.waiting: deque[Job] = deque()
         self.busy_s = 0.0
+        self.num_coming = 0  # jobs whose pages are on the way
         self._costs = costs
         self._restart()
 
@@ -73,6 +74,11 @@ class Replica:
     @property
     def num_requests(self) -> int:
         return len(self.waiting) + len(self._prompts) + len(self._decoding)
+
+    @property
+    def load(self) -> int:
+        """The number of requests that a router counts."""
+        return self.num_requests + self.num_coming
 
     @property
     def pages_share(self) -> float:

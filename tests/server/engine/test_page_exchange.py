@@ -10,13 +10,14 @@ import pytest
 
 from runtime.cache_groups import PAGE_SIZE
 from server.engine import page_exchange
+from server.engine.intake import open_request
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import Abort, SamplingParams, Submit
+from server.messages import Abort, PagesGiven, SamplingParams, Submit
 from server.peers.taking import Arrival
 from server.peers.wire import Offer
-from tests.doubles.model import null_page_bytes
+from tests.doubles.model import NullModel, null_page_bytes
 from tests.doubles.transfers import GIVER, PEERING, exchange_with
 from tests.server.engine.conftest import VOCAB, Rig
 
@@ -190,3 +191,55 @@ def test_a_giver_evicts_while_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
         exchange.more("g")
         exchange.work()
     assert 5 <= len([message for message in sent if message.data]) < 299 // PAGE_SIZE and not sent[-1].data
+
+
+class SlowModel(NullModel):
+    """A model that needs a millisecond of the engine's clock to read or write a page."""
+
+    now_s = 0.0
+
+    def read_page(self, group: int, page: int) -> bytes:
+        self.now_s += 0.001
+        return super().read_page(group, page)
+
+    def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
+        self.now_s += 0.001
+        super().write_page(group, page, data)
+
+
+def test_pages_move_in_small_portions() -> None:
+    """Between two steps, both sides need PORTION_S and no more than one further page."""
+    one, most_s = submit("a", 300), page_exchange.PORTION_S + 0.001
+    giver = Rig(limits=limits(WHOLE))
+    giver.run([one])
+    models = [SlowModel(limits(WHOLE)) for _ in range(2)]
+    given, taken = models
+
+    def clock_of(model: SlowModel) -> Callable[[], float]:
+        return lambda: model.now_s
+
+    sent: list[PagesGiven] = []
+    exchange = page_exchange.PageExchange(
+        given, giver.engine.scheduler, sent.append, peering=PEERING, fingerprint="", clock=clock_of(given)
+    )
+    chain = page_exchange.Chain(b"")
+    chain.digest(299 // PAGE_SIZE - 1, one.prompt_ids)
+    exchange.give(page_exchange.GivePages("g", b"".join(chain.digests), 0))
+    exchange.more("g")
+    num_portions = 0
+    while exchange.has_work:
+        before_s = given.now_s
+        exchange.work()
+        num_portions += 1
+        assert given.now_s - before_s <= most_s
+    assert num_portions > 5
+    taker = Rig(limits=limits(WHOLE))
+    transfers = exchange_with(giver.model, giver.engine)
+    exchange = transfers(taken, taker.engine.scheduler, sent.append, clock=clock_of(taken))
+    request = open_request(*with_giver([one]), 0, limits=taker.limits, eos_ids=())
+    assert exchange.begin(request)
+    while exchange.is_taking(request):
+        before_s = taken.now_s
+        exchange.work()
+        assert taken.now_s - before_s <= most_s
+    assert exchange.counts.num_taken == 299 // PAGE_SIZE
