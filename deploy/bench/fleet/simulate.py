@@ -13,7 +13,7 @@ from deploy.bench.fleet.policies import Cell
 from deploy.bench.fleet.replica import Job, Replica
 from deploy.bench.fleet.scaling import LOOK_S, Scaler
 from deploy.bench.fleet.traces import Arrival, key_of
-from deploy.bench.fleet.transfers import Network, deliver
+from deploy.bench.fleet.transfers import Network, Transfers
 from deploy.ray.scaling import TARGET_REQUESTS
 
 
@@ -88,16 +88,17 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     outcome, timeline, last_s = Outcome(), Timeline(), trace[-1].at_s if trace else 0.0
     scalers = [Scaler(cell, plan.num_replicas, plan.target_requests) for cell in cells] if plan.most_replicas else []
 
+    transfers = {} if plan.network is None else {cell.name: Transfers(cell, plan.network, plan.costs, timeline.at) for cell in cells}
+
     def send(job: Job, now_s: float, most_requests: float) -> bool:
         """Send a job to a replica of the first cell that takes it. Return whether a cell took it."""
         cell = _cell_for(job, now_s, cells, most_requests)
         if cell is None:
             return False
-        best = cell.choose(job.arrival)
         if plan.network is None:
-            best.submit(job)
+            cell.choose(job.arrival).submit(job)
         else:
-            deliver(job, now_s, cell, best, network=plan.network, costs=plan.costs, at=timeline.at)
+            transfers[cell.name].deliver(job, now_s)
         return True
 
     def fail(failure: Failure, now_s: float) -> None:
