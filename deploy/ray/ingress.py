@@ -34,7 +34,7 @@ MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to 
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 
 # Paths that mean one server, not the fleet.
-OF_ONE_SERVER = ("/admin", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/realtime")
+OF_ONE_SERVER = ("/admin", "/internal", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/realtime")
 
 
 class Ingress:

@@ -109,15 +109,13 @@ class Engine:
         """Run one step. Return False if no sequence could run."""
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
+        self._move_pages(plan)
         if plan.items:
-            self._move_pages(plan)
             launched = self._clock()
             self._announce(plan)
             logits, kernel_s = self._run(self._batches.build(plan))
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
-        else:
-            self._move_pages(plan)
         self._publish()
         return bool(plan.items)
 
@@ -151,9 +149,8 @@ class Engine:
 
     def _move_pages(self, plan: Plan) -> None:
         """Make the copies of a plan, then exchange pages with other servers: a page that is written might be the source of a copy."""
-        if plan.items:
-            for copy in plan.copies:
-                self._model.copy_page(*copy)
+        for copy in plan.copies:
+            self._model.copy_page(*copy)
         if self.exchange is not None:
             self.exchange.work()
 

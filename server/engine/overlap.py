@@ -24,11 +24,10 @@ class OverlappedEngine(Engine):
     def step(self) -> bool:
         self._requests.admit()
         plan = self._next_plan()
+        self._move_pages(plan)
         if not plan.items:
-            self._move_pages(plan)
             self._publish()
             return False
-        self._move_pages(plan)
         launched = self._clock()
         self._announce(plan)
         batch = self._batches.build(plan)
