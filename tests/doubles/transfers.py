@@ -51,7 +51,9 @@ def giving_of(model: StepModel, engine: Engine) -> Callable[[Ask], list[Arrival]
     return answer
 
 
-def exchange_with(model: StepModel, engine: Engine, change: Change = lambda arrivals: arrivals) -> Callable[..., PageExchange]:
+def exchange_with(
+    model: StepModel, engine: Engine, change: Change = lambda arrivals: arrivals, peering: Peering = PEERING
+) -> Callable[..., PageExchange]:
     """Return what makes the exchange of an engine that takes pages from another one."""
     transfer_of = partial(LocalTransfer, answer=giving_of(model, engine), change=change)
-    return partial(PageExchange, peering=PEERING, fingerprint="same", transfer_of=transfer_of)
+    return partial(PageExchange, peering=peering, fingerprint="same", transfer_of=transfer_of)

@@ -13,8 +13,9 @@ from server.engine import page_exchange
 from server.engine.intake import open_request
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import Abort, PagesGiven, SamplingParams, Submit
+from server.messages import Abort, PagesGiven, Peering, SamplingParams, Submit
 from server.peers.taking import Arrival
 from server.peers.wire import Offer
 from tests.doubles.model import NullModel, null_page_bytes
@@ -243,3 +244,31 @@ def test_pages_move_in_small_portions() -> None:
         exchange.work()
         assert taken.now_s - before_s <= most_s
     assert exchange.counts.num_taken == 299 // PAGE_SIZE
+
+
+@pytest.mark.parametrize(("transfer_s", "num_tries"), [(9.0, 1), (11.0, 0)])
+def test_pages_that_would_take_longer_than_computing_are_not_asked_for(transfer_s: float, num_tries: int) -> None:
+    """The prompt has 18 full pages, which are computed within 10 seconds."""
+    one, peering = submit("a", 300), Peering("a secret of tests", 18 * BYTES / transfer_s, 600.0)
+    giver = Rig(limits=limits(WHOLE))
+    giver.run([one])
+    taker = Rig(
+        limits=limits(WHOLE),
+        pace=Pace(128, Measured({1: 0.001, 128: 128 / 28.8}), 60.0),
+        exchange=exchange_with(giver.model, giver.engine, peering=peering),
+    )
+    taker.run(with_giver([one]))
+    counts = taker.engine.exchange.counts
+    assert (counts.num_tries, counts.num_left_out) == (num_tries, 1 - num_tries)
+
+
+def test_only_so_many_requests_wait_for_pages() -> None:
+    _, taker = pair((WHOLE,), lambda _arrivals: [])
+    for number in range(page_exchange.MOST_TRANSFERS + 3):
+        taker.engine.submit(*with_giver([submit(f"r{number}", 50 + number)]))
+    assert len(taker.engine.exchange.takings) == page_exchange.MOST_TRANSFERS
+    assert taker.engine.exchange.counts.num_left_out == 3
+    for number in range(page_exchange.MOST_TRANSFERS):
+        taker.engine.abort(Abort(f"r{number}"))
+    taker.run()
+    assert not taker.engine.exchange.takings
