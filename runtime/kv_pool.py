@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
 from runtime.cache_groups import CacheGroup
 from runtime.device.base import Device, Tensor
 from runtime.executable import DTYPES
@@ -47,7 +45,7 @@ class KVPool:
         self._check(group, page)
         axis, count = self.groups[group].page_axis, self.groups[group].num_parts
         places = [(tensor, page * count + part) for tensor in self.tensors[group] for part in range(count)]
-        return b"".join(self._device.read_index(tensor, axis, index).tobytes() for tensor, index in places)
+        return b"".join(self._device.read_index(tensor, axis, index) for tensor, index in places)
 
     def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
         """Set a page to bytes that `read_page` of a pool with equal groups has returned."""
@@ -55,13 +53,12 @@ class KVPool:
         axis, count = self.groups[group].page_axis, self.groups[group].num_parts
         if len(data) != (wanted := self.groups[group].bytes_per_page):
             raise ValueError(f"a page of group {group} is to have {len(data)} bytes; expected {wanted}")
-        at = 0
+        left = memoryview(data)
         for tensor in self.tensors[group]:
-            shape = (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
+            num_bytes = tensor.nbytes // tensor.shape[axis]
             for part in range(count):
-                values = np.frombuffer(data, tensor.dtype, prod(shape), at).reshape(shape)
-                self._device.write_index(tensor, axis, page * count + part, values)
-                at += values.nbytes
+                self._device.write_index(tensor, axis, page * count + part, left[:num_bytes])
+                left = left[num_bytes:]
 
     def _check(self, group: int, page: int) -> None:
         if not 0 <= page < self.num_pages[group]:

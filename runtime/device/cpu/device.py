@@ -190,11 +190,12 @@ class CpuDevice:
         before = (slice(None),) * axis
         tensor[(*before, target)] = tensor[(*before, source)]
 
-    def read_index(self, tensor: Any, axis: int, index: int) -> Array:
-        return np.array(tensor[(*(slice(None),) * axis, index)], order="C")
+    def read_index(self, tensor: Any, axis: int, index: int) -> bytes:
+        return tensor[(*(slice(None),) * axis, index)].tobytes()
 
-    def write_index(self, tensor: Any, axis: int, index: int, values: Array) -> None:
-        tensor[(*(slice(None),) * axis, index)] = values
+    def write_index(self, tensor: Any, axis: int, index: int, data: memoryview) -> None:
+        part = tensor[(*(slice(None),) * axis, index)]
+        part[...] = np.frombuffer(data, tensor.dtype).reshape(part.shape)
 
     # --- code --------------------------------------------------------------------------------------------------------
 

@@ -178,17 +178,17 @@ class CudaDevice:
         for begin in _row_addresses(tensor, axis):
             self._card.copy(begin + target * inner, begin + source * inner, inner)
 
-    def read_index(self, tensor: Any, axis: int, index: int) -> Array:
-        values = np.empty((*tensor.shape[:axis], *tensor.shape[axis + 1 :]), tensor.dtype)
-        inner, data = _inner_bytes(tensor, axis), _bytes_of(values)
+    def read_index(self, tensor: Any, axis: int, index: int) -> bytes:
+        inner = _inner_bytes(tensor, axis)
+        data = np.empty(prod(tensor.shape[:axis]) * inner, np.uint8)
         for row, begin in enumerate(_row_addresses(tensor, axis)):
             self._card.download(data[row * inner : (row + 1) * inner], begin + index * inner)
-        return values
+        return data.tobytes()
 
-    def write_index(self, tensor: Any, axis: int, index: int, values: Array) -> None:
-        inner, data = _inner_bytes(tensor, axis), _bytes_of(np.ascontiguousarray(values))
+    def write_index(self, tensor: Any, axis: int, index: int, data: memoryview) -> None:
+        inner, values = _inner_bytes(tensor, axis), np.frombuffer(data, np.uint8)
         for row, begin in enumerate(_row_addresses(tensor, axis)):
-            self._card.upload(begin + index * inner, data[row * inner : (row + 1) * inner])
+            self._card.upload(begin + index * inner, values[row * inner : (row + 1) * inner])
 
     # --- code --------------------------------------------------------------------------------------------------------
 
