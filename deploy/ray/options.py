@@ -31,9 +31,8 @@ class Pool(BaseModel):
     num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
     prefill_replicas: int = Field(default=0, ge=0)  # further replicas, which only compute long prompts for the others
-    prefill_characters: int = Field(
-        default=PREFILL_CHARACTERS, ge=1
-    )  # from which on they compute a prompt, counted without known beginnings
+    # characters of a prompt from which on they compute it, counted without known beginnings
+    prefill_characters: int = Field(default=PREFILL_CHARACTERS, ge=1)
 
     @model_validator(mode="after")
     def check(self) -> Pool:
