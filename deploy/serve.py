@@ -24,18 +24,18 @@ from deploy.library import Downloads
 from deploy.listening import listen
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
-from deploy.stages.secret import read_secret
 from runtime.launch import command
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
 from server.interfaces import LoadError, ProgressCallback
 from server.load_settings import LoadSettings
-from server.messages import ErrorCode, Load
+from server.messages import ErrorCode, Load, Peering
 from server.models.model import Footprint, FormEstimate
 from server.models.publications import Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.pauses import collect_in_small_portions, switch_often
+from server.secret_file import read_secret
 from server.settings import ServerSettings, SettingsError
 from server.workers.care import Care
 from server.workers.supervisor import Supervisor
@@ -59,10 +59,23 @@ def make_worker(
 ) -> Supervisor:
     file = settings.stage_secret_file if spec.stages else None
     secret = "" if file is None else read_secret(file, "stage_secret_file")
-    also = {"stage_secret": secret, "logs_cache": events is not None, "log_level": settings.log_level, "log_format": settings.log_format}
-    load = msgspec.structs.replace(load_of(spec, hub_token), **also)
+    load = msgspec.structs.replace(
+        load_of(spec, hub_token),
+        stage_secret=secret,
+        peers=peering_of(settings),
+        logs_cache=events is not None,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
     cache = None if events is None else events.source_of(spec.name)
     return Supervisor(WORKER, load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
+
+
+def peering_of(settings: ServerSettings) -> Peering | None:
+    """Return how pages are exchanged with other servers; None: they are not."""
+    if settings.peer_secret_file is None:
+        return None
+    return Peering(read_secret(settings.peer_secret_file, "peer_secret_file"), settings.peer_rate_bytes, settings.peer_patience_s)
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:

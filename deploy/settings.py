@@ -112,6 +112,11 @@ SETTINGS = (
     Setting("kv_events_replay", FLEET, "ZMQ address that sends changes again to routers that missed some, such as tcp://*:5558."),
     Setting("kv_events_name", FLEET, "Name of this replica in the topics of its events, such as 10.0.0.7:8000; by default its address."),
     Setting("ingress_key", FLEET, "Key with which an ingress decides ids, time and seed of answers.", in_arguments=False),
+    Setting("peer_secret_file", FLEET, "Secret of the servers that give each other pages of their prefix caches."),
+    Setting(
+        "peer_rate_bytes", FLEET, "Bytes per second between these servers, such as 256M: what takes longer than computing is not taken."
+    ),
+    Setting("peer_patience_s", FLEET, "How much longer than computing a prompt a request waits for its pages."),
 )
 
 TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}

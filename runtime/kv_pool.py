@@ -33,13 +33,36 @@ class KVPool:
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         """Copy a page in all layers of its group."""
-        for page in (source, target):
-            if not 0 <= page < self.num_pages[group]:
-                raise IndexError(f"page {page} does not exist; the pool has pages 0 to {self.num_pages[group] - 1}")
+        self._check(group, source)
+        self._check(group, target)
         for tensor in self.tensors[group]:
             axis, count = self.groups[group].page_axis, self.groups[group].num_parts
             for part in range(count):
                 self._device.copy_index(tensor, axis, source * count + part, target * count + part)
+
+    def read_page(self, group: int, page: int) -> bytes:
+        """Return the bytes of a page: of each tensor of the group, its part in all layers."""
+        self._check(group, page)
+        axis, count = self.groups[group].page_axis, self.groups[group].num_parts
+        places = [(tensor, page * count + part) for tensor in self.tensors[group] for part in range(count)]
+        return b"".join(self._device.read_index(tensor, axis, index) for tensor, index in places)
+
+    def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
+        """Set a page to bytes that `read_page` of a pool with equal groups has returned."""
+        self._check(group, page)
+        axis, count = self.groups[group].page_axis, self.groups[group].num_parts
+        if len(data) != (wanted := self.groups[group].bytes_per_page):
+            raise ValueError(f"a page of group {group} is to have {len(data)} bytes; expected {wanted}")
+        left = memoryview(data)
+        for tensor in self.tensors[group]:
+            num_bytes = tensor.nbytes // tensor.shape[axis]
+            for part in range(count):
+                self._device.write_index(tensor, axis, page * count + part, left[:num_bytes])
+                left = left[num_bytes:]
+
+    def _check(self, group: int, page: int) -> None:
+        if not 0 <= page < self.num_pages[group]:
+            raise IndexError(f"page {page} does not exist; the pool has pages 0 to {self.num_pages[group] - 1}")
 
 
 def _tensor(device: Device, shape: tuple[int, ...], dtype: str) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from runtime.device.base import CardUsage
 from server.defaults import Defaults
-from server.messages import CacheChange, Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
+from server.messages import CacheChange, Embed, Embedding, ErrorCode, GivePages, PagesGiven, Progress, Ready, Stats, Submit, TokenEvent
 from server.text.templates.limits import Limits
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class WorkerHandle(Protocol):
     def abort(self, request_id: str, choice: int, /) -> None: ...
 
     async def embed(self, embed: Embed, /) -> Embedding: ...
+
+    def give(self, asked: GivePages, /) -> AsyncGenerator[PagesGiven, None]: ...
 
     async def sleep(self, *, keep: bool) -> None: ...
 

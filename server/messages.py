@@ -1,8 +1,8 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
-    front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
+    front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown  GivePages  MorePages
     worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Working  Card
-                       CacheChanged
+                       CacheChanged  PagesGiven
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
 `time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
@@ -18,6 +18,8 @@ import msgspec
 
 from runtime.device.base import CardUsage
 from server.load_settings import LoadSettings
+from server.peers.named import Giver
+from server.peers.wire import Offer
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -156,6 +158,14 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 # --- front -> worker ---------------------------------------------------------------------------------------------------
 
 
+class Peering(msgspec.Struct, frozen=True):
+    """How pages of prefix caches are exchanged with other servers."""
+
+    secret: str
+    rate_bytes: float  # bytes per second at which pages arrive; pages that would arrive later than they are computed are not asked for
+    patience_s: float  # how much longer than computing a request waits for pages
+
+
 class Load(LoadSettings, Message, frozen=True, tag=True):
     """Compile `source`, or load it from the cache, and get ready to serve it."""
 
@@ -165,6 +175,7 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     logs_cache: bool = False  # report changes of the prefix cache
     stage_secret: str = ""  # both ends of a connection to a stage prove that they know it
+    peers: Peering | None = None  # None: no pages are given to other servers, or taken from them
     cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided by the memory of the stages
     layers: tuple[int, int] | None = None  # the first layer that a stage computes, and the one after its last; None: all
     is_early: bool = False  # another stage has what follows the layers
@@ -194,6 +205,7 @@ class Submit(Message, frozen=True, tag=True):
     deadline: float | None = None
     audio: Audio | None = None  # the audio that the prompt is about
     crops: tuple[Crop, ...] = ()  # crops of all images, in the order of their tokens in the prompt
+    giver: Giver | None = None  # the server that may have pages of the prompt; taken only if the load has `peers`
 
 
 class Embed(Message, frozen=True, tag=True):
@@ -213,6 +225,18 @@ class Embed(Message, frozen=True, tag=True):
 class Abort(Message, frozen=True, tag=True):
     request_id: str
     choice: int | None = None  # None: all choices
+
+
+class GivePages(Message, frozen=True, tag=True):
+    """Read the pages that another server asks for. The first PagesGiven has the offer; each MorePages asks for another one."""
+
+    request_id: str
+    digests: bytes  # as in an Ask
+    num_held: int
+
+
+class MorePages(Message, frozen=True, tag=True):
+    request_id: str
 
 
 class Drain(Message, frozen=True, tag=True):
@@ -449,6 +473,17 @@ class Failed(Message, frozen=True, tag=True):
 STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+class PageCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Pages that went from server to server since the worker started."""
+
+    num_given: int = 0
+    num_taken: int = 0
+    num_tries: int = 0  # requests for which this server asked another one
+    num_failed: int = 0  # tries that ended before all pages of the offer were here
+    num_left_out: int = 0  # requests that named a server which was not asked, because computing is faster, or too many ask already
+    waited_s: float = 0.0  # time for which requests waited for pages
+
+
 class Stats(Message, frozen=True, tag=True):
     """The engine's state after a step. Sent at most every 100 ms, and once when the engine runs out of work."""
 
@@ -467,6 +502,7 @@ class Stats(Message, frozen=True, tag=True):
     num_prefill_tokens: int = 0  # prompt tokens of all steps, which num_step_tokens includes
     num_prompt_tokens_left: int = 0  # prompt tokens of unfinished sequences that are not computed yet
     stages_s: float = 0.0  # time that the worker has waited for other stages of its model
+    pages: PageCounts = PageCounts()
 
 
 class Step(Message, frozen=True, tag=True):
@@ -515,5 +551,15 @@ class CacheChanged(Message, frozen=True, tag=True):
     changes: tuple[CacheChange, ...]
 
 
-FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Working | Card | CacheChanged
+class PagesGiven(Message, frozen=True, tag=True):
+    """The answer to a GivePages, or to a MorePages."""
+
+    request_id: str
+    offer: Offer | None = None  # in the first answer
+    data: bytes = b""  # the next pages in the order of the offer; empty after the last one, or if the next page is gone
+
+
+FromFront = Load | Submit | Embed | Abort | Drain | Shutdown | GivePages | MorePages
+FromWorker = (
+    Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Step | Working | Card | CacheChanged | PagesGiven
+)

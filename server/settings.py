@@ -39,6 +39,9 @@ class ServerSettings:
     kv_events_replay: str | None = None  # ZMQ address that sends past changes again
     kv_events_name: str | None = None  # name of this replica in the topics; None: its address
     ingress_key: str | None = None  # key with which an ingress may give requests their open values (`open_values.py`); None: nobody may
+    peer_secret_file: Path | None = None  # the secret of servers that give each other pages of their caches; None: no page leaves or comes
+    peer_rate_bytes: int = 256 << 20  # bytes per second at which pages arrive from other servers
+    peer_patience_s: float = 2.0  # how much longer than computing a prompt a request waits for its pages
 
     stage_secret_file: Path | None = None  # the secret that this server shares with `relaxserve stage` on other machines
     model_root: Path = Path("models")

@@ -25,7 +25,7 @@ def stage(
     from deploy.listening import listen as listener_of
     from deploy.logs import configure
     from deploy.stages.host import offer
-    from deploy.stages.secret import read_secret
+    from server.secret_file import read_secret
     from server.settings import SettingsError
 
     host, _, port = listen.rpartition(":")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -77,7 +77,8 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
         case Generator():
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
             if relay is not None:
-                return StagedModel(session, pool, limits, relay)
+                alone = tuple(replace(group, page_bytes=0) for group in limits.groups)  # other processes have a part of each page
+                return StagedModel(session, pool, replace(limits, groups=alone), relay)
             if (vision := mode.files.config.vision) is None:
                 return CompiledModel(session, pool, limits)
             return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size * vision.num_depths))
@@ -115,7 +116,7 @@ def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]
     """Return the limits of a step. `num_pages` has one entry per cache group."""
     config, bounds = mode.files.config, mode.bounds
     counted = zip(mode.groups, num_pages, strict=True)
-    groups = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for group, count in counted)
+    groups = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size, group.bytes_per_page) for group, count in counted)
     sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
     if (hearing := config.hearing) is not None:
         cost = -(-hearing.num_frames * hearing.num_layers // config.num_layers)
@@ -162,6 +163,12 @@ class _Stepping:
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         self._pool.copy_page(group, source, target)
+
+    def read_page(self, group: int, page: int) -> bytes:
+        return self._pool.read_page(group, page)
+
+    def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
+        self._pool.write_page(group, page, data)
 
     def _call(self, entry: str, batch: StepBatch, *rows: NDArray[Any], stream: Vectors | None = None) -> Any:
         return self._session.call(entry, *arguments_of(batch, self._pool.groups, stream), *rows, *self._pool.arguments, views=True)

@@ -8,7 +8,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deploy.ray.ingress import INGRESS
-from deploy.ray.options import Fleet, Pool
+from deploy.ray.options import Fleet, Pool, prefill_name
 from deploy.ray.replica import REPLICA
 from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S
 
@@ -20,7 +20,15 @@ def app(options: dict[str, Any]) -> Application:
     fleet = Fleet.model_validate(options)
     pools = {name: _replicas(name, pool) for name, pool in fleet.pools.items()}
     models = {model: name for name, pool in reversed(fleet.pools.items()) for model in pool.names}
-    return INGRESS.bind(pools, models, fleet.patience_s)
+    sharing = tuple(name for name, pool in fleet.pools.items() if pool.shares_pages)
+    prefill = {name: (_prefill(name, pool), pool.prefill_characters) for name, pool in fleet.pools.items() if pool.prefill_replicas}
+    return INGRESS.bind(pools, models, fleet.patience_s, sharing, prefill)
+
+
+def _prefill(name: str, pool: Pool) -> Application:
+    resources = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    made = REPLICA.options(name=prefill_name(name), ray_actor_options=resources, num_replicas=pool.prefill_replicas)
+    return made.bind(pool.models, pool.settings, pool.num_threads)
 
 
 def _replicas(name: str, pool: Pool) -> Application:

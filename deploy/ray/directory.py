@@ -18,6 +18,7 @@ from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Wish
 
+LEAST_BLOCKS = 4  # of a prompt that another replica must have more, so that its pages are worth a question
 AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
 
 
@@ -50,8 +51,9 @@ class Directory:
         with self._lock:
             self._owners.learn(wish.keys, replica)
 
-    def choose(self, wish: Wish) -> Lease | None:
-        """Return the best replica, or None if each has failed this request or no replica has said where its server is."""
+    def choose(self, wish: Wish, *, shares: bool = False) -> Lease | None:
+        """Return the best replica, or None if each has failed this request or no replica has said where its server is. If replicas share
+        pages, the lease names another one that has more of the prompt."""
         stats, now_s = self._stats, time.monotonic()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
         failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
@@ -59,8 +61,20 @@ class Directory:
         if not order or order[0] in wish.avoided:
             return None
         best = order[0]
+        lease = Lease(best, str(stats[best]["url"]), str(stats[best]["key"]))
+        if shares:
+            kept = self._kept(wish, [name for name in order if name not in wish.avoided | failed or name == best])
+            owner = max(kept, key=kept.__getitem__)
+            giver = str(stats[owner]["url"]) if kept[owner] - kept[best] >= LEAST_BLOCKS else ""
+            lease = replace(lease, giver=giver, num_new=wish.num_blocks - kept[owner])
         self.learn(wish, best)
-        return Lease(best, str(stats[best]["url"]), str(stats[best]["key"]))
+        return lease
+
+    def _kept(self, wish: Wish, names: Sequence[str]) -> Mapping[str, int]:
+        """Return how many blocks of the prompt each of these replicas has."""
+        with self._lock:
+            since_s = {name: float(self._stats.get(name, {}).get("kept_since_s", 0.0)) for name in names}
+            return self._owners.num_kept(wish.keys[: wish.num_blocks], since_s)
 
 
 _directories: defaultdict[str, Directory] = defaultdict(Directory)

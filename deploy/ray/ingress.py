@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Mapping
+from functools import partial
 from urllib.parse import quote
 
 import aiohttp
@@ -19,7 +21,9 @@ from starlette.responses import Response
 
 from deploy.ray.directory import directory_of
 from deploy.ray.lease import Lease
+from deploy.ray.options import prefill_name
 from deploy.ray.passage import Passage, refusal
+from deploy.ray.prefill import Prefill
 from deploy.ray.session import new_session
 from deploy.ray.wish import BodyTooLarge, Wish, read, receive
 
@@ -30,13 +34,26 @@ MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to 
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 
 # Paths that mean one server, not the fleet.
-OF_ONE_SERVER = ("/admin", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/realtime")
+OF_ONE_SERVER = ("/admin", "/internal", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/realtime")
 
 
 class Ingress:
-    def __init__(self, pools: dict[str, DeploymentHandle], models: dict[str, str], patience_s: float) -> None:
-        """`models` says which pool serves which model. The first pool serves requests that name none of them."""
+    def __init__(
+        self,
+        pools: dict[str, DeploymentHandle],
+        models: dict[str, str],
+        patience_s: float,
+        sharing: Collection[str] = (),
+        prefill: Mapping[str, tuple[DeploymentHandle, int]] | None = None,
+    ) -> None:
+        """`models` says which pool serves which model. The first pool serves requests that name none of them. The replicas of pools in
+        `sharing` give each other pages. `prefill` has replicas that compute long prompts for a pool, and from how many characters on."""
         self._pools = {name: pool.options(method_name="lease") for name, pool in pools.items()}
+        self._sharing = frozenset(sharing)
+        self._prefill = {
+            name: Prefill(directory_of(prefill_name(name)), partial(_leased, handle.options(method_name="lease")), least)
+            for name, (handle, least) in (prefill or {}).items()
+        }
         self._models = models
         self._patience_s = patience_s
         self._client: aiohttp.ClientSession | None = None
@@ -52,11 +69,14 @@ class Ingress:
             return refusal(413, "body_too_large", str(error))
         reading = read(request.method, path, request.headers, body, is_quick=is_quick)
         name = self._models.get(reading.model, next(iter(self._pools)))
-        pool, directory = self._pools[name], directory_of(name)
+        pool, directory, prefill = self._pools[name], directory_of(name), self._prefill.get(name)
         target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
 
         async def borrow(wish: Wish) -> Lease | None:
-            return directory.choose(wish) or await _leased(pool, wish)
+            lease = directory.choose(wish, shares=name in self._sharing)
+            if lease is None:
+                return await _leased(pool, wish)
+            return prefill.added(lease, wish) if prefill is not None else lease
 
         client, headers = self._session(), request.headers
         return Passage(client, borrow, directory.requests, request.method, target, headers, body, reading, self._patience_s)

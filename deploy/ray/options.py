@@ -11,6 +11,12 @@ from deploy.settings import model_entry
 from server.models.state import ModelSpec
 
 PATIENCE_S = 60.0
+PREFILL_CHARACTERS = 8192
+
+
+def prefill_name(pool: str) -> str:
+    """Return the name of the deployment whose replicas compute long prompts for a pool."""
+    return f"{pool}-prefill"
 
 
 class Pool(BaseModel):
@@ -26,6 +32,9 @@ class Pool(BaseModel):
     num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
     num_stages: int = Field(default=1, ge=1)  # machines of a replica, each of which computes a part of the layers of its models
+    prefill_replicas: int = Field(default=0, ge=0)  # further replicas, which only compute long prompts for the others
+    # characters of a prompt from which on they compute it, counted without known beginnings
+    prefill_characters: int = Field(default=PREFILL_CHARACTERS, ge=1)
 
     @model_validator(mode="after")
     def check(self) -> Pool:
@@ -34,6 +43,9 @@ class Pool(BaseModel):
             self._check_stages()
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas is {self.min_replicas}; expected at most max_replicas, {self.max_replicas}")
+        if self.prefill_replicas and not self.shares_pages:
+            text = "set peer_secret_file in settings, the secret with which replicas give each other pages"
+            raise ValueError(f"prefill_replicas is {self.prefill_replicas}; {text}")
         return self
 
     def _check_stages(self) -> None:
@@ -44,6 +56,9 @@ class Pool(BaseModel):
             raise ValueError(f"{shown} and num_cpus is 0; expected CPUs for Ray to reserve on each machine of a replica")
         if "stage_secret_file" in self.settings or any(spec.stages for spec in self._specs):
             raise ValueError(f"{shown}, and settings or models name stages of their own; leave one of them out")
+        if self.prefill_replicas or self.shares_pages:
+            given = "prefill_replicas" if self.prefill_replicas else "peer_secret_file"
+            raise ValueError(f"{shown} and {given} is set, but models in stages give and take no pages; leave one of them out")
 
     @property
     def names(self) -> list[str]:
@@ -53,6 +68,11 @@ class Pool(BaseModel):
     @property
     def _specs(self) -> list[ModelSpec]:
         return [model_entry(entry, f"model {number} of a pool") for number, entry in enumerate(self.models, 1)]
+
+    @property
+    def shares_pages(self) -> bool:
+        """Whether the replicas give each other pages of their prefix caches."""
+        return self.settings.get("peer_secret_file") is not None
 
     @property
     def num_threads(self) -> int | None:
@@ -65,3 +85,10 @@ class Fleet(BaseModel):
 
     pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment
     patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it
+
+    @model_validator(mode="after")
+    def check(self) -> Fleet:
+        for name, pool in self.pools.items():
+            if pool.prefill_replicas and prefill_name(name) in self.pools:
+                raise ValueError(f"pools has {prefill_name(name)!r}, the name of the prefill replicas of {name!r}; give it another name")
+        return self

@@ -26,6 +26,8 @@ from deploy.ray.progress import Events, Progress, is_comment
 from deploy.ray.wish import Reading, Wish, place_of
 from server.api.answer.sse import until_disconnect
 from server.open_values import HEADER
+from server.peers.named import HEADER as GIVER_HEADER
+from server.peers.named import header_of
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ OWN_HEADERS = frozenset(
         "host",
         "expect",
         HEADER,
+        GIVER_HEADER,
     }
 )
 
@@ -125,6 +128,8 @@ class Passage(Response):
             self.nonce = self.nonce or place_of(lease.replica) + secrets.token_bytes(12)
             headers = [(name, value) for name, value in self.given.items() if name not in OWN_HEADERS]
             headers.append((HEADER, f"{lease.key} {self.nonce.hex()} {self.created_s}"))
+            if lease.giver:
+                headers.append((GIVER_HEADER, header_of(lease.key, lease.giver, computes=lease.computes)))
             if self.fingerprint:
                 headers = [(name, value) for name, value in headers if name != "if-match"] + [("if-match", self.fingerprint)]
             async with self.client.request(

@@ -58,6 +58,7 @@ class Wish:
     keys: tuple[bytes, ...] = ()  # of the prompt's beginnings, the shortest first; the session's key is the last
     place: bytes = b""  # of the replica that must serve it, because it stores an earlier response
     avoided: frozenset[str] = frozenset()  # replicas that have failed this request
+    num_blocks: int = 0  # keys that are of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,11 @@ def read(method: str, path: str, headers: Mapping[str, str], body: bytes, *, is_
     earlier = fields.get("previous_response_id")
     place = _place_in(earlier) if isinstance(earlier, str) else _place_in(path.removeprefix("/v1/responses/"))
     keys = chain(fields, headers.get("authorization", headers.get("x-api-key", "")))
+    num_blocks = len(keys)
     session = headers.get("x-session-id") or next((value for name in SESSIONS if isinstance(value := fields.get(name), str) and value), "")
     if session:
         keys += (blake2b(session.encode(errors="replace"), digest_size=KEY_BYTES, person=b"session").digest(),)
-    wish = Wish(keys, place if path.startswith("/v1/responses") else b"")
+    wish = Wish(keys, place if path.startswith("/v1/responses") else b"", num_blocks=num_blocks)
     return Reading(wish, model if isinstance(model, str) else "", path in REPEATABLE and not acts)
 
 

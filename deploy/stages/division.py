@@ -55,6 +55,7 @@ def _of_stage(load: Load, layers: range, machine: str, room: int, share: float) 
         reserved_bytes=int(load.reserved_bytes * share),
         stages=(),
         stage_secret="",
+        peers=None,
         cuts=(),
     )
     return own if machine == LOCAL else msgspec.structs.replace(own, reserved_bytes=0, kv_share=1.0, hub_token=None)

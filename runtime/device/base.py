@@ -212,6 +212,14 @@ class Device(Protocol):
         """Copy the slice at index `source` of the axis to index `target`."""
         ...
 
+    def read_index(self, tensor: Tensor, axis: int, index: int) -> bytes:
+        """Return the bytes of the slice at an index of the axis."""
+        ...
+
+    def write_index(self, tensor: Tensor, axis: int, index: int, data: memoryview) -> None:
+        """Set the slice at an index of the axis to bytes that `read_index` of a tensor with such slices has returned."""
+        ...
+
     # --- code ---
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:

@@ -17,6 +17,7 @@ from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
 from server.engine.outbox import Outbox, Publish, Timing
+from server.engine.page_exchange import ExchangeOf
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
@@ -24,7 +25,7 @@ from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.pace import Pace
 from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
-from server.messages import Abort, CacheChanged, Embed, Stats, Step, Submit
+from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step, Submit
 from server.stages.relay import Relay
 
 LONG_S = 10.0  # limits of steps from this one on are announced
@@ -53,19 +54,28 @@ class Engine:
         pace: Pace | None = None,
         logs_cache: bool = False,
         relay: Relay | None = None,
+        exchange: ExchangeOf | None = None,
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `logs_cache`, changes of the prefix cache are published too. `relay` has the model's other stages. `clock` measures the
-        duration of steps, `deadline_clock` gives the time that deadlines are compared with."""
+        """With `logs_cache`, changes of the prefix cache are published too. `relay` has the model's other stages. `exchange` makes
+        what exchanges pages with other servers. `clock` measures the duration of steps, `deadline_clock` gives the time that deadlines are
+        compared with."""
         self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
         self.scheduler = Scheduler(model.limits, pace, self._cache_log)
         self.timing = Timing()
         self._model = model
         self._clock = clock
         self._outbox = Outbox(publish)
+        self.exchange = None if exchange is None else exchange(model, self.scheduler, self._outbox.send)
         self._requests = Requests(
-            model.limits, self.scheduler, self._outbox, eos_ids=eos_ids, constraints=constraints, clock=deadline_clock
+            model.limits,
+            self.scheduler,
+            self._outbox,
+            eos_ids=eos_ids,
+            constraints=constraints,
+            clock=deadline_clock,
+            exchange=self.exchange,
         )
         self._constraints = constraints
         self._relay = relay
@@ -76,7 +86,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         has_changed = self._cache_log is not None and self._cache_log.has_news
-        return bool(self._requests.living) or self._outbox.has_news or has_changed
+        is_asked = self.exchange is not None and self.exchange.has_work
+        return bool(self._requests.living) or self._outbox.has_news or has_changed or is_asked
 
     def submit(self, submit: Submit) -> None:
         self._requests.submit(submit)
@@ -86,6 +97,8 @@ class Engine:
 
     def abort(self, abort: Abort) -> None:
         self._requests.abort(abort)
+        if self.exchange is not None:
+            self.exchange.stop(abort.request_id)
 
     def pause(self, paused: bool) -> None:
         self.scheduler.pause(paused)
@@ -96,10 +109,11 @@ class Engine:
         """Run one step. Return False if no sequence could run."""
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
+        self._move_pages(plan)
         if plan.items:
             launched = self._clock()
             self._announce(plan)
-            logits, kernel_s = self._run(plan, self._batches.build(plan))
+            logits, kernel_s = self._run(self._batches.build(plan))
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
         self._publish()
@@ -133,10 +147,15 @@ class Engine:
                 masks[seq] = mask
         return masks
 
-    def _run(self, plan: Plan, batch: StepBatch) -> tuple[Logits, float]:
-        started = self._clock()
+    def _move_pages(self, plan: Plan) -> None:
+        """Make the copies of a plan, then exchange pages with other servers: a page that is written might be the source of a copy."""
         for copy in plan.copies:
             self._model.copy_page(*copy)
+        if self.exchange is not None:
+            self.exchange.work()
+
+    def _run(self, batch: StepBatch) -> tuple[Logits, float]:
+        started = self._clock()
         logits = self._model.run(batch)
         return logits, self._clock() - started
 
@@ -217,7 +236,8 @@ class Engine:
         self._outbox.flush()
         if self._cache_log is not None and self._cache_log.has_news:
             self._outbox.send(CacheChanged(self._cache_log.take()))
-        if self._outbox.wants_stats(is_busy=bool(self._requests.living)):
+        is_giving = self.exchange is not None and self.exchange.is_giving
+        if self._outbox.wants_stats(is_busy=bool(self._requests.living) or is_giving):
             self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
@@ -242,6 +262,7 @@ class Engine:
             steps_by_size=tuple(timing.by_size),
             num_prefill_tokens=timing.num_prefill,
             stages_s=0.0 if self._relay is None else self._relay.waited_s,
+            pages=PageCounts() if self.exchange is None else self.exchange.counts,
             num_prompt_tokens_left=sum(max(0, seq.num_prompt - seq.num_computed) for seq in alive if seq not in seq.request.followers),
         )
 
@@ -249,5 +270,7 @@ class Engine:
         self.scheduler.check_integrity(self._requests.sequences)
 
     def close(self) -> None:
+        if self.exchange is not None:
+            self.exchange.close()
         if self._constraints is not None:
             self._constraints.close()

@@ -24,6 +24,7 @@ class OverlappedEngine(Engine):
     def step(self) -> bool:
         self._requests.admit()
         plan = self._next_plan()
+        self._move_pages(plan)
         if not plan.items:
             self._publish()
             return False
@@ -32,7 +33,7 @@ class OverlappedEngine(Engine):
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
         try:
-            logits, kernel_s = self._run(plan, batch)
+            logits, kernel_s = self._run(batch)
         finally:
             outputs = self._helper.result()
         self._sample(plan, logits, outputs)

@@ -18,6 +18,7 @@ from server.constraints.stamps import StampMatcher
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.outbox import Outbox
+from server.engine.page_exchange import PageExchange
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
 from server.engine.scheduling.scheduler import Scheduler
@@ -36,8 +37,9 @@ class Requests:
         eos_ids: tuple[int, ...],
         constraints: ConstraintCompiler | None,
         clock: Callable[[], float],
+        exchange: PageExchange | None = None,
     ) -> None:
-        """`clock` gives the time that deadlines are compared with."""
+        """`clock` gives the time that deadlines are compared with. `exchange` takes pages from other servers."""
         self.living: dict[str, Request] = {}
         self._limits = limits
         self._scheduler = scheduler
@@ -45,6 +47,7 @@ class Requests:
         self._eos_ids = eos_ids
         self._constraints = constraints
         self._clock = clock
+        self._exchange = exchange
         self._compiling: dict[Sequence, None] = {}  # sequences that wait for their constraints, in order of arrival
         self._parked: set[Sequence] = set()
         self._deadlines: list[tuple[float, int, str]] = []  # a heap of deadline, arrival and request id; entries may outlive their requests
@@ -66,7 +69,14 @@ class Requests:
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
                 self._end(seq, FinishReason.LENGTH)
-        if not any(seq in self._compiling for seq in request.sequences):
+        if self._exchange is not None and not request.is_finished:
+            self._exchange.begin(request)
+        self._schedule(request)
+
+    def _schedule(self, request: Request) -> None:
+        """Schedule a request, unless it waits for its constraints or for pages of another server."""
+        is_taking = self._exchange is not None and self._exchange.is_taking(request)
+        if not is_taking and not any(seq in self._compiling for seq in request.sequences):
             self._scheduler.add(request)
 
     def embed(self, embed: Embed) -> None:
@@ -110,13 +120,17 @@ class Requests:
             heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
 
     def admit(self) -> None:
-        """End expired requests, schedule requests with compiled constraints, and resume parked sequences whose matchers have answered."""
+        """End expired requests, schedule requests whose constraints are compiled or whose pages have arrived, and resume parked sequences
+        whose matchers have answered."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
             request = self.living.get(request_id)
             for seq in request.sequences if request is not None and request.arrival == arrival else ():
                 self._end(seq, FinishReason.DEADLINE)
+        for request in self._exchange.arrived() if self._exchange is not None else ():
+            if not request.is_finished:
+                self._schedule(request)
         for seq in list(self._compiling):
             if seq in self._compiling:  # an earlier iteration may have failed the request
                 try:
@@ -141,8 +155,7 @@ class Requests:
             self._end(seq, FinishReason.STOP)  # an earlier worker died before it sent this last event
         if seq.choosing is not None:
             seq.choosing.let_go()  # the earlier worker dropped the selection too, or it would not have sent these tokens
-        if not any(other in self._compiling for other in seq.request.sequences):
-            self._scheduler.add(seq.request)
+        self._schedule(seq.request)
 
     # --- tokens ----------------------------------------------------------------------------------------------------------
 
@@ -306,6 +319,8 @@ class Requests:
         self._compiling.pop(seq, None)
         self._parked.discard(seq)
         self._scheduler.finish(seq)
+        if self._exchange is not None and seq.request.is_finished:
+            self._exchange.drop(seq.request)
         seq.matcher = None  # drops the last reference, which may end a process
 
 

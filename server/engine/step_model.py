@@ -80,6 +80,7 @@ class GroupLimits:
     window: int | None = None  # tokens that a token attends to, itself included; None: all before it
     keeps_states: bool = False  # a page has the state after its last token, so a sequence can continue only after full pages
     page_size: int = PAGE_SIZE  # tokens per page: a multiple of PAGE_SIZE
+    page_bytes: int = 0  # of a page as `read_page` returns it; 0: pages cannot be read or written
 
     def most_pages(self, max_tokens: int) -> int | None:
         """Return the largest number of pages that a sequence holds at a time if at most `max_tokens` of its tokens run in a step. Return
@@ -175,6 +176,14 @@ class StepModel(Protocol):
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         """Copy one page in every layer of a cache group (for copy-on-write)."""
+        ...
+
+    def read_page(self, group: int, page: int) -> bytes:
+        """Return the bytes of a page in every layer of a cache group."""
+        ...
+
+    def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
+        """Set a page to the bytes that `read_page` of an equal model has returned."""
         ...
 
 

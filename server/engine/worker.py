@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from runtime.device.base import CardUsage
 from server.constraints.compiler import ConstraintCompiler
@@ -18,6 +19,7 @@ from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.page_exchange import PageExchange
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import EmbedModel, StepModel
 from server.interfaces import LoadError
@@ -31,8 +33,12 @@ from server.messages import (
     Failed,
     FromFront,
     FromWorker,
+    GivePages,
     Load,
     LoadFailed,
+    MorePages,
+    PagesGiven,
+    Peering,
     Progress,
     Ready,
     Shutdown,
@@ -103,7 +109,7 @@ def serve_worker(socket_fd: int, build: Build) -> None:
     if model.damage is not None:
         threading.Thread(target=_verify, args=(model.damage, channel), name="verify", daemon=True).start()
     try:
-        Worker(model, channel, logs_cache=load.logs_cache).run()
+        Worker(model, channel, logs_cache=load.logs_cache, peering=load.peers).run()
     except StageLost as error:
         _end_without(load.name, error)
     except BaseException:
@@ -132,13 +138,19 @@ def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
 
 class Worker:
     def __init__(
-        self, model: LoadedModel, channel: WorkerChannel, clock: Callable[[], float] = time.monotonic, *, logs_cache: bool = False
+        self,
+        model: LoadedModel,
+        channel: WorkerChannel,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        logs_cache: bool = False,
+        peering: Peering | None = None,
     ) -> None:
         self._channel = channel
         self._clock = clock
         self._constraints = _constraints_of(model)
         self._settle = model.settle
-        self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache)
+        self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache, peering=peering)
         self._card_usage = None if model.ready.card is None else model.card_usage
         self._next_report_s = clock() + CARD_S
         self._draining = False
@@ -195,12 +207,24 @@ class Worker:
                 self._engine.embed(message)
             case Abort():
                 self._engine.abort(message)
+            case GivePages() | MorePages():
+                self._give(message)
             case Drain():
                 self._draining = True
             case Shutdown():
                 self._stopping = True
             case Load():
                 raise TypeError("a second Load has arrived; expected one per process")
+
+    def _give(self, message: GivePages | MorePages) -> None:
+        """Read pages for another server, or say that there are none."""
+        exchange = None if isinstance(self._engine, Embedder) else self._engine.exchange
+        if exchange is None:
+            self._channel.send(PagesGiven(message.request_id))
+        elif isinstance(message, GivePages):
+            exchange.give(message)
+        else:
+            exchange.more(message.request_id)
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
@@ -210,11 +234,21 @@ def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
 
 
 def engine_of(
-    model: LoadedModel, publish: Callable[[FromWorker], None], constraints: ConstraintCompiler | None, *, logs_cache: bool = False
+    model: LoadedModel,
+    publish: Callable[[FromWorker], None],
+    constraints: ConstraintCompiler | None,
+    *,
+    logs_cache: bool = False,
+    peering: Peering | None = None,
 ) -> Engine | Embedder:
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)
+    exchange = None
+    if peering is not None and all(group.page_bytes for group in model.step_model.limits.groups):
+        exchange = partial(PageExchange, peering=peering, fingerprint=model.ready.fingerprint)
+    elif peering is not None:
+        log.info("this model has stages, and so exchanges no pages with other servers (peer_secret_file)")
     engine_class = OverlappedEngine if model.overlap else Engine
     return engine_class(
         model.step_model,
@@ -224,4 +258,5 @@ def engine_of(
         pace=model.pace,
         relay=model.relay,
         logs_cache=logs_cache,
+        exchange=exchange,
     )

@@ -18,6 +18,8 @@ from server.errors import (
     ApiError,
 )
 from server.http.keys import GROUP, NO_MODELS, UNLIMITED, KeyLimits, KeyRing, digest_of, short
+from server.peers.wire import PATH, PROOF_HEADER, Proofs
+from server.secret_file import read_secret
 from server.settings import ServerSettings
 
 
@@ -25,6 +27,7 @@ class Access(Enum):
     OPEN = auto()
     KEY = auto()
     ADMIN = auto()
+    PEER = auto()  # another server of the fleet, which proves that it knows the secret
 
 
 # Paths that are not listed need an API key, so a new path is closed until it is opened here.
@@ -52,6 +55,8 @@ UNTYPED = ("", FORM)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
+    if path == PATH:
+        return Access.PEER
     if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path in METRICS_PATHS and open_metrics):
         return Access.OPEN
     return Access.ADMIN if ADMIN_PATHS.fullmatch(path) else Access.KEY
@@ -78,6 +83,8 @@ class Guard:
         self._settings = settings
         self._api = KeyRing(settings.api_keys, settings.api_key_file, "api_keys")
         self._admin = KeyRing(settings.admin_keys, settings.admin_key_file, "admin_keys", takes_limits=False)
+        file = settings.peer_secret_file
+        self._peers = None if file is None else Proofs(read_secret(file, "peer_secret_file"))
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
@@ -87,6 +94,8 @@ class Guard:
             # as one path and be routed as another.
             raise ApiError(NOT_FOUND_PATH, f"path {path!r:.120} has unprintable characters; see /docs for the paths")
         access = access_of(path, open_metrics=self._settings.open_metrics)
+        if access is Access.PEER:
+            return self._check_peer(path, headers)
         if not self._api.exists and not self._settings.insecure:
             self._check_host(headers.get("host", ""))
         if not self._api.exists and access is not Access.OPEN:
@@ -114,6 +123,15 @@ class Guard:
         is_admin = is_admin or not (self._admin.exists or self._api.exists or self._settings.insecure)
         tenant = known.tenant if self._api.exists and known else ""
         return Passed(access, short(digest_of(key)) if key else "", tenant, is_admin, known.limits if known else UNLIMITED)
+
+    def _check_peer(self, path: str, headers: Mapping[str, str]) -> Passed:
+        if self._peers is None:
+            raise ApiError(NOT_FOUND_PATH, f"{path} is for servers of a fleet, and this one has no peer_secret_file")
+        if not self._peers.proves(headers.get(PROOF_HEADER, "")):
+            raise ApiError(
+                INVALID_API_KEY, f"{PROOF_HEADER} proves no knowledge of this server's secret; give both the same peer_secret_file"
+            )
+        return Passed(Access.PEER)
 
     def limits_of(self, passed: Passed) -> KeyLimits:
         """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key is gone."""

@@ -37,6 +37,8 @@ from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
 from server.open_values import HEADER, OPEN, given
+from server.peers.named import GIVER, named
+from server.peers.named import HEADER as GIVER_HEADER
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class Gateway:
         expects = headers.get("if-match", "").strip().strip('"')
         values = given(headers.get(HEADER, ""), self._settings.ingress_key)
         OPEN.set(values)
+        GIVER.set(named(headers.get(GIVER_HEADER, ""), self._settings.ingress_key))
         exchange = Exchange()
         use: KeyUse | None = None  # what the key has used of its rates, if it has any
         has_begun = False

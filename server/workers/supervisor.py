@@ -31,8 +31,11 @@ from server.messages import (
     ErrorCode,
     Failed,
     FromWorker,
+    GivePages,
     Load,
     LoadFailed,
+    MorePages,
+    PagesGiven,
     Progress,
     Ready,
     Shutdown,
@@ -86,6 +89,7 @@ class Supervisor:
         self._care = care or Care()
         self._cache = cache
         self._jobs: dict[str, Generation | Embedded] = {}
+        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for
         self._worker: WorkerProcess | None = None
         self._loading: WorkerProcess | None = None
         self.ready_s = 0.0
@@ -149,6 +153,24 @@ class Supervisor:
             return await job.result
         finally:
             self._leave(embed.request_id, job)
+
+    async def give(self, asked: GivePages) -> AsyncGenerator[PagesGiven, None]:
+        """Yield the offer of the pages that another server asks for, then the pages. End early if the worker ends."""
+        worker, news = self._worker, asyncio.Queue[PagesGiven | None]()
+        if worker is None or self.state not in (WorkerState.READY, WorkerState.DRAINING):
+            return
+        self._givings[asked.request_id] = news
+        worker.send(asked)
+        try:
+            while (given := await news.get()) is not None:
+                yield given
+                if given.offer is None and not given.data:
+                    return
+                worker.send(MorePages(asked.request_id))
+        finally:
+            del self._givings[asked.request_id]
+            if worker is self._worker:
+                worker.send(Abort(asked.request_id))
 
     async def sleep(self, *, keep: bool) -> None:
         """End the worker, which frees all of its memory. Running requests continue when the model wakes; without `keep` they fail."""
@@ -281,6 +303,8 @@ class Supervisor:
                     self._watchdog.hear()
                 self._heed(message)
             worker, self._worker, self.card = self._worker, None, None
+            for news in self._givings.values():
+                news.put_nowait(None)
             self._forget_cache()
             if self.state is WorkerState.SLEEPING:
                 await self._sleep(worker)
@@ -421,6 +445,9 @@ class Supervisor:
             case CacheChanged():
                 if self._cache is not None:
                     self._cache.changed(message.changes)
+            case PagesGiven():
+                if (news := self._givings.get(message.request_id)) is not None:
+                    news.put_nowait(message)
             case Progress() | Ready() | LoadFailed():
                 log.error("%s: worker %s sent %r while serving", self._load.name, self.pid, message)
             case _:

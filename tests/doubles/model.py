@@ -124,6 +124,17 @@ class NullModel:
         cache.states[target] = cache.states[source]
         cache.lasts[target] = cache.lasts[source]
 
+    def read_page(self, group: int, page: int) -> bytes:
+        cache = self._caches[group]
+        return b"".join(array[page].tobytes() for array in (cache.states, cache.tokens, cache.lasts))
+
+    def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
+        cache, at = self._caches[group], 0
+        for array in (cache.states, cache.tokens, cache.lasts):
+            count = array[page].size
+            array[page] = np.frombuffer(data, array.dtype, count, at).reshape(array[page].shape)
+            at += count * array.itemsize
+
     def _check(self, batch: StepBatch) -> None:
         limits = self._limits
         counts = np.diff(batch.query_starts)
@@ -165,6 +176,11 @@ class NullModel:
         starts = positions[batch.query_starts[:-1]]
         if group.window is not None and tables[numbers < (np.maximum(starts - group.window + 1, 0) // size)[:, None]].any():
             raise BatchError("a page table names pages before its window")
+
+
+def null_page_bytes(page_size: int) -> int:
+    """Return the bytes of a page of a NullModel, as `read_page` returns it."""
+    return page_size * 12 + 4
 
 
 class _GroupCache:

@@ -24,7 +24,7 @@ from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
 from server.messages import CachePages, ErrorCode, Load, Ready
 from server.stages.relay import Relay
-from tests.doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
+from tests.doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, null_page_bytes, scripted_logits
 
 
 class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,15 +88,21 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         page_size=PAGE_SIZE,
         weights_bytes=0,
         arena_bytes=0,
-        kv_cache_bytes=config.num_pages * PAGE_SIZE * 4,
-        cache_groups=(CachePages(config.num_pages, PAGE_SIZE * 4, PAGE_SIZE),),
+        kv_cache_bytes=config.num_pages * null_page_bytes(PAGE_SIZE),
+        cache_groups=(CachePages(config.num_pages, null_page_bytes(PAGE_SIZE), PAGE_SIZE),),
         embedding_size=config.embedding_size,
         generates=config.kind == "generator",
     )
     if config.kind == "encoder":
         limits = EmbedLimits(config.embedding_size, config.max_context, config.max_context, config.max_seqs)
         return LoadedModel(ready, embed_model=NullEmbedModel(limits, cost=cost))
-    sizes = config.vocab_size, config.max_context, config.max_tokens, config.max_seqs, (GroupLimits(config.num_pages),)
+    sizes = (
+        config.vocab_size,
+        config.max_context,
+        config.max_tokens,
+        config.max_seqs,
+        (GroupLimits(config.num_pages, page_bytes=null_page_bytes(PAGE_SIZE)),),
+    )
     limits = StepLimits(*sizes, embedding_size=config.embedding_size, generates=ready.generates)
     return LoadedModel(
         ready,

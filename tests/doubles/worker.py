@@ -25,6 +25,8 @@ from server.messages import (
     ErrorCode,
     Facts,
     FinishReason,
+    GivePages,
+    PagesGiven,
     PairPrompt,
     Progress,
     QualityLabel,
@@ -319,6 +321,9 @@ class NullWorker:
         size = len(self.script.classes) or self.script.embedding_size
         vectors = [_vector(total, size, normalize=embed.normalize) for total in sums]
         return Embedding(embed.request_id, b"".join(vectors), len(ids))
+
+    async def give(self, asked: GivePages) -> AsyncGenerator[PagesGiven, None]:
+        yield PagesGiven(asked.request_id)  # there is no cache
 
     async def sleep(self, *, keep: bool) -> None:
         self.state = NullState.SLEEPING

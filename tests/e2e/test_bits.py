@@ -16,6 +16,7 @@ from deploy.model_loading.load import load_model
 from runtime import flags
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.overlap import OverlappedEngine
+from server.engine.page_exchange import ExchangeOf
 from server.engine.step_model import GroupLimits, StepLimits, StepModel
 from server.engine.worker import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
@@ -61,12 +62,16 @@ class Limited:
 class Rig:
     """A new engine. All engines share one compiled model."""
 
-    def __init__(self, loaded: LoadedModel, constraints: ConstraintCompiler | None, **narrower: Any) -> None:
+    def __init__(
+        self, loaded: LoadedModel, constraints: ConstraintCompiler | None, *, exchange: ExchangeOf | None = None, **narrower: Any
+    ) -> None:
         assert loaded.step_model is not None
         limits = loaded.step_model.limits
         narrow = StepLimits(**{name: narrower.get(name, getattr(limits, name)) for name in StepLimits.__slots__})
         self.outcomes: Outcomes = {}
-        self.engine = OverlappedEngine(Limited(loaded.step_model, narrow), self.hear, eos_ids=loaded.eos_ids, constraints=constraints)
+        self.engine = OverlappedEngine(
+            Limited(loaded.step_model, narrow), self.hear, eos_ids=loaded.eos_ids, constraints=constraints, exchange=exchange
+        )
 
     def hear(self, message: FromWorker) -> None:
         for event in message.events if isinstance(message, Tokens) else ():

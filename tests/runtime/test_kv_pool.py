@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.cache_groups import KVGroup
+from runtime.cache_groups import CacheGroup, HeardGroup, KVGroup, StateGroup
 from runtime.device.cpu.device import CpuDevice
 from runtime.errors import OutOfMemory
 from runtime.kv_pool import KVPool
@@ -73,3 +73,33 @@ def test_eight_bit_pages_have_scales_that_are_copied_with_them() -> None:
     assert (pages[:, :, 3] == 5).all() and (scales[:, :, 3] == 0.5).all() and not pages[:, :, 2].any()
     with pytest.raises(IndexError, match="page 4 does not exist; the pool has pages 0 to 3"):
         pool.copy_page(0, 0, 4)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        GROUP,
+        KVGroup((0, 1), 3, 8, "i8"),
+        KVGroup((0,), 1, 8, "f16", value_size=6),
+        StateGroup((0, 2), (5, 7)),
+        HeardGroup((0,), 2, 8, "bf16", 40, 512),
+    ],
+    ids=["keys and values", "8 bits", "latents", "states", "audio"],
+)
+def test_a_page_is_read_and_written_in_every_layer(group: CacheGroup) -> None:
+    """The bytes of a page restore it in another pool, and no other page changes."""
+    one, other = (KVPool([LOCAL, group], [2, 4], MemoryAccount(), DEVICE) for _ in range(2))
+    rng = np.random.default_rng(1)
+    for tensor in one.tensors[1]:
+        tensor.view(np.uint8)[...] = rng.integers(0, 256, tensor.view(np.uint8).shape)
+    data = one.read_page(1, 2)
+    assert len(data) == group.bytes_per_page
+    other.write_page(1, 3, data)
+    assert other.read_page(1, 3) == data
+    assert sum(tensor.view(np.uint8).astype(int).sum() for tensor in other.arguments) == sum(data)
+    one.copy_page(1, 2, 1)
+    assert one.read_page(1, 1) == data
+    with pytest.raises(ValueError, match=f"is to have 3 bytes; expected {group.bytes_per_page}"):
+        other.write_page(1, 3, b"abc")
+    with pytest.raises(IndexError, match="page 4 does not exist"):
+        other.read_page(1, 4)

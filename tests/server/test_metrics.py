@@ -7,7 +7,7 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.device.base import CardUsage
-from server.messages import Stats
+from server.messages import PageCounts, Stats
 from server.metrics import Metrics, ModelReading
 
 # The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
@@ -173,9 +173,11 @@ def test_the_worker_s_memory_and_processor_time_are_told(serve):
 def test_gauges_are_the_worker_s(serve):
     server = serve()
     server.worker.restarts, server.worker.resubmitted = 2, 3
-    server.worker.stats = Stats(4, 5, 10, 40, 6, 7, 8, 9, 0.1, 0.1, stages_s=2.5)
+    server.worker.stats = Stats(4, 5, 10, 40, 6, 7, 8, 9, 0.1, 0.1, stages_s=2.5, pages=PageCounts(11, 12, 13, 14, 15, 1.5))
     found = samples(server)
     assert found["relaxserve:stage_wait_seconds_total"][0][1] == 2.5
+    pages = ("pages_given", "pages_taken", "takes", "takes_failed", "takes_left_out", "wait_seconds")
+    assert [found[f"relaxserve:peer_{name}_total"][0][1] for name in pages] == [11, 12, 13, 14, 15, 1.5]
     assert found["vllm:num_requests_running"][0][1] == 4 and found["vllm:num_requests_waiting"][0][1] == 5
     assert found["vllm:kv_cache_usage_perc"][0][1] == 0.25 and found["vllm:num_preemptions_total"][0][1] == 6
     assert found["relaxserve:worker_restarts_total"][0][1] == 2 and found["relaxserve:requests_resubmitted_total"][0][1] == 3

@@ -30,6 +30,7 @@ class Costs:
     max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
+    token_bytes: int = 0  # bytes of pages per token
 
     def slower(self, factor: float) -> Costs:
         """Return costs of steps that take `factor` times as long."""
@@ -46,6 +47,11 @@ class Costs:
         if num_prompt and num_decode:
             seconds -= min(self.prompt[min(self.prompt)], self.decode[min(self.decode)])
         return seconds
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """Return the seconds of a prompt that is computed alone, in steps of `max_tokens`."""
+        num_steps, rest = divmod(num_tokens, self.max_tokens)
+        return num_steps * between(self.prompt, self.max_tokens) + (between(self.prompt, rest) if rest else 0.0)
 
 
 def between(costs: Mapping[int, float], size: int) -> float:
@@ -67,7 +73,8 @@ def measure(model: StepModel) -> Costs:
     decode = {count: _seconds(model, count, 1, NEAR) for count in counts}
     far, most = min(FAR, limits.max_context), min(8, counts[-1])
     context_s = max(0.0, _seconds(model, most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
-    return Costs(prompt, decode, context_s, limits.max_tokens, limits.max_seqs, _capacity(limits))
+    token_bytes = sum(group.page_bytes // group.page_size for group in limits.groups if group.window is None)
+    return Costs(prompt, decode, context_s, limits.max_tokens, limits.max_seqs, _capacity(limits), token_bytes)
 
 
 def read(path: Path) -> Costs:
@@ -85,7 +92,7 @@ def read(path: Path) -> Costs:
         found.max_seqs,
         found.capacity,
     )
-    if not found.prompt or not found.decode or min(numbers) <= 0 or found.context_s < 0:
+    if not found.prompt or not found.decode or min(numbers) <= 0 or found.context_s < 0 or found.token_bytes < 0:
         raise ValueError(f"{path}: expected costs of prompts and of decoding, and limits, all above 0; measure them again")
     if found.max_seqs > found.max_tokens:
         raise ValueError(f"{path}: max_seqs is {found.max_seqs}; expected at most max_tokens, {found.max_tokens}")
@@ -117,6 +124,7 @@ SMOLLM2 = Costs(
     max_tokens=512,
     max_seqs=64,
     capacity=2912 * 16,
+    token_bytes=23040,
 )
 
 MACHINES: Mapping[str, Costs] = {"smollm2-core": SMOLLM2}

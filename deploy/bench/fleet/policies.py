@@ -34,9 +34,11 @@ POLICIES = ("round-robin", *WISHES)
 class Cell:
     """Replicas behind one router. A request enters and stays in one cell, so that no router knows more than its replicas."""
 
-    def __init__(self, name: str, replicas: Sequence[Replica], policy: str) -> None:
+    def __init__(self, name: str, replicas: Sequence[Replica], policy: str, prefill: Sequence[Replica] = ()) -> None:
+        """`prefill`: replicas that compute long prompts for the others."""
         self.name = name
         self.replicas = replicas
+        self.prefill = prefill
         self.now_s = 0.0
         self._wish_of = WISHES.get(policy)
         self._owners = Owners(clock=lambda: self.now_s)
@@ -48,11 +50,11 @@ class Cell:
 
     def advance(self, until_s: float) -> None:
         self.now_s = until_s
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self.prefill):
             replica.advance(until_s)
 
     def least_load(self) -> int:
-        return min(replica.num_requests for replica in self.replicas if replica.is_up)
+        return min(replica.load for replica in self.replicas if replica.is_up)
 
     def choose(self, arrival: Arrival) -> Replica:
         """Choose a replica. At least one must be up."""
@@ -62,7 +64,7 @@ class Cell:
             return list(present.values())[self._num_routed % len(present)]
         wish = self._wish_of(arrival)
         stats = {name: {"kept_since_s": replica.prefixes.kept_since_s} for name, replica in present.items()}
-        best = ranked(wish, {name: replica.num_requests for name, replica in present.items()}, stats, self._owners)[0]
+        best = ranked(wish, {name: replica.load for name, replica in present.items()}, stats, self._owners)[0]
         self._owners.learn(wish.keys, best)
         return present[best]
 

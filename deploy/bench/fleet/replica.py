@@ -61,6 +61,7 @@ class Replica:
         self.is_up = True
         self.waiting: deque[Job] = deque()
         self.busy: list[tuple[float, float]] = []  # the spans of time in which it computed
+        self.num_coming = 0  # jobs whose pages are on the way
         self._costs = costs
         self._costs_at = costs_at or (lambda _: costs)
         self._restart()
@@ -78,8 +79,9 @@ class Replica:
         return len(self.waiting) + len(self._prompts) + len(self._decoding)
 
     @property
-    def busy_s(self) -> float:
-        return sum(end_s - began_s for began_s, end_s in self.busy)
+    def load(self) -> int:
+        """The number of requests that a router counts."""
+        return self.num_requests + self.num_coming
 
     @property
     def pages_share(self) -> float:

@@ -13,6 +13,7 @@ from deploy.bench.fleet.policies import Cell
 from deploy.bench.fleet.replica import Job, Replica
 from deploy.bench.fleet.scaling import LOOK_S, Scaler
 from deploy.bench.fleet.traces import Arrival, key_of
+from deploy.bench.fleet.transfers import Network, Transfers
 from deploy.ray.scaling import TARGET_REQUESTS
 
 
@@ -40,6 +41,8 @@ class Plan:
     most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
     costs_at: Callable[[float], Costs] | None = None  # the costs at a time, where they change
+    network: Network | None = None  # None: replicas give each other no pages
+    num_prefill: int = 0  # replicas of each cell that only compute long prompts
 
     @property
     def cells(self) -> list[str]:
@@ -79,10 +82,29 @@ class Timeline:
 def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     size = max(plan.num_replicas, plan.most_replicas)
     cells = [
-        Cell(name, [Replica(f"{name}, replica {at}", plan.costs, plan.costs_at) for at in range(size)], plan.policy) for name in plan.cells
+        Cell(
+            name,
+            [Replica(f"{name}, replica {at}", plan.costs, plan.costs_at) for at in range(size)],
+            plan.policy,
+            [Replica(f"{name}, prefill replica {at}", plan.costs, plan.costs_at) for at in range(plan.num_prefill)],
+        )
+        for name in plan.cells
     ]
     outcome, timeline, last_s = Outcome(), Timeline(), trace[-1].at_s if trace else 0.0
     scalers = [Scaler(cell, plan.num_replicas, plan.target_requests) for cell in cells] if plan.most_replicas else []
+
+    transfers = {} if plan.network is None else {cell.name: Transfers(cell, plan.network, plan.costs, timeline.at) for cell in cells}
+
+    def send(job: Job, now_s: float, most_requests: float) -> bool:
+        """Send a job to a replica of the first cell that takes it. Return whether a cell took it."""
+        cell = _cell_for(job, now_s, cells, most_requests)
+        if cell is None:
+            return False
+        if plan.network is None:
+            cell.choose(job.arrival).submit(job)
+        else:
+            transfers[cell.name].deliver(job, now_s)
+        return True
 
     def fail(failure: Failure, now_s: float) -> None:
         cell = cells[failure.cell]
@@ -94,7 +116,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
             timeline.at(now_s + failure.lasting_s, lambda now_s: recover(cell, gone, now_s))
         outcome.num_again += len(lost)
         for job in lost:
-            _send(job, now_s, cells, inf)  # without a limit, because the fleet has admitted it before
+            send(job, now_s, inf)  # without a limit, because the fleet has admitted it before
 
     def recover(cell: Cell, gone: Sequence[Replica], now_s: float) -> None:
         cell.advance(now_s)
@@ -114,28 +136,28 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     for arrival in trace:
         timeline.run(arrival.at_s)
         job = Job(arrival)
-        if _send(job, arrival.at_s, cells, plan.most_requests):
+        if send(job, arrival.at_s, plan.most_requests):
             outcome.jobs.append(job)
         else:
             outcome.num_refused += 1
     timeline.run(inf)
-    for replica in (replica for cell in cells for replica in cell.replicas):
+    for replica in (replica for cell in cells for replica in (*cell.replicas, *cell.prefill)):
         replica.finish()
         outcome.busy.append(replica.busy)
     outcome.wall_s = max((job.end_s or 0.0 for job in outcome.jobs), default=0.0)
     outcome.paid_s = sum(scaler.paid_s for scaler in scalers) if scalers else outcome.wall_s * plan.num_cells * plan.num_replicas
+    outcome.paid_s += outcome.wall_s * plan.num_cells * plan.num_prefill
     return outcome
 
 
-def _send(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> bool:
-    """Send a job to a replica of the first cell that takes it. The order of cells is the session's own, so that its prefixes stay in one
-    cell, and the sessions of a cell that fails are spread over all others. Return whether a cell took it."""
+def _cell_for(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> Cell | None:
+    """Return the first cell that takes a job. The order of cells is the session's own, so that its prefixes stay in one cell, and the
+    sessions of a cell that fails are spread over all others."""
     session = f"session {job.arrival.session}"
     for cell in sorted(cells, key=lambda cell: key_of(cell.name.encode(), session)):
         if not cell.is_up:
             continue
         cell.advance(now_s)
         if cell.least_load() < most_requests:
-            cell.choose(job.arrival).submit(job)
-            return True
-    return False
+            return cell
+    return None

@@ -3,6 +3,7 @@
     relaxserve bench fleet --simulate --trace sessions --rate 2 --replicas 4
     relaxserve bench fleet --simulate --trace sessions --rate 2 --replicas 4 --policy all      compare ways to choose a replica
     relaxserve bench fleet --simulate --cells 4 --replicas 8 --rate 40 --fail 0                cell 0 fails in the middle
+    relaxserve bench fleet --simulate --rate 3 --prompt 2048 --replicas 6 --prefill-replicas 2 --network 1e9     pages travel
     relaxserve bench fleet --measure --model MODEL > costs.json                                measure the steps of a model here
     relaxserve bench fleet --simulate --costs costs.json --rate 5
 
@@ -25,6 +26,7 @@ from deploy.bench.fleet.figures import Objective, figures_of
 from deploy.bench.fleet.policies import POLICIES
 from deploy.bench.fleet.simulate import Failure, Plan, simulate
 from deploy.bench.fleet.traces import TRACES, Arrival, Shape
+from deploy.bench.fleet.transfers import Network
 from deploy.bench.measure import Figure, report
 from deploy.ray.scaling import TARGET_REQUESTS
 
@@ -50,6 +52,11 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--rate, --minutes and --prompt make more than {MOST_TOKENS} tokens of prompts; make one of them smaller")
         if options.most_replicas and options.most_replicas < options.replicas:
             raise ValueError(f"--most-replicas is {options.most_replicas}; expected at least --replicas, {options.replicas}")
+        network = None if options.network is None else Network(options.network, options.prefill_tokens)
+        if options.prefill_replicas and network is None:
+            raise ValueError(f"--prefill-replicas is {options.prefill_replicas}, and --network is not set; say how fast pages travel")
+        if network is not None and not costs.token_bytes:
+            raise ValueError("--network is set, and --costs has no token_bytes; measure the costs again")
         failures = _failures(options, shape)
     except ValueError as error:
         parser.error(str(error))
@@ -60,7 +67,18 @@ def main(argv: list[str] | None = None) -> None:
         figure if len(policies) == 1 else _named(policy, figure)
         for policy in policies
         for figure in _run(
-            Plan(costs, options.cells, options.replicas, options.most_replicas, options.target_requests, policy, options.queue, failures),
+            Plan(
+                costs,
+                options.cells,
+                options.replicas,
+                options.most_replicas,
+                options.target_requests,
+                policy,
+                options.queue,
+                failures,
+                network=network,
+                num_prefill=options.prefill_replicas,
+            ),
             trace,
             objective,
             options.price,
@@ -132,6 +150,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target-requests", type=_number, default=TARGET_REQUESTS, help="requests of each replica that --most-replicas aims at"
     )
+    parser.add_argument(
+        "--network", type=_number, help="bytes per second at which replicas give each other pages; they give none by default"
+    )
+    parser.add_argument("--prefill-replicas", type=_whole, default=0, help="further replicas of each cell, which only compute long prompts")
+    parser.add_argument("--prefill-tokens", type=_whole, default=2048, help="tokens of a new prompt from which on they compute it")
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
     parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")

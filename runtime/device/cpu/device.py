@@ -202,6 +202,13 @@ class CpuDevice:
         before = (slice(None),) * axis
         tensor[(*before, target)] = tensor[(*before, source)]
 
+    def read_index(self, tensor: Any, axis: int, index: int) -> bytes:
+        return tensor[(*(slice(None),) * axis, index)].tobytes()
+
+    def write_index(self, tensor: Any, axis: int, index: int, data: memoryview) -> None:
+        part = tensor[(*(slice(None),) * axis, index)]
+        part[...] = np.frombuffer(data, tensor.dtype).reshape(part.shape)
+
     # --- code --------------------------------------------------------------------------------------------------------
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:

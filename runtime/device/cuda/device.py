@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -177,10 +177,21 @@ class CudaDevice:
         self.copy(target, source)
 
     def copy_index(self, tensor: Any, axis: int, source: int, target: int) -> None:
-        rows, inner = prod(tensor.shape[:axis]), prod(tensor.shape[axis + 1 :]) * tensor.dtype.itemsize
-        for row in range(rows):
-            begin = tensor.address + row * tensor.shape[axis] * inner
+        inner = _inner_bytes(tensor, axis)
+        for begin in _row_addresses(tensor, axis):
             self._card.copy(begin + target * inner, begin + source * inner, inner)
+
+    def read_index(self, tensor: Any, axis: int, index: int) -> bytes:
+        inner = _inner_bytes(tensor, axis)
+        data = np.empty(prod(tensor.shape[:axis]) * inner, np.uint8)
+        for row, begin in enumerate(_row_addresses(tensor, axis)):
+            self._card.download(data[row * inner : (row + 1) * inner], begin + index * inner)
+        return data.tobytes()
+
+    def write_index(self, tensor: Any, axis: int, index: int, data: memoryview) -> None:
+        inner, values = _inner_bytes(tensor, axis), np.frombuffer(data, np.uint8)
+        for row, begin in enumerate(_row_addresses(tensor, axis)):
+            self._card.upload(begin + index * inner, values[row * inner : (row + 1) * inner])
 
     # --- code --------------------------------------------------------------------------------------------------------
 
@@ -207,6 +218,17 @@ class CudaDevice:
 
 def _overlap(tensor: CudaTensor, memory: CudaMemory) -> bool:
     return tensor.address < memory.address + memory.num_bytes and memory.address < tensor.address + tensor.nbytes
+
+
+def _inner_bytes(tensor: CudaTensor, axis: int) -> int:
+    """Return the bytes of one index of the axis, in each row of the axes before it."""
+    return prod(tensor.shape[axis + 1 :]) * tensor.dtype.itemsize
+
+
+def _row_addresses(tensor: CudaTensor, axis: int) -> Iterator[int]:
+    """Yield where each row of the axes before `axis` begins."""
+    row_bytes = tensor.shape[axis] * _inner_bytes(tensor, axis)
+    yield from (tensor.address + row * row_bytes for row in range(prod(tensor.shape[:axis])))
 
 
 def _bytes_of(array: Array) -> NDArray[np.uint8]:

@@ -22,6 +22,7 @@ from server.interfaces import Tokenizer
 from server.messages import IDLE, Constraint, ConstraintKind, Crop, SamplingParams, Submit, Thinking
 from server.models.model import Loaded, Model
 from server.open_values import new_seed
+from server.peers.named import GIVER
 from server.settings import ServerSettings
 from server.text.detokenize import StopRules
 from server.text.dialects.format import AnswerRules
@@ -188,6 +189,7 @@ def job_of(
         cache_salt=caller.salt(body.cache_salt),
         deadline=deadline_of(body.timeout, settings),
         crops=crops,
+        giver=GIVER.get(),
     )
     return Job(submit, stop_rules(body, settings, loaded.defaults.stop or ()), shown)
 

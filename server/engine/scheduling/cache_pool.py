@@ -72,6 +72,14 @@ class CachePool:
         held.change()
         return found
 
+    def touch(self, chain: Chain, token_ids: Sequence[int], max_tokens: int) -> int:
+        """Return how many of the first tokens, at most `max_tokens`, published pages cover. Those pages now count as used last. If `chain`
+        has all digests, `token_ids` may be empty."""
+        held = Held(chain, tuple(PageList(page_size=pool.page_size) for pool in self.pools))
+        found = self.reuse(held, token_ids, max_tokens)
+        self.release(held)
+        return found
+
     def count_reuse(self, num_queried: int, num_found: int) -> None:
         self.num_queried_tokens += num_queried
         self.num_found_tokens += num_found

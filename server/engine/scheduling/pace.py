@@ -137,6 +137,11 @@ class Pace:
     def limit_s(self, num_tokens: int) -> float:
         return self._costs.limit_s(num_tokens)
 
+    def prompt_s(self, num_tokens: int) -> float:
+        """Return about how long the prefill of so many tokens takes if nothing else runs, or 0 before anything was measured."""
+        num_steps = num_tokens / min(self._chunk, num_tokens)
+        return num_steps * self._costs(min(self._chunk, num_tokens))
+
     def prefill_budget(self, num_decode: int) -> int:
         """Return how many prompt tokens a step may take if it also runs `num_decode` decoding sequences."""
         most = self._max_tokens - num_decode

@@ -101,10 +101,10 @@ class PagePool:
         pages."""
         most = max_tokens // self.page_size
         if self._window is None:
-            return next((i for i in range(most) if self._name(chain, i, token_ids) not in self._page_of), most) * self.page_size
+            return next((i for i in range(most) if self.name(chain, i, token_ids) not in self._page_of), most) * self.page_size
         while most > 0:
-            needed = range(most - 1, self._first_needed(most * self.page_size) - 1, -1)
-            missing = next((i for i in needed if self._name(chain, i, token_ids) not in self._page_of), None)
+            needed = range(most - 1, self.first_needed(most * self.page_size) - 1, -1)
+            missing = next((i for i in needed if self.name(chain, i, token_ids) not in self._page_of), None)
             if missing is None:
                 break
             most = missing
@@ -114,16 +114,30 @@ class PagePool:
         """Give `held` the published pages needed to continue after `num_tokens` tokens, a multiple of the page size."""
         assert not held.pages and num_tokens % self.page_size == 0
         count = num_tokens // self.page_size
-        held.num_returned = self._first_needed(num_tokens)
+        held.num_returned = self.first_needed(num_tokens)
         held.pages = [0] * held.num_returned
         for i in range(held.num_returned, count):
-            held.pages.append(self._page_of[self._name(chain, i, token_ids)])
+            held.pages.append(self._page_of[self.name(chain, i, token_ids)])
             self._hold(held.pages[i])
         held.num_published = count
 
+    def page_of(self, digest: bytes) -> int | None:
+        """Return the page that is published under a digest."""
+        return self._page_of.get(digest)
+
+    def adopt(self, chain: Chain, index: int, token_ids: Sequence[int]) -> int | None:
+        """Publish a page that no sequence holds as full page `index` of a chain, and return it; the caller writes it before the next step.
+        Return None if such a page is published already, or all pages are held."""
+        if self.name(chain, index, token_ids) in self._page_of or not self.num_available:
+            return None
+        page = self._take()
+        self._publish(page, chain, index, token_ids)
+        self._drop(page)
+        return page
+
     def can_go_on(self, held: PageList, start: int) -> bool:
         """Return whether `held` still has all pages that a token at position `start` reads."""
-        return held.num_returned <= self._first_needed(start)
+        return held.num_returned <= self.first_needed(start)
 
     def fork(self, source: PageList, target: PageList, num_tokens: int) -> None:
         """Share the pages of the first `num_tokens` tokens of `source` with `target`, including a partly filled last page."""
@@ -177,20 +191,15 @@ class PagePool:
         """Publish the full pages among the first `num_computed` tokens. A page stays private if another page with the same content is
         published: two pages under one digest would make eviction ambiguous."""
         for i in range(held.num_published, num_computed // self.page_size):
-            digest = self._name(chain, i, token_ids)
-            if digest not in self._page_of:
-                self._page_of[digest] = held.pages[i]
-                self._digest_of[held.pages[i]] = digest
-                if self._log is not None:
-                    parent = self._name(chain, i - 1, token_ids) if i else None
-                    self._log.stored(self._group, digest, parent, token_ids[i * self.page_size : (i + 1) * self.page_size])
+            if self.name(chain, i, token_ids) not in self._page_of:
+                self._publish(held.pages[i], chain, i, token_ids)
             held.num_published = i + 1
 
     # --- pages to give back --------------------------------------------------------------------------------------------------
 
     def give_back_past(self, held: PageList, start: int) -> bool:
         """Give back the pages that no token from position `start` on reads. Return whether there were any."""
-        if self._window is None or (first := min(self._first_needed(start), held.num_published)) <= held.num_returned:
+        if self._window is None or (first := min(self.first_needed(start), held.num_published)) <= held.num_returned:
             return False
         for i in range(held.num_returned, first):
             self._drop(held.pages[i])
@@ -246,11 +255,19 @@ class PagePool:
         if num_unpublished > (held.num_published + 1) * self.page_size:
             raise IntegrityError(f"pages are to be published only after {num_unpublished} tokens, which is too late: {held}")
 
-    def _name(self, chain: Chain, index: int, token_ids: Sequence[int]) -> bytes:
+    def name(self, chain: Chain, index: int, token_ids: Sequence[int]) -> bytes:
         """Return the digest under which full page `index` is published."""
         return chain.digest((index + 1) * self._digests_each - 1, token_ids)
 
-    def _first_needed(self, start: int) -> int:
+    def _publish(self, page: int, chain: Chain, index: int, token_ids: Sequence[int]) -> None:
+        digest = self.name(chain, index, token_ids)
+        self._page_of[digest] = page
+        self._digest_of[page] = digest
+        if self._log is not None:
+            parent = self.name(chain, index - 1, token_ids) if index else None
+            self._log.stored(self._group, digest, parent, token_ids[index * self.page_size : (index + 1) * self.page_size])
+
+    def first_needed(self, start: int) -> int:
         """Return the index of the first page that a token at position `start` reads."""
         return 0 if self._window is None else max(0, start - self._window + 1) // self.page_size
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deploy.ray.directory import AVOID_S, Directory, directory_of
+from deploy.ray.directory import AVOID_S, LEAST_BLOCKS, Directory, directory_of
 from deploy.ray.lease import Lease
-from deploy.ray.wish import Wish
+from deploy.ray.prefill import Prefill
+from deploy.ray.wish import BLOCK, Wish
 
 KEYS = tuple(bytes([at]) * 8 for at in range(6))
 
@@ -98,3 +101,63 @@ def test_leases_on_their_way_count() -> None:
 def test_pools_have_directories_of_their_own() -> None:
     assert directory_of("large") is directory_of("large")
     assert directory_of("large") is not directory_of("small")
+
+
+LONG = tuple(bytes([at]) * 8 for at in range(20))
+
+
+def sharing() -> Directory:
+    """Return a directory in which replica a has the long prompt and is busy."""
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b", 1)})
+    assert (first := directory.choose(Wish(LONG, num_blocks=16))) is not None and first.replica == "a"
+    directory.hear({"a": reported("a", 9), "b": reported("b", 1)})
+    return directory
+
+
+def test_a_busy_owner_is_named_as_giver() -> None:
+    found = sharing().choose(Wish(LONG, num_blocks=16), shares=True)
+    assert found == Lease("b", "http://b:1", "key of b", giver="http://a:1")
+    assert sharing().choose(Wish(LONG, num_blocks=16)) == Lease("b", "http://b:1", "key of b")
+
+
+def test_a_short_beginning_is_not_worth_a_question() -> None:
+    found = sharing().choose(Wish(LONG[: LEAST_BLOCKS - 1], num_blocks=LEAST_BLOCKS - 1), shares=True)
+    assert found is not None
+    assert (found.giver, found.num_new) == ("", 0)
+
+
+def test_an_owner_that_has_failed_gives_nothing() -> None:
+    found = sharing().choose(Wish(LONG, num_blocks=16, avoided=frozenset("a")), shares=True)
+    assert found is not None
+    assert (found.replica, found.giver, found.num_new) == ("b", "", 16)
+
+
+def test_the_session_is_no_part_of_the_prompt() -> None:
+    """A replica knows the session, but not the text that the session goes on with."""
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b", 1)})
+    directory.choose(Wish((*LONG[:5], b"session."), num_blocks=5))
+    found = directory.choose(Wish((*LONG, b"session."), num_blocks=20), shares=True)
+    assert found is not None
+    assert (found.replica, found.giver, found.num_new) == ("a", "", 15)
+
+
+def test_long_new_prompts_are_computed_by_a_prefill_replica() -> None:
+    others, asked = Directory(), list[Wish]()
+
+    async def lease(wish: Wish) -> None:
+        asked.append(wish)
+
+    async def main() -> list[Lease]:
+        prefill = Prefill(others, lease, 10 * BLOCK)
+        first = Lease("b", "http://b:1", "key", num_new=10)
+        found = [prefill.added(first, Wish(LONG, num_blocks=20))]
+        await asyncio.sleep(0)
+        others.hear({"p": reported("p")})
+        return [*found, *(prefill.added(replace(first, num_new=count), Wish(LONG, num_blocks=20)) for count in (9, 10))]
+
+    unknown, short, long = asyncio.run(main())
+    assert len(asked) == 1, "Ray is asked, so that it begins to tell of these replicas"
+    assert not unknown.giver and not short.giver
+    assert long == Lease("b", "http://b:1", "key", giver="http://p:1", computes=True, num_new=10)

@@ -73,6 +73,7 @@ def test_the_documentation_lists_all_options() -> None:
         ({"pools": {"a": {"num_stages": 2, "num_cpus": 0}}}, "num_stages is 2 and num_cpus is 0; expected CPUs"),
         ({"pools": {"a": {"num_stages": 2, "settings": {"stage_secret_file": "x"}}}}, "name stages of their own"),
         ({"pools": {"a": {"num_stages": 2, "models": [{"source": "demo", "stages": ["h:1", "local"]}]}}}, "name stages of their own"),
+        ({"pools": {"a": {"num_stages": 2, "settings": {"peer_secret_file": "x"}}}}, "models in stages give and take no pages"),
         ({"patience_s": 0}, "greater than 0"),
     ],
 )

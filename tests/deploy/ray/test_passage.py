@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from subprocess import PIPE
 from typing import Any
 
@@ -25,6 +25,7 @@ from deploy.ray.progress import Departure  # noqa: E402
 from deploy.ray.session import new_session  # noqa: E402
 from deploy.ray.wish import Wish, place_of, read  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
+from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
 from tests.network import can_cut, other_machine  # noqa: E402
 
 CHAT = "/v1/chat/completions"
@@ -160,6 +161,31 @@ def test_a_request_and_its_answer_pass_unchanged() -> None:
             assert bytes.fromhex(nonce)[:4] == place_of("r0")
             assert HEADER not in client.headers
             assert not +made.open_requests
+
+    run(go())
+
+
+def test_the_server_hears_who_gives_it_pages() -> None:
+    async def go() -> None:
+        async with replicas(answers(200, b"{}"), num=1) as made:
+            lease = await made.borrow(Wish())
+            assert lease is not None
+
+            async def borrow(_wish: Wish) -> Lease:
+                return replace(lease, giver="http://10.0.0.7:8000", computes=True)
+
+            made.borrow = borrow
+            await ask(made, **{GIVER_HEADER: "mine http://10.0.0.8:1"})
+            assert made.seen[0][1][GIVER_HEADER] == "key-of-r0 http://10.0.0.7:8000 compute"
+
+    run(go())
+
+
+def test_a_client_cannot_name_a_giver() -> None:
+    async def go() -> None:
+        async with replicas(answers(200, b"{}")) as made:
+            await ask(made, **{GIVER_HEADER: "key-of-r0 http://10.0.0.8:1"})
+            assert GIVER_HEADER not in made.seen[0][1]
 
     run(go())
 

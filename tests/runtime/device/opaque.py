@@ -229,6 +229,15 @@ class OpaqueDevice:
         hidden = tensor.of(tensor.block.hidden)
         hidden[(*before, target)] = hidden[(*before, source)]
 
+    def read_index(self, tensor: Any, axis: int, index: int) -> bytes:
+        return self.download(tensor)[(*(slice(None),) * axis, index)].tobytes()
+
+    def write_index(self, tensor: Any, axis: int, index: int, data: memoryview) -> None:
+        whole = self.download(tensor).copy()
+        part = whole[(*(slice(None),) * axis, index)]
+        part[...] = np.frombuffer(data, whole.dtype).reshape(part.shape)
+        self.copy(tensor, whole)
+
     # --- code --------------------------------------------------------------------------------------------------------
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:

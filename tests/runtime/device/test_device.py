@@ -100,6 +100,17 @@ def test_an_index_is_copied_along_any_axis(device: Device) -> None:
         assert np.array_equal(moved[0], moved[2]) and not np.array_equal(moved[1], moved[2])
 
 
+def test_an_index_is_read_and_written_along_any_axis(device: Device) -> None:
+    for axis in range(3):
+        expected = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+        tensor = device.upload(expected.copy())
+        data = device.read_index(tensor, axis, 1)
+        assert data == np.moveaxis(expected, axis, 0)[1].tobytes()
+        device.write_index(tensor, axis, 0, memoryview(data))
+        np.moveaxis(expected, axis, 0)[0] = np.moveaxis(expected, axis, 0)[1]
+        assert np.array_equal(read(device, tensor), expected)
+
+
 def test_a_heap_is_written_by_the_host(device: Device) -> None:
     words, _ = device.heap([1, -2, 2**40])
     words[1] = 7

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine
+from server.engine.page_exchange import ExchangeOf
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import (
@@ -60,6 +61,7 @@ class Rig:
         eos_ids: tuple[int, ...] = (EOS,),
         pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        exchange: ExchangeOf | None = None,
     ) -> None:
         self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, groups=(GroupLimits(600),))
         self.outcomes: dict[tuple[str, int], Outcome] = {}
@@ -68,13 +70,15 @@ class Rig:
         self.stats: Stats | None = None
         self.announced_s: list[float] = []  # limits of long steps
         self.num_cached: dict[str, int] = {}
+        self.model = NullModel(self.limits, logits_of=logits_of, cost=cost)
         self.engine = engine(
-            NullModel(self.limits, logits_of=logits_of, cost=cost),
+            self.model,
             self.hear,
             eos_ids=eos_ids,
             constraints=constraints,
             pace=pace,
             clock=clock,
+            exchange=exchange,
         )
 
     def hear(self, message: FromWorker) -> None:

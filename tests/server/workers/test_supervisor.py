@@ -19,10 +19,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from runtime.cache_groups import PAGE_SIZE
+from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
-from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
+from server.messages import Embed, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
 from server.workers.care import Care
 from server.workers.supervisor import Supervisor, WorkerState
+from tests.doubles.model import null_page_bytes
 from tests.doubles.process import NullConfig, null_source
 
 COMMAND = (sys.executable, "-m", "tests.doubles.process")
@@ -43,8 +46,8 @@ def run(scenario: Callable[[], Coroutine[None, None, None]], timeout_s: float = 
 
 
 @asynccontextmanager
-async def worker(config: NullConfig = CONFIG, care: Care = CARE, **kwargs):
-    supervisor = Supervisor(COMMAND, Load("null", null_source(config)), care=care, **kwargs)
+async def worker(config: NullConfig = CONFIG, care: Care = CARE, peers: Peering | None = None, **kwargs):
+    supervisor = Supervisor(COMMAND, Load("null", null_source(config), peers=peers), care=care, **kwargs)
     await supervisor.start()
     try:
         yield supervisor
@@ -469,6 +472,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
 # A worker program. Its first start succeeds; its second start does what argv[1] says. The file argv[2] counts the starts.
 ODD_WORKER = """
 import pathlib, socket, sys, time
+from tests.doubles.model import null_page_bytes
 from tests.doubles.process import build_null
 from server.engine.worker import serve_worker
 what, starts, fd = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
@@ -655,5 +659,42 @@ def test_a_worker_that_waits_for_stages_is_replaced_only_if_they_do_nothing(stag
                 while supervisor.restarts == 0:
                     await asyncio.sleep(0.02)
                 running.cancel()
+
+    run(scenario)
+
+
+def test_pages_are_given_until_the_worker_dies() -> None:
+    """Whoever asked for the pages hears of their end: after the last page, or at once if the worker dies."""
+
+    async def scenario() -> None:
+        (submit,) = submits(1)
+        submit = msgspec.structs.replace(submit, prompt_ids=tuple(range(1, 100)))
+        chain = Chain(b"")
+        chain.digest(98 // PAGE_SIZE - 1, submit.prompt_ids)
+        asked = GivePages("pages", b"".join(chain.digests), 0)
+        async with worker(peers=Peering("a secret of tests", 1e18, 600.0)) as supervisor:
+            await collect(supervisor, submit)
+            given = [one async for one in supervisor.give(asked)]
+            assert given[0].offer is not None and given[0].offer.num_tokens == 96
+            assert [len(one.data) for one in given[1:]] == [6 * null_page_bytes(PAGE_SIZE), 0]
+            await collect(supervisor, submits(2)[1])  # the worker still answers
+            found: list[PagesGiven] = []
+            async with aclosing(supervisor.give(asked)) as answers:
+                async for one in answers:
+                    found.append(one)
+                    if len(found) == 1:
+                        os.kill(supervisor.pid or 0, signal.SIGKILL)
+                        await until(lambda: supervisor.state is WorkerState.RESTARTING)
+            assert found == given[:1] or found == given[:2]
+            await collect(supervisor, submit)
+        assert [one async for one in supervisor.give(asked)] == []
+
+    run(scenario)
+
+
+def test_a_worker_that_exchanges_no_pages_says_so() -> None:
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            assert [one async for one in supervisor.give(GivePages("pages", b"", 0))] == [PagesGiven("pages")]
 
     run(scenario)

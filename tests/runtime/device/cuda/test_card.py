@@ -67,6 +67,19 @@ def test_memory_that_the_card_has_not_is_refused(software_gpu: SoftwareGpu) -> N
 
 
 @needs_pycuda
+def test_an_index_is_read_and_written_along_any_axis(software_gpu: SoftwareGpu) -> None:
+    device = CudaDevice()
+    for axis in range(3):
+        expected = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
+        tensor = device.upload(expected.copy())
+        data = device.read_index(tensor, axis, 1)
+        assert data == np.moveaxis(expected, axis, 0)[1].tobytes()
+        device.write_index(tensor, axis, 0, memoryview(data))
+        np.moveaxis(expected, axis, 0)[0] = np.moveaxis(expected, axis, 0)[1]
+        assert np.array_equal(device.download(tensor), expected)
+
+
+@needs_pycuda
 def test_memory_comes_back_with_its_last_tensor(software_gpu: SoftwareGpu) -> None:
     device = CudaDevice()
     before = device.limits.free_bytes

@@ -258,6 +258,14 @@ def test_costs_are_linear_between_measured_sizes_and_beyond() -> None:
     assert costs.most_tokens(20, 512, 0.001) == 20, "the minimum holds even if no step is that fast"
 
 
+def test_the_time_of_a_prompt_is_that_of_its_steps() -> None:
+    steps = {1: 1.0, 64: 10.0, 128: 16.0}
+    pace = Pace(128, Measured(steps), UNBOUNDED_S)
+    assert pace.prompt_s(64) == 10.0 and pace.prompt_s(128) == 16.0
+    assert pace.prompt_s(1280) == pytest.approx(160.0)
+    assert Pace(128, Measured(), UNBOUNDED_S).prompt_s(1000) == 0.0
+
+
 def test_a_size_that_was_slow_once_is_tried_again() -> None:
     costs = StepCosts({1: 0.010, 512: 0.5})
     for _ in range(10):

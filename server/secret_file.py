@@ -1,4 +1,4 @@
-"""Read the secret that a server shares with the hosts of stages."""
+"""Read a secret that servers of a fleet share, from a file: that of stages, or that of caches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEAST_SECRET = 16  # characters
 
 
 def read_secret(file: Path, name: str) -> str:
-    """Read the secret that workers and hosts of stages share. `name`: of the setting that names the file."""
+    """Read the secret in a file. `name`: of the setting that names the file. Raise SettingsError if it is too short, or cannot be read."""
     try:
         secret = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,35 @@
+"""Replicas that only compute long prompts, whose pages the replicas that answer then take.
+
+So a long prompt does not delay the streams of the replica that answers it. The ingress names a replica. The server that answers asks it to
+compute the prompt, and computes the prompt itself if that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from deploy.ray.directory import Directory
+from deploy.ray.lease import Lease
+from deploy.ray.wish import BLOCK, Wish
+
+
+class Prefill:
+    def __init__(self, directory: Directory, lease: Callable[[Wish], Awaitable[Lease | None]], least_characters: int) -> None:
+        """`lease` asks Ray for a replica. Only then Ray begins to fill the directory."""
+        self._directory = directory
+        self._lease = lease
+        self._least_blocks = max(1, least_characters // BLOCK)
+        self._asking: asyncio.Future[Lease | None] | None = None
+
+    def added(self, lease: Lease, wish: Wish) -> Lease:
+        """Return the lease with a replica that computes the prompt, if much of it is new and such a replica is known."""
+        if lease.num_new < self._least_blocks:
+            return lease
+        found = self._directory.choose(Wish(wish.keys[: wish.num_blocks]))
+        if found is None:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._lease(Wish()))
+            return lease
+        return replace(lease, giver=found.url, computes=True)

@@ -1,0 +1,118 @@
+"""POST /internal/pages: give pages of a prefix cache to another server of the fleet, which proves that it knows the same secret."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.api.answer.sse import until_disconnect
+from server.api.context import Context, caller
+from server.api.routes import new_router
+from server.errors import FINGERPRINT_MISMATCH, INVALID_API_KEY, INVALID_VALUE, QUEUE_FULL, ApiError
+from server.http.auth import Access
+from server.interfaces import RequestError
+from server.messages import IDLE, GivePages, SamplingParams, Submit
+from server.models.model import Loaded
+from server.peers.wire import PATH, PROOF_HEADER, Ask, Proofs, decode_ask, digest_of, encode_offer
+from server.secret_file import read_secret
+
+MOST_GIVINGS = 8  # servers that pages are read for at a time
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("Operation")
+    file = context.settings.peer_secret_file
+    if file is None:
+        return routes
+    proofs, places = Proofs(read_secret(file, "peer_secret_file")), asyncio.Semaphore(MOST_GIVINGS)
+
+    @routes.post(PATH, include_in_schema=False)
+    async def give(request: Request) -> Response:
+        """Send the pages that this server holds of a prompt, and the other server does not."""
+        body = await request.body()
+        digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
+        if caller(request).access is not Access.PEER or digest != digest_of(body):
+            raise ApiError(INVALID_API_KEY, f"{PROOF_HEADER} proves another body than the one that was sent")
+        ask = _ask_in(body)
+        loaded = _model_of(context, ask)
+        if places.locked():
+            raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} others; compute the prompt")
+        if ask.prompt_ids:
+            work, gone = asyncio.ensure_future(_compute(loaded, ask)), asyncio.ensure_future(until_disconnect(request.receive))
+            try:
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    await work
+            finally:
+                for task in (work, gone):
+                    task.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
+        return StreamingResponse(_frames(loaded, ask, proofs, places), media_type="application/octet-stream")
+
+    return routes
+
+
+def _ask_in(body: bytes) -> Ask:
+    try:
+        ask = decode_ask(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(INVALID_VALUE, f"the body is no ask for pages: {error}") from error
+    if ask.prompt_ids and len(ask.prompt_ids) != 4 * ask.num_tokens:
+        raise ApiError(INVALID_VALUE, f"prompt_ids has {len(ask.prompt_ids)} bytes; expected 4 for each of {ask.num_tokens} tokens")
+    return ask
+
+
+def _model_of(context: Context, ask: Ask) -> Loaded:
+    """Return the model whose pages fit, or raise ApiError."""
+    found: list[str] = []
+    for model in context.registry.models():
+        if model.loaded is not None and model.is_serving and not model.is_sleeping:
+            ready = model.loaded.worker.ready or model.loaded.ready
+            sizes = tuple(group.page_bytes for group in ready.cache_groups)
+            if ready.fingerprint == ask.fingerprint and sizes == ask.page_bytes:
+                return model.loaded
+            found.append(f"{model.spec.name} ({ready.fingerprint}, pages of {'+'.join(map(str, sizes))} bytes)")
+    wanted = f"{ask.fingerprint!r:.80} with pages of {'+'.join(map(str, ask.page_bytes[:16]))} bytes"
+    raise ApiError(FINGERPRINT_MISMATCH, f"no model here is {wanted}; here are {', '.join(found) or 'none'}: give both servers one model")
+
+
+async def _compute(loaded: Loaded, ask: Ask) -> None:
+    """Compute the prompt, so that its pages are in the cache. Raise ApiError if the queue is full."""
+    prompt_ids = tuple(np.frombuffer(ask.prompt_ids, "<i4").tolist())
+    lease = loaded.admission.admit(1, len(prompt_ids), is_idle=ask.priority == IDLE)
+    submit = Submit(
+        f"pages-{secrets.token_hex(12)}",
+        prompt_ids,
+        SamplingParams(max_tokens=1, temperature=0.0),
+        priority=ask.priority,
+        fairness_key=ask.fairness_key,
+        cache_salt=ask.cache_salt,
+        deadline=time.monotonic() + ask.limit_s,
+    )
+    try:
+        async with aclosing(loaded.worker.generate(submit)) as events:
+            async for _ in events:
+                lease.prefilled()
+    except RequestError as error:
+        raise ApiError(INVALID_VALUE, f"the prompt cannot be computed here: {error.message}") from error
+    finally:
+        lease.release()
+
+
+async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
+    asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held)
+    number = 0
+    async with places, aclosing(loaded.worker.give(asked)) as answers:
+        async for given in answers:
+            payload = given.data if given.offer is None else encode_offer(given.offer)
+            if payload:
+                yield await asyncio.to_thread(proofs.frame, ask.nonce, number, payload)
+                number += 1

@@ -1,0 +1,1 @@
+"""Servers of a fleet that give each other pages of their prefix caches."""

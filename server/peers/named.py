@@ -1,0 +1,42 @@
+"""Read which server has the pages of a request's prompt, as a trusted ingress names it.
+
+    x-relaxserve-pages: KEY URL            the server at this address holds pages of the prompt
+    x-relaxserve-pages: KEY URL compute    the server at this address is to compute the prompt first
+
+KEY is that of the setting `ingress_key`. Without it, anybody could let this server ask any address.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from contextvars import ContextVar
+
+import msgspec
+
+HEADER = "x-relaxserve-pages"
+FORM = re.compile(r"(\S+) http://([\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})( compute)?", re.ASCII)
+
+
+class Giver(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A server that may hold pages of a prompt."""
+
+    host: str
+    port: int
+    computes: bool = False  # it is to compute the prompt first
+
+
+GIVER: ContextVar[Giver | None] = ContextVar("giver", default=None)  # that of the request which this task serves
+
+
+def named(header: str, key: str | None) -> Giver | None:
+    """Return the server that an ingress names, or None if the header has not the ingress's key."""
+    found = FORM.fullmatch(header)
+    if key is None or found is None or not hmac.compare_digest(found[1].encode(), key.encode()):
+        return None
+    port = int(found[3])
+    return Giver(found[2].strip("[]"), port, found[4] is not None) if 0 < port < 1 << 16 else None
+
+
+def header_of(key: str, url: str, *, computes: bool) -> str:
+    return f"{key} {url}{' compute' if computes else ''}"

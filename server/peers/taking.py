@@ -1,0 +1,125 @@
+"""Ask another server for pages of its prefix cache. A thread receives and checks them, and the engine takes them between steps."""
+
+from __future__ import annotations
+
+import http.client
+import queue
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from server.peers.named import Giver
+from server.peers.wire import HEAD, MOST_FRAME_BYTES, PATH, PROOF_HEADER, Ask, Offer, PeerFault, Proofs, decode_offer, encode_ask
+
+CONNECT_S = 1.0
+FRAMES_AHEAD = 4  # frames that wait for the engine
+MOST_REFUSAL_BYTES = 4096
+
+Arrival = Offer | bytes | None  # None: nothing follows
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection for one request. In HTTP/1.0 the end of the connection ends the answer, so no lengths of chunks are trusted."""
+
+    _http_vsn = 10
+    _http_vsn_str = "HTTP/1.0"
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """The pages that one request waits for. The thread puts what has arrived into a queue, and `fault` says why it ended early."""
+
+    giver: Giver
+    ask: Ask
+    proofs: Proofs
+    end_s: float = 0.0  # monotonic time after which nobody waits any more
+    fault: str = ""
+    arrivals: queue.Queue[Arrival] = field(default_factory=lambda: queue.Queue[Arrival](FRAMES_AHEAD))
+    _socket: socket.socket | None = None
+    _is_cancelled: bool = False
+
+    def begin(self) -> None:
+        self.end_s = time.monotonic() + self.ask.limit_s
+        threading.Thread(target=self._run, name="take-pages", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Let the thread end. Nothing that arrives later is used."""
+        self._is_cancelled = True
+        if (connection := self._socket) is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        with suppress(queue.Empty):
+            while True:  # the thread may wait for room
+                self.arrivals.get_nowait()
+
+    def _run(self) -> None:
+        try:
+            self._exchange()
+        except PeerFault as error:
+            self.fault = str(error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.fault = f"the connection has failed: {error or type(error).__name__}"
+        finally:
+            self._put(None)
+
+    def _exchange(self) -> None:
+        body = encode_ask(self.ask)
+        headers = {PROOF_HEADER: self.proofs.head_of(body), "content-type": "application/json"}
+        with closing(_Connection(self.giver.host, self.giver.port, timeout=CONNECT_S)) as connection:
+            connection.connect()
+            self._socket = plain = connection.sock
+            plain.settimeout(self._left_s)
+            connection.request("POST", PATH, body, headers)
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    raise PeerFault(f"it answers {answer.status}: {_refusal(answer.read(MOST_REFUSAL_BYTES))}")
+                if answer.chunked:
+                    raise PeerFault("it answers in chunks, which HTTP/1.0 has not")
+                self._read(answer, plain)
+
+    def _read(self, answer: http.client.HTTPResponse, plain: socket.socket) -> None:
+        number = 0
+        while head := answer.read(HEAD.size):
+            if len(head) < HEAD.size:
+                raise PeerFault("it ended in the middle of a frame")
+            size, proof = HEAD.unpack(head)
+            if size > MOST_FRAME_BYTES:
+                raise PeerFault(f"it announces a frame of {size} bytes; expected at most {MOST_FRAME_BYTES}")
+            payload = answer.read(size)
+            if len(payload) < size:
+                raise PeerFault("it ended in the middle of a frame")
+            self.proofs.check_frame(self.ask.nonce, number, payload, proof)
+            self._put(_offer_in(payload) if number == 0 else payload)
+            number += 1
+            if self._is_cancelled:
+                return
+            plain.settimeout(self._left_s)
+
+    @property
+    def _left_s(self) -> float:
+        return max(self.end_s - time.monotonic(), 0.001)
+
+    def _put(self, arrival: Arrival) -> None:
+        while not self._is_cancelled:
+            with suppress(queue.Full):
+                self.arrivals.put(arrival, timeout=0.05)
+                return
+
+
+def _offer_in(payload: bytes) -> Offer:
+    try:
+        return decode_offer(payload)
+    except msgspec.MsgspecError as error:
+        raise PeerFault(f"its first frame is no offer: {error}") from error
+
+
+def _refusal(body: bytes) -> str:
+    """Return the message of a refusal, for the log."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])[:500]
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
+        return repr(body[:200])

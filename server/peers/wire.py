@@ -1,0 +1,119 @@
+"""The exchange of cache pages between two servers: one asks for what the other holds of a prompt, and both prove that they know a secret.
+
+    taker -> giver    POST /internal/pages: an Ask as JSON; the header `x-relaxserve-peer` has the digest of the body and its proof
+    giver -> taker    a stream of frames: an Offer as MessagePack, then the pages that it names
+
+A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b of what it proves;
+that of a frame covers the nonce of the ask and the number of the frame, so frames of other answers do not fit. A page is the bytes that
+`KVPool.read_page` returns. Pages are known by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Annotated
+
+import msgspec
+
+from runtime.cache_groups import PAGE_SIZE
+
+PATH = "/internal/pages"
+PROOF_HEADER = "x-relaxserve-peer"
+DIGEST_BYTES = 16
+PROOF_BYTES = 32
+NONCE_BYTES = 16
+HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
+FRAME_BYTES = 256 << 10  # of a frame with several pages; a larger page has a frame of its own
+MOST_FRAME_BYTES = 256 << 20
+FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a server wants of another one: the pages of a prompt that it does not hold itself."""
+
+    fingerprint: str  # of the taker's model: only pages of the same model fit
+    page_bytes: tuple[Count, ...]  # of each cache group
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+    digests: bytes  # of each PAGE_SIZE tokens of the prompt, one after the other
+    num_held: Count  # tokens whose pages the taker holds
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # how long the taker waits
+    prompt_ids: bytes = b""  # tokens as little-endian i32, if the giver is to compute the prompt first
+    cache_salt: str = ""
+    fairness_key: str = ""
+    priority: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.digests) // DIGEST_BYTES * PAGE_SIZE
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What follows: in each cache group, the pages from `firsts` on that are needed to continue after `num_tokens` tokens."""
+
+    num_tokens: Count
+    firsts: tuple[Count, ...]  # the index of the first page that is sent, per cache group
+
+    def order(self, page_sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the pages in the order in which they are sent, as pairs of cache group and index: by the position of their last token, so
+        that the beginning of the prompt is useful without the rest."""
+        found = [(group, i) for group, size in enumerate(page_sizes) for i in range(self.firsts[group], self.num_tokens // size)]
+        return sorted(found, key=lambda page: ((page[1] + 1) * page_sizes[page[0]], page[0]))
+
+
+class PeerFault(Exception):
+    """The other server did not send what was asked for. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """Proves and checks what servers with the same secret send each other."""
+
+    secret: str = field(repr=False)
+
+    def head_of(self, body: bytes) -> str:
+        """Return the header of an ask with this body."""
+        digest = digest_of(body)
+        return f"{digest} {self._of(b'ask', digest.encode()).hex()}"
+
+    def proves(self, header: str) -> bool:
+        """Return whether the sender of an ask knows the secret. The body is not needed yet."""
+        found = FORM.fullmatch(header)
+        return found is not None and hmac.compare_digest(self._of(b"ask", found[1].encode()).hex(), found[2])
+
+    def frame(self, nonce: bytes, number: int, payload: bytes) -> bytes:
+        return HEAD.pack(len(payload), self._of_frame(nonce, number, payload)) + payload
+
+    def check_frame(self, nonce: bytes, number: int, payload: bytes | bytearray, proof: bytes) -> None:
+        if not hmac.compare_digest(self._of_frame(nonce, number, payload), proof):
+            raise PeerFault("it sent a frame whose proof is wrong: the bytes have changed on the way, or it has another secret")
+
+    def _of_frame(self, nonce: bytes, number: int, payload: bytes | bytearray) -> bytes:
+        return self._of(b"frame", nonce + number.to_bytes(8, "little"), payload)
+
+    def _of(self, role: bytes, *parts: bytes | bytearray) -> bytes:
+        key = blake2b(self.secret.encode(), digest_size=64, person=b"relaxserve pages").digest()
+        proof = blake2b(key=key, digest_size=PROOF_BYTES, person=role)
+        for part in parts:
+            proof.update(part)
+        return proof.digest()
+
+
+def digest_of(body: bytes) -> str:
+    return blake2b(body, digest_size=PROOF_BYTES).hexdigest()
+
+
+def digests_in(data: bytes) -> list[bytes]:
+    return [data[at : at + DIGEST_BYTES] for at in range(0, len(data) - DIGEST_BYTES + 1, DIGEST_BYTES)]
+
+
+encode_ask = msgspec.json.Encoder().encode
+decode_ask = msgspec.json.Decoder(Ask).decode
+encode_offer = msgspec.msgpack.Encoder().encode
+decode_offer = msgspec.msgpack.Decoder(Offer).decode
