@@ -78,11 +78,11 @@ class Wgmma(BlockProduct):
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         kinds = self.sums * (2 if in_groups else 1)
-        most = MOST_SUMS if kinds <= 2 else MOST_SUMS // 2  # beside four kinds, weights and scales of two matrices need registers
+        most = MOST_SUMS // 2 if self.has_scales and self.sums > 1 else MOST_SUMS  # converted weights of several matrices need registers
         return tuple(height for height in (8, 32, 64, 128) if kinds * height * NARROW // (WARPS * LANES) <= most)
 
     def widest(self, *, in_groups: bool) -> int:
-        return WARPGROUPS * (NARROW if in_groups else 2 * NARROW // self.sums)
+        return WARPGROUPS * (NARROW if self.has_scales or in_groups else 2 * NARROW // self.sums)
 
     def deepened(self, length: int, group: int) -> Wgmma:
         num_sums = self.sums * self.per_warp * self.warp_rows // 2  # of a thread

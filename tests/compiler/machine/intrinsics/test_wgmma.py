@@ -9,7 +9,7 @@ from compiler.machine.intrinsics.wgmma import MOST_BYTES, MOST_SUMS, MOST_WIDE_B
 from compiler.machine.target import NAMED
 
 NARROW_OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(8, 64, bits=4), Wgmma(32, 64, 2, bits=4).deepened(4096, 128)]
-WIDE_OPS = [Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 256, bits=8), Wgmma(128, 128, bits=4), Wgmma(64, 128, 2, bits=4)]
+WIDE_OPS = [Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 128, bits=8), Wgmma(128, 128, bits=4), Wgmma(32, 128, 2, bits=4)]
 
 
 @pytest.mark.parametrize("op", [*NARROW_OPS, *WIDE_OPS], ids=str)
@@ -32,13 +32,12 @@ def test_a_block_with_a_wide_tile_fits_a_multiprocessor(op: Wgmma) -> None:
     assert op.copied_bytes < op.stage_bytes, "the other block of the cluster copies a part of the weights"
 
 
-@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize(("bits", "in_groups"), [(16, False), (8, False), (4, True)])
 @pytest.mark.parametrize("sums", [1, 2])
-def test_accumulators_fit_the_registers_of_a_thread(sums: int, in_groups: bool) -> None:
-    op = Wgmma(8, 64, sums)
-    most = op.heights(in_groups=in_groups)[-1]
-    kinds = 2 if in_groups else 1
-    assert kinds * sums * most * op.widest(in_groups=in_groups) // op.threads <= MOST_SUMS
+def test_accumulators_fit_the_registers_of_a_thread(sums: int, bits: int, in_groups: bool) -> None:
+    op = Wgmma(8, 64, sums, bits=bits)
+    most, kinds = op.heights(in_groups=in_groups)[-1], 2 if in_groups else 1
+    assert kinds * sums * most * op.widest(in_groups=in_groups) // op.writers <= MOST_SUMS
 
 
 @pytest.mark.parametrize(

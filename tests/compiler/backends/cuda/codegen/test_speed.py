@@ -129,24 +129,26 @@ def facts_of_product(text: str) -> LoopFacts:
     return facts_of(listing, loop)
 
 
+def planted(text: str) -> str:
+    """Return the code with a text before the fence of each turn."""
+    fence = "fence.proxy.async.shared::cta;"
+    begin = ptx().index(fence, ptx().index(fence) + 1)
+    return ptx()[:begin] + text + ptx()[begin:]
+
+
 def test_a_load_that_is_awaited_at_once_is_noticed() -> None:
     """A value that is loaded in each step and used in the same step is found."""
-    whole = ptx()
-    before = facts_of_product(whole)
+    before = facts_of_product(ptx())
     assert before.load_use is None or before.load_use >= AWAY
-    wait = re.search(r"(cp\.async\.wait_group \t[1-9]\d*;)", whole)
-    pointer = re.search(r"ld\.global\.nc\.b64 \t(%rd\d+), \[%rd\d+\+8\];", whole)
-    assert wait is not None and pointer is not None
-    planted = f"{{ .reg .b32 a; ld.global.b32 a, [{pointer[1]}]; add.u32 a, a, 1; st.global.b32 [{pointer[1]}], a; }}\n\t"
-    found = facts_of_product(whole[: wait.start()] + planted + whole[wait.start() :])
-    assert found.load_use is not None and found.load_use < 8 and found.round_trips > before.round_trips
+    pointer = re.search(r"ld\.global\.nc\.b64 \t(%rd\d+), \[%rd\d+\+8\];", ptx())
+    assert pointer is not None
+    load = f"{{ .reg .b32 a; ld.global.b32 a, [{pointer[1]}]; add.u32 a, a, 1; st.global.b32 [{pointer[1]}], a; }}\n\t"
+    found = facts_of_product(planted(load))
+    assert found.load_use is not None and found.load_use < AWAY and found.round_trips > before.round_trips
 
 
 def test_a_barrier_that_is_added_to_a_step_is_noticed() -> None:
-    whole = ptx()
-    wait = re.search(r"(cp\.async\.wait_group \t[1-9]\d*;)", whole)
-    assert wait is not None
-    assert facts_of_product(whole[: wait.start()] + "bar.sync 0;\n\t" + whole[wait.start() :]).barriers == 2
+    assert facts_of_product(planted("bar.sync 0;\n\t")).barriers == facts_of_product(ptx()).barriers + 1
 
 
 def test_a_product_that_cannot_run_beside_others_is_noticed() -> None:
