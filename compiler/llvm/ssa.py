@@ -128,6 +128,16 @@ class Code:
         self.jump(done)
         self.block(done)
 
+    def either(self, cond: str, then: Callable[[], None], orelse: Callable[[], None]) -> None:
+        """Emit a branch with two sides."""
+        yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
+        self.branch(cond, yes, no)
+        for label, emit in ((yes, then), (no, orelse)):
+            self.block(label)
+            emit()
+            self.jump(done)
+        self.block(done)
+
     def choose(self, cond: str, kind: str, then: Callable[[], str], orelse: Callable[[], str]) -> str:
         """Emit a branch with two sides, and return the operand that holds the result of the side that ran."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")

@@ -27,6 +27,6 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),
             JoinBranches(lambda prim: schedule_product(prim, tiles) is not None),
         ],
-        schedule=partial(schedule, tiles=tiles),
+        schedule=partial(schedule, tiles=tiles, target=target),
         instruments=instruments,
     )

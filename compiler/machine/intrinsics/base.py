@@ -21,6 +21,11 @@ class Intrinsic(TileOp):
     shared_alignment: ClassVar[int] = 16  # alignment in bytes of operands in the shared memory of a GPU
 
     @property
+    def cluster(self) -> int:
+        """The number of adjacent blocks of a GPU's grid that run the intrinsic together."""
+        return 1
+
+    @property
     def enough_blocks(self) -> int:
         """The number of blocks that must fit a multiprocessor of a GPU at once, which limits registers; 0: no limit is declared."""
         return 0

@@ -40,13 +40,13 @@ class BlockProduct(ProductOp):
     """
 
     threads: ClassVar[int] = WARPS * LANES
+    writers: ClassVar[int] = WARPS * LANES  # the first threads, which write the elements of the result
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
     formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]]  # the formats of weights, by bits per weight and whether they are e4m3
     one_shape: ClassVar[bool] = True  # whether the same instruction multiplies any number of rows
     most_rows: ClassVar[int]  # maximum number of rows of a tile
-    most_bytes: ClassVar[int]  # maximum number of bytes of shared memory that a tile uses
     least_stages: ClassVar[int]  # minimum number of stages
     rows_at_once: ClassVar[int]  # maximum number of rows that a thread computes after the products before it stores any
     sums: int = 1
@@ -85,6 +85,11 @@ class BlockProduct(ProductOp):
 
     # --- sizes -----------------------------------------------------------------------------------------------------------
 
+    @property
+    def most_bytes(self) -> int:
+        """The maximum number of bytes of shared memory that the tile may use."""
+        raise NotImplementedError
+
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. `in_groups` says whether a
         column of weights has several scales, one per group. An element of the result then has two accumulators: one for the current group,
@@ -99,8 +104,8 @@ class BlockProduct(ProductOp):
     def format(self) -> PanelFormat:
         return self.formats[self.bits, self.e4m3]
 
-    def deepened(self, length: int) -> BlockProduct:
-        """Return the best such tile for sums of `length` elements."""
+    def deepened(self, length: int, group: int) -> BlockProduct:
+        """Return the best such tile for sums of `length` elements, in groups of `group`."""
         return self
 
     @property
@@ -121,6 +126,11 @@ class BlockProduct(ProductOp):
     def per_warp(self) -> int:
         """The number of times that each warp multiplies 16 columns, for each of the `sums` matrices."""
         return self.columns // NARROW
+
+    @property
+    def warp_rows(self) -> int:
+        """The number of rows that a warp multiplies."""
+        return self.rows
 
     @property
     def panel_bytes(self) -> int:
@@ -198,11 +208,11 @@ class ProductCode(BlockCode):
         self.shared = self.in_shared(pointers[0])
         self.rows, self.panels, self.scales = pointers[1], pointers[2 : 2 + op.sums], pointers[2 + op.sums :]
         self.per_warp = op.sums * op.per_warp
-        count = self.per_warp * op.rows // EIGHT * 4
+        count = self.per_warp * op.warp_rows // EIGHT * 4
         self.sums = [code.alloca("float") for _ in range(count)]
         self.in_groups = op.has_scales and self.group_steps != self.steps
         self.totals = [code.alloca("float") for _ in range(count)] if self.in_groups else self.sums
-        self.read = [code.alloca(self.scale_kind) for _ in range(2 * self.per_warp)] if op.has_scales else []  # scales
+        self.read = self.new_scales() if op.has_scales else []
         for total in dict.fromkeys((*self.sums, *self.totals)):
             code.do(f"store float 0.0, ptr {total}, align 4")
 
@@ -279,7 +289,11 @@ class ProductCode(BlockCode):
     def scale_kind(self) -> str:
         return "float" if self.op.wide_scales else "i16"
 
-    def _factors(self) -> list[str]:
+    def new_scales(self) -> list[str]:
+        """Allocate registers for the scales of a group."""
+        return [self.code.alloca(self.scale_kind) for _ in range(2 * self.per_warp)]
+
+    def factors(self) -> list[str]:
         """Return the scales that were read, as f32."""
         if self.op.wide_scales:
             return self.load_floats(self.read)
@@ -292,24 +306,28 @@ class ProductCode(BlockCode):
         moved = [code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {bits}, i32 {0x1022})") for word in words]
         return [code.op(f"bitcast i32 {word} to float") for word in moved]
 
-    def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield for each accumulator: its address, the address of its total, its value, and its scale."""
-        code, op = self.code, self.op
-        factors = self._factors()
-        for number, (part, total) in enumerate(zip(self.sums, self.totals, strict=True)):
-            columns, e = number // (op.rows // EIGHT * 4), number % 4
-            yield part, total, code.op(f"load float, ptr {part}, align 4"), factors[2 * columns + e // 2]
+    def _of_sums(self, factors: Sequence[str]) -> list[str]:
+        """Return the factor of each accumulator."""
+        return [factors[2 * (i // (self.op.warp_rows // EIGHT * 4)) + i % 4 // 2] for i in range(len(self.sums))]
 
     def add_group(self) -> None:
+        self.add_scaled(self.load_floats(self.sums), self.factors())
+        self.clear_sums()
+
+    def add_scaled(self, values: Sequence[str], factors: Sequence[str]) -> None:
+        """Add the sums of a group, times their scales, to the totals."""
         code = self.code
-        for part, total, value, factor in self._scaled():
+        for total, value, factor in zip(self.totals, values, self._of_sums(factors), strict=True):
             old = code.op(f"load float, ptr {total}, align 4")
             code.do(f"store float {multiply_add(code, value, factor, old, 'float', 1)}, ptr {total}, align 4")
-            code.do(f"store float 0.0, ptr {part}, align 4")
+
+    def clear_sums(self) -> None:
+        self.store_floats(["0.0"] * len(self.sums), self.sums)
 
     def apply_scales(self) -> None:
-        for part, _, value, factor in self._scaled():
-            self.code.do(f"store float {self.code.op(f'fmul float {value}, {factor}')}, ptr {part}, align 4")
+        values = self.load_floats(self.sums)
+        scaled = [self.code.op(f"fmul float {x}, {factor}") for x, factor in zip(values, self._of_sums(self.factors()), strict=True)]
+        self.store_floats(scaled, self.sums)
 
     def begin_group(self, step: str, places: Sequence[tuple[str, str]], wait: Callable[[], None] = lambda: None) -> None:
         """If weights are in groups and a group begins with this step, `wait` for the sums of the group before, add them, and read the
@@ -333,17 +351,17 @@ class ProductCode(BlockCode):
 
     # --- results -------------------------------------------------------------------------------------------------------
 
-    def store(self, first: str, distance: int) -> None:
-        """Store the accumulators in c. `first` is the first of the columns that this warp multiplies; the next 16 columns begin `distance`
-        columns after it. Of each 16 columns by 8 rows, a lane has columns `self.group` and `self.group` + 8 of rows 2 * `self.quad` and
-        2 * `self.quad` + 1."""
+    def store(self, first: str, distance: int, first_row: str = "0") -> None:
+        """Store the accumulators in c. `first` is the first of the columns that this warp multiplies, and `first_row` the first of its
+        rows; the next 16 columns begin `distance` columns after it. Of each 16 columns by 8 rows, a lane has columns `self.group` and
+        `self.group` + 8 of rows 2 * `self.quad` and 2 * `self.quad` + 1."""
         op, code = self.op, self.code
-        row = self.times(self.times(self.quad, 2), op.pitch)
+        row = self.times(self.plus(self.times(self.quad, 2), first_row), op.pitch)
         base = self.gep(SHARED, self.shared, self.plus(row, self.plus(first, self.group)), "float")
         totals = iter(self.totals)
         for s in range(op.sums):
             for p in range(op.per_warp):
-                for j in range(op.rows // EIGHT):
+                for j in range(op.warp_rows // EIGHT):
                     for e in range(4):
                         at = (s * op.rows + EIGHT * j + e % 2) * op.pitch + p * distance + e // 2 * EIGHT
                         value = code.op(f"load float, ptr {next(totals)}, align 4")

@@ -40,7 +40,6 @@ class Mma(BlockProduct):
         (4, False): FRAGMENTS4,
     }
     most_rows: ClassVar[int] = HEIGHTS[-1]
-    most_bytes: ClassVar[int] = SHARED_BYTES
     least_stages: ClassVar[int] = 2
     rows_at_once: ClassVar[int] = 1  # with more, only two blocks would fit the registers of a multiprocessor
 
@@ -52,6 +51,10 @@ class Mma(BlockProduct):
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         return HEIGHTS
+
+    @property
+    def most_bytes(self) -> int:
+        return SHARED_BYTES
 
     @property
     def own_rows(self) -> bool:

@@ -12,7 +12,7 @@ An accumulator adds 16 products at a time, in the order of elements or of pages,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,15 +22,17 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.base import Intrinsic
+from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, SHARED_BYTES, WARPS, BlockCode
 from compiler.machine.target import GPU, Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 SPLIT = WARPS * LANES  # number of keys in a split
 MOST_STEPS = 8  # maximum number of steps of 16 elements whose keys a lane holds in registers at once
-MOST_ROWS = 32
+HEIGHTS = (64, 32, 16, EIGHT)  # numbers of rows of a block; the first is for multiprocessors with much shared memory
 ENOUGH_BLOCKS = 2  # blocks that fit the shared memory of a multiprocessor of sm_89; with so few, a thread may use 255 registers
+# Targets whose multiprocessors have 228 KB of shared memory, and the bytes of a block if two blocks fit.
+ROOMY, ROOMY_BYTES = Features(["sm_90a", "sm_100a"]), 100 << 10
 SPARE_BYTES = 2 << 10  # bytes of shared memory for the block's numbers of rows, tokens and pages
 MOST_WORDS = 32  # maximum number of words of values that a lane loads at once
 FOUR = 4  # number of adjacent elements along the summed axis that a lane multiplies
@@ -47,11 +49,13 @@ def scratch_pitch(size: int) -> int:
     return max(SPLIT, -(-size // 32) * 32) + 16
 
 
-def rows_for(size: int, value_size: int) -> int:
+def rows_for(size: int, value_size: int, target: Target) -> int:
     """Return the maximum number of rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number
     of rows fits."""
-    for rows in (MOST_ROWS, 16, EIGHT) if size % PAGE == value_size % PAGE == 0 else ():
-        if rows * (2 * query_pitch(size) + 4 * value_size + 4 * scratch_pitch(size)) <= SHARED_BYTES - SPARE_BYTES:
+    is_roomy = bool(ROOMY & target.features)
+    room = (ROOMY_BYTES if is_roomy else SHARED_BYTES) - SPARE_BYTES
+    for rows in HEIGHTS[not is_roomy :] if size % PAGE == value_size % PAGE == 0 else ():
+        if rows * (2 * query_pitch(size) + 4 * value_size + 4 * scratch_pitch(size)) <= room:
             return rows
     return 0
 
@@ -218,7 +222,7 @@ class _Values(BlockCode):
         with code.loop(self.divided(self.low, PAGE), end, step=str(self.at_once)) as first:
             after = code.op(f"call i64 @llvm.smin.i64(i64 {self.plus(first, str(self.at_once))}, i64 {end})")
             is_whole = code.op(f"icmp eq i64 {after}, {self.plus(first, str(self.at_once))}")
-            self._either(
+            self.code.either(
                 code.op(f"and i1 {is_whole}, {self._sees_all(first, after)}"),
                 lambda: self._add_pages([self.plus(first, str(u)) for u in range(self.at_once)]),
                 lambda: self._add_each_page(first, after),
@@ -231,17 +235,7 @@ class _Values(BlockCode):
     def _add_each_page(self, first: str, after: str) -> None:
         with self.code.loop(first, after) as n:
             is_whole = self._sees_all(n, self.plus(n, "1"))
-            self._either(is_whole, lambda: self._add_pages([n]), lambda: self._add_pages([n], masked=True))
-
-    def _either(self, cond: str, then: Callable[[], None], orelse: Callable[[], None]) -> None:
-        code = self.code
-        yes, no, done = code.fresh("yes"), code.fresh("no"), code.fresh("done")
-        code.branch(cond, yes, no)
-        for label, emit in ((yes, then), (no, orelse)):
-            code.block(label)
-            emit()
-            code.jump(done)
-        code.block(done)
+            self.code.either(is_whole, lambda: self._add_pages([n]), lambda: self._add_pages([n], masked=True))
 
     def _sees_all(self, first: str, after: str) -> str:
         """Return whether all keys of some pages are multiplied."""

@@ -196,6 +196,7 @@ def check_launch(chosen: Function, config: LaunchConfig) -> None:
         or (kernel.max_threads is not None and threads > math.prod(kernel.max_threads))
         or (kernel.required_threads is not None and config.block[: len(kernel.required_threads)] != kernel.required_threads)
         or shared > limit
+        or config.grid[0] % chosen.module.program(chosen.name).cluster
     )
     if wrong:
         raise DriverError(Result.INVALID_VALUE)

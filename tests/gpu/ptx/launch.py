@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.gpu.ptx.faults import Fault
-from tests.gpu.ptx.instructions import arithmetic, barriers, copies, matrices, mbarriers, memory, moves, warpgroups, warps
+from tests.gpu.ptx.instructions import arithmetic, barriers, clusters, copies, matrices, mbarriers, memory, moves, warpgroups, warps
 from tests.gpu.ptx.memory import Memory
 from tests.gpu.ptx.program import Assembler, Program
 from tests.gpu.ptx.text import Module, parse
 from tests.gpu.ptx.wave import PATIENCE, Launch, Wave
 
 # importing these modules registers all instructions
-TABLES = (arithmetic, barriers, copies, matrices, mbarriers, memory, moves, warpgroups, warps)
+TABLES = (arithmetic, barriers, clusters, copies, matrices, mbarriers, memory, moves, warpgroups, warps)
 
 THREADS_PER_WAVE = 1 << 15
 SHARED_PER_WAVE = 1 << 26
@@ -72,10 +72,13 @@ def launch(
     program = loaded.program(name)
     what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, arch or arch_of(loaded.module.target), patience, uneven)
     random = np.random.default_rng(seed) if seed else None
-    count = grid[0] * grid[1] * grid[2]
-    order = np.arange(count) if random is None else random.permutation(count)
+    count, cluster = grid[0] * grid[1] * grid[2], program.cluster
+    if grid[0] % cluster:
+        raise Fault(f"{name}: {grid[0]} blocks do not form clusters of {cluster}")
+    order = np.arange(count // cluster) if random is None else random.permutation(count // cluster)
+    order = (order[:, None] * cluster + np.arange(cluster)).reshape(-1)
     shared = program.static_bytes + dynamic_bytes
-    at_once = max(1, min(THREADS_PER_WAVE // what.threads_per_block, SHARED_PER_WAVE // max(shared, 1)))
+    at_once = max(1, min(THREADS_PER_WAVE // what.threads_per_block, SHARED_PER_WAVE // max(shared, 1)) // cluster) * cluster
     with np.errstate(all="ignore"):
         for start in range(0, count, at_once):
             try:

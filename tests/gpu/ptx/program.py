@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -105,6 +106,11 @@ class Program:
     local_bytes: int
     shared_grain: int  # bytes of the narrowest access to shared memory in the kernel
     unit_registers: frozenset[int]  # slots of the registers that warpgroup products use
+
+    @property
+    def cluster(self) -> int:
+        """The number of blocks of a cluster."""
+        return prod(self.kernel.cluster or (1,))
 
     @property
     def exit(self) -> int:

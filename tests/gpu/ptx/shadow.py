@@ -35,13 +35,15 @@ class Shadow:
 
     # --- barriers and fences -----------------------------------------------------------------------------------------------
 
-    def synchronise(self, threads: Any) -> None:
+    def next_time(self) -> int:
         self.time += 1
-        self.epoch[threads] = self.time
+        return self.time
+
+    def synchronise(self, threads: Any) -> None:
+        self.epoch[threads] = self.next_time()
 
     def synchronise_warps(self, threads: Any) -> None:
-        self.time += 1
-        self.warp_epoch[threads] = self.time
+        self.warp_epoch[threads] = self.next_time()
 
     def fence(self, threads: Array) -> None:
         """Apply a fence.proxy.async that these threads execute. The fence makes visible their own writes and the writes that barriers
@@ -73,6 +75,10 @@ class Shadow:
         same_warp = (others >= 0) & (warp[np.maximum(others, 0)] == warp[own])
         epoch = np.where(same_warp, np.maximum(self.epoch, self.warp_epoch)[own], self.epoch[own])
         return (others != NOBODY) & (others != own) & (epoch <= times)
+
+    def _in_other_block(self, threads: Array, pieces: Array) -> bool:
+        """Return whether pieces belong to another block of the cluster than the thread that accesses them."""
+        return self.wave.cluster > 1 and bool((pieces[:, 0] * self.grain // self.wave.shared_stride != self.wave.slot[threads]).any())
 
     def _refuse(self, wrong: Array, threads: Array, pieces: Array, message: str, others: Array | None = None) -> None:
         if wrong.any():
@@ -113,9 +119,14 @@ class Shadow:
     def _overwrites(self, threads: Array, pieces: Array) -> None:
         self._refuse(self.arriving[pieces] > 0, threads, pieces, "writes where a copy in flight is going to write")
         self._refuse(self.leaving[pieces] > 0, threads, pieces, "writes what a product or a copy in flight still reads")
+        far = self._in_other_block(threads, pieces)
         for others, times, what in ((self.writer, self.write_time, "a write"), (self.reader, self.read_time, "a read")):
             other = others[pieces]
-            wrong = self._apart(threads, other, times[pieces])
+            if far:  # a thread knows of another block only what mbarriers and barriers of the cluster have told it
+                ranks = self.wave.rank[pieces * self.grain // self.wave.shared_stride]
+                wrong = (other != NOBODY) & (self.wave.known.times[threads[:, None], ranks] <= times[pieces])
+            else:
+                wrong = self._apart(threads, other, times[pieces])
             self._refuse(wrong, threads, pieces, f"a race: writes over {what}{{by}} without a barrier", other)
 
     # --- accesses by asynchronous copies and products ----------------------------------------------------------------------

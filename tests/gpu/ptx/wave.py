@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.gpu.ptx.faults import Fault
+from tests.gpu.ptx.known import Known
 from tests.gpu.ptx.memory import UNSIGNED, UNWRITTEN, AddressFault, Memory
 from tests.gpu.ptx.program import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Array, Index, Program
 from tests.gpu.ptx.shadow import Shadow
@@ -79,7 +80,10 @@ class Wave:
         self.lane = self.thread % WARP
         self.warps_per_block = -(-self.per_block // WARP)
         self.warp = self.slot * self.warps_per_block + self.thread // WARP
+        self.warpgroup = self.slot * -(-self.warps_per_block // 4) + self.thread // (4 * WARP)  # a block may end with a part of one
         self.alive = np.ones(count, bool)
+        self.cluster = launch.program.cluster  # number of blocks of a cluster; a wave has whole clusters
+        self.rank = self.blocks % self.cluster  # for each block
         self._special: dict[str, Array] = {}
         registers = _registers([r.bits for r in self.program.kernel.registers], count)
         self.views = [_view(registers[slot], dtype) for slot, dtype in self.program.views]
@@ -100,6 +104,7 @@ class Wave:
         self.stalls: list[Callable[[Wave], bool]] = []
         self.last_stalls: list[Callable[[Wave], bool]] = []  # called like `stalls`, but only after all asynchronous work is done
         self._later: list[Callable[[], None]] = []  # asynchronous work that has not run yet
+        self.known = Known(self)
         self.state: dict[str, Any] = {}  # state of barriers and asynchronous work: each file of instructions has keys of its own
 
     # --- running contexts --------------------------------------------------------------------------------------------------
@@ -279,6 +284,8 @@ class Wave:
             return True
         if self.alive.any():
             raise Fault(f"hang: {int(self.alive.sum())} threads wait for ever: {self._waiting()}")
+        for waiting in self.state.get("a barrier", []):
+            raise Fault(f"a block ends although barrier {waiting.barrier} misses threads")
         return False
 
     def _release(self, join: Join) -> bool:
@@ -351,10 +358,10 @@ class Wave:
                 return np.int64(self.shared_bytes)
             case "dynamic_smem_size":
                 return np.int64(self.launch.dynamic_bytes)
-            case "cluster_ctarank" | "cluster_ctaid" | "clusterid":
-                return np.int64(0)
-            case "cluster_nctarank" | "cluster_nctaid":
-                return np.int64(1)
+            case "cluster_ctarank":
+                return self.rank[self.slot]
+            case "cluster_nctarank":
+                return np.int64(self.cluster)
             case _:
                 raise Fault(f"the register %{name} is not known")
 

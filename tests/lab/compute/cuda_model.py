@@ -17,12 +17,22 @@ from deploy.bench.synthetic import SHAPES, synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
 from tests.lab.sass.model import CARDS, Card, Prediction, predict
-from tests.lab.sass.step import Kernel, StepCode
+from tests.lab.sass.step import Kernel, SquareCode, StepCode
 from tests.lab.sass.tools import ToolMissing
 
 FORMS = ("bf16", "int4-128")
 CASES = (Case(1, 1, 1024), Case(64, 64, 1024), Case(2048, 1, 2048))
 TARGET = "sm_90a"
+SQUARE = 8192  # rows, columns and depth of the product of square matrices
+# Goals on an H100, as shares of the limit, by format and case
+GOALS = {
+    ("bf16", CASES[0]): 0.88,
+    ("int4-128", CASES[0]): 0.70,
+    ("bf16", CASES[1]): 0.75,
+    ("bf16", CASES[2]): 0.70,
+    ("int4-128", CASES[2]): 0.70,
+}
+ATTENTION_GOAL, SQUARE_GOAL = 450e12, 0.85  # operations per second of attention in a prefill; share of the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +54,18 @@ class Step:
     def share(self) -> float:
         return self.limit_s / self.seconds
 
+    @property
+    def attention_operations_per_s(self) -> float:
+        found = [k for k in self.kernels if "attention" in k.launched.kernel.schedule]
+        return sum(k.operations for k in found) / sum(k.seconds for k in found)
+
 
 def predicted(code: StepCode, form: str, case: Case, card: Card) -> Step:
     return Step(form, case, card, tuple(predict(card, launched, case) for launched in code.launches(case)))
+
+
+def square(card: Card) -> Prediction:
+    return predict(card, SquareCode(SQUARE, TARGET).launch(), Case(SQUARE, 1, SQUARE))
 
 
 def code_of(shape: str, form: str, cases: Sequence[Case] = CASES) -> StepCode:
@@ -97,6 +116,17 @@ def show(step: Step) -> None:
         print(f"{x.kernel.name[:43]:44}{numbers}{1e6 * k.seconds:8.2f}{k.share:7.2f}")
 
 
+def show_goals(steps: Sequence[Step]) -> None:
+    card = CARDS[0]
+    print(f"\n{'on an ' + card.name:44}{'predicted':>10}{'goal':>7}")
+    for step in (s for s in steps if s.card is card):
+        goal = GOALS.get((step.form, step.case))
+        print(f"{f'{step.form}, {step.case}':44}{step.share:10.2f}{'' if goal is None else f'{goal:.2f}':>7}")
+        if step.case.is_prefill:
+            print(f"{'    attention, TFLOP/s':44}{step.attention_operations_per_s / 1e12:10.0f}{ATTENTION_GOAL / 1e12:7.0f}")
+    print(f"{f'bf16, product {SQUARE}^3':44}{square(card).share:10.2f}{SQUARE_GOAL:7.2f}")
+
+
 def show_loops(code: StepCode) -> None:
     heads = f"{'instr.':>8}{'loads':>7}{'in flight':>10}{'waits':>7}{'load-use':>9}{'copies':>7}{'barriers':>9}"
     print(f"\n{'loops that read memory':44}{heads}")
@@ -127,5 +157,7 @@ def main(argv: list[str] | None = None) -> None:
                 show(step)
             if options.loops:
                 show_loops(code)
-    if options.json:
+    if not options.json:
+        show_goals(steps)
+    else:
         print(json.dumps([as_json(step) for step in steps], indent=1))

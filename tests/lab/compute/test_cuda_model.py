@@ -8,7 +8,7 @@ import pytest
 
 from deploy.bench.compute.case import Case
 from tests.lab.compute import cuda_model
-from tests.lab.compute.cuda_model import CARDS, Step, as_json, code_of, predicted
+from tests.lab.compute.cuda_model import CARDS, Step, as_json, code_of, predicted, square
 from tests.lab.sass.step import StepCode
 from tests.lab.sass.tools import ToolMissing
 
@@ -43,6 +43,13 @@ def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
     """Predicted shares of the limit on an H100: a change of a kernel that makes the steps slower fails here."""
     assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.82
     assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.75
+
+
+def test_a_product_of_square_matrices_is_near_its_goal() -> None:
+    try:
+        assert square(CARDS[0]).share > 0.82
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
 
 
 def test_json_has_a_line_for_each_kernel(code: StepCode) -> None:

@@ -5,6 +5,7 @@ A block first fills its pipeline, then makes the trips of its hot loop, then wri
     the warp         its own instructions and what they wait for (tests/lab/sass/warp.py)
     issue            the instructions of all warps that share a scheduler
     tensor cores     the products of all blocks on a multiprocessor
+    the producer     the instructions of the warp that copies for a product
     copies           the latency of memory, divided by the number of stages in flight
     L2               the bytes that all multiprocessors copy from it
 
@@ -15,6 +16,7 @@ an error of 30 % would not surprise. Where it knows no better, it takes both sid
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +25,7 @@ from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.intrinsics.block_code import WARPS
 from compiler.machine.intrinsics.mma_pages import PageScores
-from compiler.machine.intrinsics.wgmma import Wgmma
+from compiler.machine.intrinsics.wgmma import CONSUMERS, WARPGROUPS, Wgmma
 from deploy.bench.compute.case import Case
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import facts_of
@@ -68,6 +70,7 @@ class Prediction:
     issue: float  # cycles of a trip for the schedulers
     flight: float  # bytes in flight on the whole card
     seconds: float  # of one launch
+    operations: float
     limit_s: float  # the time of its bytes and operations at the limits of the card
 
     @property
@@ -100,7 +103,7 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, copies, from_l2)
     rounds = math.ceil(active / (card.units * resident))
     ends = work.before + work.after
-    transfer_s = launched.num_bytes / card.bytes_per_s
+    transfer_s, operations = launched.num_bytes / card.bytes_per_s, _operations(launched, case)
     seconds = LAUNCH_S + max(transfer_s + (ends + DRAM) / card.clock_hz, rounds * (ends + work.trips * trip) / card.clock_hz)
     return Prediction(
         launched,
@@ -109,7 +112,8 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
         issue=work.issue * on_unit,
         flight=work.flight * min(active, card.units * resident),
         seconds=seconds,
-        limit_s=max(transfer_s, _operations(launched, case) / card.operations_per_s),
+        operations=operations,
+        limit_s=max(transfer_s, operations / card.operations_per_s),
     )
 
 
@@ -128,31 +132,57 @@ def _work(launched: Launched, case: Case) -> _Work:
         return _attention(kernel, case)
     instructions = len(kernel.listing.instructions)
     whole = cycles_of(kernel.listing, 0, instructions, L2, lambda _: 1)
-    return _Work(before=0, trip=whole, issue=_issue(kernel, instructions), tensor=0, trips=1, after=0, flight=0)
+    return _Work(before=0, trip=whole, issue=_issue(kernel.threads, instructions), tensor=0, trips=1, after=0, flight=0)
 
 
-def _issue(kernel: Kernel, instructions: float) -> float:
-    return instructions * math.ceil(kernel.threads / WARP / SCHEDULERS)
+def _issue(threads: int, instructions: float) -> float:
+    return instructions * math.ceil(threads / WARP / SCHEDULERS)
 
 
 # --- products ----------------------------------------------------------------------------------------------------------
 
 
-def tile_for(kernel: Kernel, rows: int) -> tuple[Wgmma, Loop]:
-    """Return the tile that computes so many rows, and its loop along k."""
+@dataclass(frozen=True, slots=True)
+class TileLoops:
+    """The loops along k of a tile: that of the warps that multiply, and that of the warp that copies."""
+
+    tile: Wgmma
+    consumer: Loop
+    producer: Loop
+
+
+def loops_for(kernel: Kernel, rows: int) -> TileLoops:
+    """Return the loops of the tile that computes so many rows."""
+    found = loops_of_tiles(kernel)
+    low = [loops for loops in found if loops.tile.is_narrow and loops.tile.rows >= rows]
+    return min(low, key=lambda loops: loops.tile.rows, default=found[-1])
+
+
+def loops_of_tiles(kernel: Kernel) -> list[TileLoops]:
+    """Return the loops of all tiles of a product. Tiles follow each other in the code."""
     tiles = [tile.op for tile in kernel.tiles if isinstance(tile.op, Wgmma)]
-    narrow = min(tile.columns for tile in tiles)
-    low = [tile for tile in tiles if tile.columns == narrow and tile.rows >= rows]
-    tile = min(low, key=lambda tile: tile.rows, default=tiles[-1])
-    loops = kernel.listing.loops_with(rf"HGMMA\.64x{tile.rows}x")
-    if not loops:
-        raise ValueError(f"kernel {kernel.name} has no loop with wgmma for {tile.rows} rows; the model knows no other products")
-    return tile, loops[0] if tile.columns == narrow else loops[-1]
+    consumers, producers = sorted(kernel.listing.loops_with("HGMMA"), key=lambda loop: loop.begin), _producers(kernel.listing)
+    if not tiles or not len(tiles) == len(consumers) == len(producers):
+        counts = f"{len(tiles)} tiles, {len(consumers)} loops that multiply and {len(producers)} that copy"
+        raise ValueError(f"kernel {kernel.name} has {counts}; the model knows no other products")
+    return [TileLoops(*loops) for loops in zip(tiles, consumers, producers, strict=True)]
+
+
+def _producers(listing: Listing) -> list[Loop]:
+    """Return the smallest loops that copy rows and panels, in the order of the code. The assembler puts a loop around a copy of a panel."""
+    found: list[Loop] = []
+    for loop in sorted(listing.loops, key=lambda loop: loop.end - loop.begin):
+        copied = {x.kind for x in listing.body(loop)}
+        apart = all(loop.end <= other.begin or other.end <= loop.begin for other in found)
+        if apart and {"UBLKCP", "LDGSTS"} <= copied and "HGMMA" not in copied:
+            found.append(loop)
+    return sorted(found, key=lambda loop: loop.begin)
 
 
 def _product(launched: Launched) -> _Work:
     kernel, listing = launched.kernel, launched.kernel.listing
-    tile, loop = tile_for(kernel, launched.rows)
+    loops = loops_for(kernel, launched.rows)
+    tile, loop = loops.tile, loops.consumer
     depth, *_ = kernel.tiles[0].dims
     body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.fold * tile.step / _group(kernel))
     often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
@@ -160,14 +190,14 @@ def _product(launched: Launched) -> _Work:
     active = min(1.0, launched.rows / tile.rows)
     return _Work(
         before=cycles_of(listing, 0, min(other.begin for other in listing.loops_with("HGMMA")), L2, lambda _: 1),
-        trip=often + share * (always - often),
-        issue=_issue(kernel, len(body) - len(seldom) * (1 - share)),
-        tensor=sum(map(product_cycles, body)),
+        trip=max(often + share * (always - often), cycles_of_trip(listing, loops.producer, L2, lambda _: 1)),
+        issue=_issue(CONSUMERS, len(body) - len(seldom) * (1 - share)) + len(listing.body(loops.producer)),
+        tensor=WARPGROUPS * sum(map(product_cycles, body)),
         trips=depth.const / (tile.fold * tile.step),
         after=active * _epilogue(listing, loop, a_thread),
         flight=tile.ahead * tile.weight_bytes,
         stages=tile.ahead,
-        copied_bytes=tile.stage_bytes,
+        copied_bytes=tile.copied_bytes,
     )
 
 
@@ -244,7 +274,8 @@ def _walk_of(kernel: Kernel, case: Case) -> _Walk:
     around = [loop for loop in listing.loops if loop.contains(keys) and loop.contains(values)]
     split = around[-1] if len(around) > 1 else Loop(keys.begin, values.end)
     following = [loop.begin for loop in loops[first + 2 :]]
-    joins = [loop.end for loop in listing.loops if split.end <= loop.begin and loop.end <= min(following, default=loop.end)]
+    later = [loop for loop in listing.loops if split.end <= loop.begin and loop.end <= min(following, default=loop.end)]
+    joins = [loop.end for loop in later if {"LDG", "FFMA"} <= {x.kind for x in listing.body(loop)}]  # other loops load queries
     groups = [loop for loop in listing.loops if loop.contains(values) and split.contains(loop)] if on_tensors else []
     each_page = values if groups else None
     return _Walk(on_tensors, keys, groups[-1] if groups else values, each_page, split, max(joins, default=split.end))
@@ -265,7 +296,9 @@ def _attention(kernel: Kernel, case: Case) -> _Work:
             return pages / ((_loads(listing, loop) - each) / (each / 2))
         if loop == walk.values:
             return pages if walk.on_tensors else PAGE_SIZE / _loads(listing, loop)
-        return pages if loop.contains(walk.values) and walk.split.contains(loop) and not walk.on_tensors else 1
+        if not walk.split.contains(loop):
+            return 1
+        return pages if loop.contains(walk.values) and not walk.on_tensors else counted(listing, loop)
 
     def joins(loop: Loop) -> float:
         return num_splits / max(1, _loads(listing, loop) // 3) if loop in listing.innermost else 1
@@ -274,12 +307,20 @@ def _attention(kernel: Kernel, case: Case) -> _Work:
     return _Work(
         before=cycles_of(listing, 0, split.begin, L2, trips),
         trip=cycles_of_trip(listing, split, DRAM, trips),
-        issue=_issue(kernel, _instructions(listing, split, trips)),
+        issue=_issue(kernel.threads, _instructions(listing, split, trips)),
         tensor=0,
         trips=1 if is_few else (num_splits + 1) / 2 if case.is_prefill else num_splits,
         after=cycles_of(listing, split.end, walk.end, L2, joins) if is_few else 0,
         flight=kernel.threads * max(facts_of(listing, loop).bytes_in_flight for loop in (walk.keys, walk.values)),
     )
+
+
+def counted(listing: Listing, loop: Loop) -> int:
+    """Return how many trips a loop makes whose counter is compared with a constant, or one more or less; 1 for other loops."""
+    branch = listing.instructions[loop.end - 1]
+    compared = (re.match(r"(U?P\d), U?PT, \w+(?:\.reuse)?, (0x[0-9a-f]+), ", x.operands) for x in listing.body(loop) if "ISETP" in x.name)
+    ends = [int(found[2], 16) for found in compared if found and found[1] == branch.predicate.lstrip("!")]
+    return max(1, ends[-1] + ends[-1] % 2) if ends else 1
 
 
 def _instructions(listing: Listing, loop: Loop, trips: Callable[[Loop], float]) -> float:

@@ -16,6 +16,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import Allocate, For, Stmt, Tile
 from compiler.ir.loops.visit import statements, walk_stmts
 from compiler.ir.module import IRModule
+from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import get
 from deploy.bench.compute.case import Case
@@ -50,25 +51,21 @@ class Launched:
     times: int  # how often the step launches it
 
 
-class StepCode:
-    """A model compiled for a GPU and assembled. It has two layers, which stand for `num_layers`."""
+class ProgramCode:
+    """A program compiled for a GPU and assembled."""
 
-    def __init__(self, config: ModelConfig, form: str, target: str, bounds: StepBounds) -> None:
-        self.num_layers, self.target = config.num_layers, get(target)
-        config = replace(config, num_layers=2)
-        module = build_step(config, dtypes_of(config), bounds, DType.BF16, WeightFormat.parse(form))
+    def __init__(self, module: IRModule, target: str) -> None:
+        self.target = get(target)
         self.module, options = module, Options(self.target)
         self.planned: IRModule = plan(module, options).module
         self.executable: Executable = compile_module(module, options)
         self.assembled: Assembled = assemble(self.executable.object_code, target)
         self.kernels: Mapping[str, Kernel] = {k.name: self._kernel(k.name) for k in self.executable.meta.kernels}
 
-    def launches(self, case: Case) -> list[Launched]:
-        """Return the launches of a step in order."""
-        variables = {"t": case.tokens, "s": case.sequences, "r": case.sequences, "p": -(-case.context // PAGE_SIZE), "pages": 1 << 20}
-        sizes = Sizes(variables, case.sequences, case.context)
-        read = planned_bytes(self.module, ENTRY, self.target, sizes)
-        launches = [b.value for b in self.planned.graph(ENTRY).body.bindings if isinstance(b.value, Launch)]
+    def launched(self, entry: str, sizes: Sizes) -> list[Launched]:
+        """Return the launches of a function in order."""
+        read = planned_bytes(self.module, entry, self.target, sizes)
+        launches = [b.value for b in self.planned.graph(entry).body.bindings if isinstance(b.value, Launch)]
         found: list[Launched] = []
         for launch, (name, num_bytes) in zip(launches, read.items(), strict=True):
             kernel = self.kernels[launch.func]
@@ -76,7 +73,7 @@ class StepCode:
             rows = sizes.value(kernel.tiles[0].dims[2]) if kernel.tiles else 0
             assert rows is not None, f"the number of rows of {launch.func} depends on data"
             found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1))
-        return _in_layers(found, self.num_layers)
+        return found
 
     def _kernel(self, name: str) -> Kernel:
         (compiled,) = (k for k in self.executable.meta.kernels if k.name == name)
@@ -94,6 +91,33 @@ class StepCode:
             max(phase.shared_bytes, usage.shared_bytes),
             tiles,
         )
+
+
+class StepCode(ProgramCode):
+    """The step of a model. It has two layers, which stand for `num_layers`."""
+
+    def __init__(self, config: ModelConfig, form: str, target: str, bounds: StepBounds) -> None:
+        self.num_layers = config.num_layers
+        config = replace(config, num_layers=2)
+        super().__init__(build_step(config, dtypes_of(config), bounds, DType.BF16, WeightFormat.parse(form)), target)
+
+    def launches(self, case: Case) -> list[Launched]:
+        """Return the launches of a step in order."""
+        variables = {"t": case.tokens, "s": case.sequences, "r": case.sequences, "p": -(-case.context // PAGE_SIZE), "pages": 1 << 20}
+        return _in_layers(self.launched(ENTRY, Sizes(variables, case.sequences, case.context)), self.num_layers)
+
+
+class SquareCode(ProgramCode):
+    """The product of two square matrices of bf16."""
+
+    def __init__(self, size: int, target: str) -> None:
+        self.size = size
+        given = f"x: bf16[n, {size}], weight w: bf16[{size}, {size}]"
+        super().__init__(parse(f"func main({given}) -> object where n in 0..{size} {{ dataflow {{ y = linear(x, w) }} return y }}"), target)
+
+    def launch(self) -> Launched:
+        (launched,) = self.launched("main", Sizes({"n": self.size}, 1, 1))
+        return launched
 
 
 def _blocks(body: Stmt, sizes: Sizes) -> int:

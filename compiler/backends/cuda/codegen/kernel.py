@@ -79,7 +79,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
     symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters, shared.requested_bytes)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
-    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, _enough_blocks(stmt, threads)))), grid)
+    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, _launched(stmt, threads)))), grid)
 
 
 def _counters(stmt: Stmt) -> tuple[int, Stmt]:
@@ -91,12 +91,18 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
             return 0, stmt
 
 
-def _entry(symbols: PhaseSymbols, parameters: Parameters, enough: int) -> str:
-    """Emit the function that is launched. By default the assembler limits registers so that many blocks run at once, even if values then
-    spill to memory. So the function declares `enough` blocks per multiprocessor; 0 leaves the choice to the assembler."""
+def _launched(stmt: Stmt, threads: int) -> str:
+    """Return the attributes that say how a phase is launched. By default the assembler limits registers so that many blocks run at once,
+    even if values then spill to memory. So a phase may declare how many blocks must fit a multiprocessor."""
+    attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": _enough_blocks(stmt, threads), "nvvm.cluster_dim": _cluster(stmt)}
+    return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
+
+
+def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str) -> str:
+    """Emit the function that is launched."""
     lines: list[str] = []
     arguments: list[str] = []
-    name, threads = symbols.body, symbols.threads
+    name = symbols.body
     kinds = [*(GLOBAL for _ in parameters.buffers), *("i64" for _ in parameters.dims), *([GLOBAL] if symbols.num_counters else [])]
     for i, kind in enumerate(kinds):
         lines.append(f"  %p{i} = getelementptr i64, {GLOBAL} %record, i64 {i + 1}")
@@ -105,8 +111,7 @@ def _entry(symbols: PhaseSymbols, parameters: Parameters, enough: int) -> str:
             lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
         arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
     lines.append(f"  call void @{name}$run({', '.join(arguments)})")
-    declared = f' "nvvm.minctasm"="{enough}"' if enough else ""
-    head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"{declared}'
+    head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind {attributes}"
     return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
 
 
@@ -129,6 +134,12 @@ def _enough_blocks(stmt: Stmt, threads: int) -> int:
     if not tiles:
         return ENOUGH_THREADS // max(threads, WARP)
     return max(op.enough_blocks if isinstance(op, Intrinsic) else 0 for op in tiles)
+
+
+def _cluster(stmt: Stmt) -> int:
+    """Return the number of blocks of a cluster, or 0 if blocks run alone."""
+    most = max((part.op.cluster for part in _parts(stmt) if isinstance(part, Tile) and isinstance(part.op, Intrinsic)), default=1)
+    return most if most > 1 else 0
 
 
 def _num_threads(stmt: Stmt) -> int:

@@ -7,9 +7,9 @@
     }
 
 For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that has
-enough rows. For more rows than the highest tile has, a block computes as many as that tile and, if an element needs only one accumulator,
-twice as many columns. Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles of a target, their
-heights and the formats of weights are in compiler/machine/products.py.
+enough rows. For more rows than the highest tile has, a block computes as many rows as that tile, and more columns. If blocks compute such a
+wide tile in clusters, the blocks of a cluster compute the same columns for adjacent rows. Every tile sums in the same order, so the bits of
+a row do not depend on other rows. The tiles of a target, their heights and the formats of weights are in compiler/machine/products.py.
 
 If each row chooses one of several matrices, a block computes a run: adjacent rows with the same choice. A run does not cross a multiple of
 the height of the highest tile. There is a block for each row, and the block does nothing unless its row begins a run. The number of runs is
@@ -21,6 +21,7 @@ If further stages read the product's elements (branches.py), they replace the ep
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from compiler.backends.cuda.schedule.branches import Branch, read_branches
@@ -154,7 +155,7 @@ class _Blocks:
         wide = scale is not None and scale.buffer.dtype is DType.F32
         apart = self.apart // self.tile.op.panel_columns if 2 * self.apart > columns else 0
         op = replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
-        return op.deepened(self.product.extent.const)
+        return op.deepened(self.product.extent.const, self.operands[0].group)
 
     def write(self, k: Kernel) -> None:
         p = self.product
@@ -165,11 +166,13 @@ class _Blocks:
         heights, wide = self.heights, self.wide
         most = heights[-1]
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
-        wide_blocks = batch * ceil_div(p.num_columns, wide) * ceil_div(num_rows, most)
         few_only = prove_le(num_rows, most)
+        cluster = 1 if few_only else self.op(most, wide).cluster
+        row_tiles = ceil_div(num_rows, most * cluster) * cluster  # enough for whole clusters
+        wide_blocks = batch * ceil_div(p.num_columns, wide) * row_tiles
         # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
         few = most if few_only or wide > NARROW else max((h for h in heights if h < most), default=0)
-        with k.grid("b", narrow_blocks if few_only else dim_max(narrow_blocks, wide_blocks)) as b:
+        with k.grid("b", narrow_blocks if few_only else dim_max(ceil_div(narrow_blocks, cluster) * cluster, wide_blocks)) as b:
             narrow = [self.op(h, NARROW) for h in heights if h <= few]
             tiles = narrow if few_only else [*narrow, self.op(most, wide)]
             c = k.shared("c", max(tile.shared_bytes for tile in tiles) // 4)
@@ -180,11 +183,13 @@ class _Blocks:
                     _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, few)
             if not few_only:
                 with k.when(less(few, num_rows) & less(b, wide_blocks)):
-                    axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", ceil_div(num_rows, most))]
-                    *point, number, row = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
+                    axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", row_tiles)]
+                    *point, number, row_tile = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
+                    # A block without rows helps its cluster to copy the weights. It computes the last rows again, and does not write them.
+                    row = row_tile if cluster == 1 else k.let("row", dim_min(row_tile, ceil_div(num_rows, most) - 1))
                     left = dim_min(num_rows - row * most, most)
                     first, at = self.column(number, wide), dict(zip((v for v, _ in others), point, strict=True))
-                    place = _Place(self, c, at, first, row * most, left)
+                    place = _Place(self, c, at, first, row * most, left, None if cluster == 1 else equal(index(row), index(row_tile)))
                     place.write(k, self.op(most, wide))
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
@@ -222,6 +227,7 @@ class _Place:
     column: Dim
     first: Dim
     num_rows: Dim
+    writes: Scalar | None = None  # whether the block writes the part; None: it does
 
     def write_lowest(self, k: Kernel, most: int) -> None:
         """Write code that computes the part with the lowest tile that has enough rows, if there are at most `most` rows."""
@@ -243,9 +249,15 @@ class _Place:
         num_panels = ceil_div(p.num_columns, op.panel_columns) - panel
         groups = [group] if op.has_scales else []
         k.tile(op, self.c[0], row, *panels, dims=(p.extent, stride, self.num_rows, num_panels, *groups))
-        with k.threads("t", op.threads) as t:
+        with nullcontext() if self.writes is None else k.when(self.writes):
+            self.write_elements(k, op)
+
+    def write_elements(self, k: Kernel, op: BlockProduct) -> None:
+        """Write code that computes the elements from the sums of the tile."""
+        p = self.blocks.product
+        with k.threads("t", op.writers) as t:
             column = k.let("column", t % op.columns, op.columns - 1)
-            in_step = op.threads // op.columns
+            in_step = op.writers // op.columns
             count = op.rows // in_step  # number of rows of a thread
             group = at_once(count, op.rows_at_once)
             if group == 1:
@@ -260,7 +272,7 @@ class _Place:
 
     def write_single_rows(self, k: Kernel, op: BlockProduct, t: Dim, column: Dim) -> None:
         """Write a column row by row, which needs the fewest registers."""
-        in_step = op.threads // op.columns
+        in_step = op.writers // op.columns
         with k.serial("m", op.rows // in_step) as m:
             i = k.let("i", m * in_step + t // op.columns, op.rows - 1)
             with k.when(less(i, self.num_rows) & less(self.column + column, self.blocks.product.num_columns)):

@@ -9,11 +9,12 @@ from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rows import schedule_rows
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.products import ProductTiles
+from compiler.machine.target import Target
 
 
-def schedule(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc:
+def schedule(prim: PrimFunc, tiles: ProductTiles, target: Target) -> PrimFunc:
     return (
-        schedule_tensor_attention(prim)
+        schedule_tensor_attention(prim, target)
         or schedule_attention(prim)
         or schedule_product(prim, tiles)
         or schedule_rows(prim)

@@ -22,7 +22,8 @@ from compiler.machine.intrinsics.wgmma import Wgmma
         (Mma(8, 64, bits=4, e4m3=True), "bits are 4 (e4m3), expected 16, 8, 8 (e4m3), 4"),
         (Mma(8, 64, bits=2), "bits are 2, expected 16, 8, 8 (e4m3), 4"),
         (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns exceed a block's 49152 bytes of shared memory"),
-        (Wgmma(128, 128, 2), "2 sums of 128 rows and 128 columns exceed a block's 115712 bytes of shared memory"),
+        (Wgmma(128, 64, 3), "3 sums of 128 rows and 64 columns exceed a block's 115712 bytes of shared memory"),
+        (Wgmma(128, 256, 2), "2 sums of 128 rows and 256 columns exceed a block's 232448 bytes of shared memory"),
     ],
     ids=str,
 )

@@ -7,12 +7,21 @@ import pytest
 
 from compiler.machine.intrinsics.block_code import SHARED_BYTES
 from compiler.machine.intrinsics.mma_pages import PageScores, PageValues, query_pitch, rows_for, scratch_pitch
+from compiler.machine.target import get
 
 
-@pytest.mark.parametrize(("size", "rows"), [(16, 32), (64, 32), (128, 32), (256, 16), (576, 8), (24, 0), (1024, 0)])
-def test_rows_of_a_block_fit_the_shared_memory(size: int, rows: int) -> None:
-    assert rows_for(size, size) == rows
-    assert rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size)) < SHARED_BYTES
+@pytest.mark.parametrize(
+    ("size", "target", "rows"),
+    [
+        *((size, "sm_80", rows) for size, rows in ((16, 32), (64, 32), (128, 32), (256, 16), (576, 8), (24, 0), (1024, 0))),
+        *((size, "sm_90a", rows) for size, rows in ((16, 64), (128, 64), (256, 32), (576, 16), (24, 0), (1024, 8))),
+    ],
+)
+def test_rows_of_a_block_fit_the_shared_memory(size: int, target: str, rows: int) -> None:
+    """Two blocks with many rows fit the 228 KB of a multiprocessor that has them."""
+    assert rows_for(size, size, get(target)) == rows
+    num_bytes = rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size))
+    assert num_bytes < (SHARED_BYTES if target == "sm_80" else 113 << 10)
 
 
 @pytest.mark.parametrize("tile", [PageScores, PageValues])

@@ -1,30 +1,64 @@
-"""The tile of `wgmma`: its sizes and the machines that have it. tests/runtime/device/cuda/test_products.py runs its code."""
+"""The tile of `wgmma`: its sizes, how warpgroups share it, and the machines that have it. tests/runtime/device/cuda/test_products.py runs
+its code."""
 
 from __future__ import annotations
 
 import pytest
 
-from compiler.machine.intrinsics.wgmma import MOST_BYTES, MOST_SUMS, Wgmma
+from compiler.machine.intrinsics.wgmma import MOST_BYTES, MOST_SUMS, MOST_WIDE_BYTES, WARPGROUPS, Sharing, Wgmma
 from compiler.machine.target import NAMED
 
-OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(128, 128), Wgmma(8, 64, bits=4), Wgmma(128, 128, bits=8)]
+NARROW_OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(8, 64, bits=4), Wgmma(32, 64, 2, bits=4).deepened(4096, 128)]
+WIDE_OPS = [Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 128, bits=8), Wgmma(128, 128, bits=4), Wgmma(32, 128, 2, bits=4)]
 
 
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_two_blocks_fit_a_multiprocessor(op: Wgmma) -> None:
-    """Two blocks fit the 228 KB of shared memory of a multiprocessor, which reserves 1 KB for each. The mbarriers lie behind all else."""
+@pytest.mark.parametrize("op", [*NARROW_OPS, *WIDE_OPS], ids=str)
+def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
+    """The result overwrites the stages. Behind both lie the sums that are passed, then the mbarriers."""
     assert list(op.problems()) == []
-    assert op.stages >= 3 and op.stages * op.stage_bytes <= op.barriers_at and op.result_bytes <= op.barriers_at
-    assert op.barriers_at + 8 * op.stages <= op.shared_bytes <= MOST_BYTES and 2 * (op.shared_bytes + 1024) <= 228 << 10
+    assert op.stages >= 3 and op.stages * op.stage_bytes <= op.passed_at and op.result_bytes <= op.passed_at
+    assert op.passed_at + op.passed_bytes <= op.barriers_at and op.barriers_at + 8 * op.cluster * op.stages <= op.shared_bytes
 
 
-@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("op", NARROW_OPS, ids=str)
+def test_two_blocks_with_narrow_tiles_fit_a_multiprocessor(op: Wgmma) -> None:
+    """A multiprocessor has 228 KB of shared memory, and reserves 1 KB for each block."""
+    assert op.shared_bytes <= MOST_BYTES and 2 * (op.shared_bytes + 1024) <= 228 << 10
+
+
+@pytest.mark.parametrize("op", WIDE_OPS, ids=str)
+def test_a_block_with_a_wide_tile_fits_a_multiprocessor(op: Wgmma) -> None:
+    assert op.shared_bytes <= MOST_WIDE_BYTES and op.shared_bytes + 1024 <= 228 << 10
+    assert op.copied_bytes < op.stage_bytes, "the other block of the cluster copies a part of the weights"
+
+
+@pytest.mark.parametrize(("bits", "in_groups"), [(16, False), (8, False), (4, True)])
 @pytest.mark.parametrize("sums", [1, 2])
-def test_accumulators_fit_the_registers_of_a_thread(sums: int, in_groups: bool) -> None:
-    op = Wgmma(8, 64, sums)
-    most = op.heights(in_groups=in_groups)[-1]
-    kinds = 2 if in_groups else 1
-    assert kinds * sums * most * op.widest(in_groups=in_groups) // op.threads <= MOST_SUMS
+def test_accumulators_fit_the_registers_of_a_thread(sums: int, bits: int, in_groups: bool) -> None:
+    op = Wgmma(8, 64, sums, bits=bits)
+    most, kinds = op.heights(in_groups=in_groups)[-1], 2 if in_groups else 1
+    assert kinds * sums * most * op.widest(in_groups=in_groups) // op.writers <= MOST_SUMS
+
+
+@pytest.mark.parametrize(
+    ("op", "sharing"),
+    [
+        (Wgmma(8, 64), Sharing.NOTHING),
+        (Wgmma(32, 64), Sharing.ROWS),
+        (Wgmma(128, 256), Sharing.COLUMNS),
+        (Wgmma(8, 64, bits=4).deepened(4096, 128), Sharing.TURNS),
+        (Wgmma(8, 64, bits=4).deepened(4096, 4096), Sharing.NOTHING),
+        (Wgmma(8, 64, bits=4).deepened(128, 64), Sharing.TURNS),
+        (Wgmma(8, 64, bits=4).deepened(128, 128), Sharing.NOTHING),
+        (Wgmma(64, 64, bits=4).deepened(4096, 128), Sharing.ROWS),
+    ],
+    ids=str,
+)
+def test_warpgroups_share_a_tile(op: Wgmma, sharing: Sharing) -> None:
+    """Warpgroups take turns where a stage holds a group for each. Together, they compute all columns, rows and steps."""
+    assert op.sharing is sharing
+    parts = op.per_warp * 64 * op.warp_rows * op.warp_folds
+    assert parts * (1 if sharing is Sharing.NOTHING else WARPGROUPS) == op.columns * op.rows * op.fold
 
 
 def test_only_one_generation_has_the_instruction() -> None:

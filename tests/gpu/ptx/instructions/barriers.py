@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ptx.faults import Fault, UnknownPtx
+from tests.gpu.ptx.instructions import clusters
 from tests.gpu.ptx.instructions.warps import check_members, check_whole
 from tests.gpu.ptx.program import Array, Arrive, Assembler, Instruction, waits
 from tests.gpu.ptx.text import Operand
@@ -39,7 +40,7 @@ def _barrier(code: Assembler, instruction: Instruction) -> Arrive:
 
         return warp
     if modifiers[0] == "cluster":
-        raise UnknownPtx("clusters are not supported")
+        return clusters.barrier(instruction)
     if modifiers[0] not in ("sync", "arrive"):
         raise UnknownPtx("reductions by barriers are not supported")
     aligned = instruction.opcode == "bar" or "aligned" in modifiers
@@ -96,6 +97,8 @@ def _complete(wave: Any, *, whole: bool) -> bool:
         if not complete.any() or (whole and not (complete == (here > 0)).all()):
             continue
         released = True
+        if wave.cluster > 1:
+            wave.known.share(wave.union([w.threads[complete[wave.slot[w.threads]]] for w in group]))
         for w in group:
             if w.stays:
                 wave.shadow.synchronise(w.threads[complete[wave.slot[w.threads]]])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ptx.faults import Fault, UnknownPtx
-from tests.gpu.ptx.instructions import mbarriers
+from tests.gpu.ptx.instructions import clusters, mbarriers
 from tests.gpu.ptx.program import Array, Assembler, Index, Instruction, Step, rule
 from tests.gpu.ptx.text import Immediate
 
@@ -88,8 +88,8 @@ def _cp(code: Assembler, instruction: Instruction) -> Step:
     modifiers = instruction.modifiers
     if modifiers[0] != "async":
         raise UnknownPtx("not supported")
-    if "tensor" in modifiers or "multicast::cluster" in modifiers:
-        raise UnknownPtx("tensor maps and multicast are not supported")
+    if "tensor" in modifiers:
+        raise UnknownPtx("tensor maps are not supported")
     bulk = modifiers[1] == "bulk"
     last = modifiers[2] if bulk and len(modifiers) > 2 else modifiers[1]
     match last:
@@ -176,6 +176,7 @@ def _bulk(code: Assembler, instruction: Instruction) -> Step:
     if spaces != ["shared", "global"]:
         raise UnknownPtx(f"a bulk copy between {spaces} is not supported")
     read_barrier = code.address(instruction.operands[3])
+    read_mask = code.read(instruction.operands[4], np.uint16) if "multicast::cluster" in modifiers else None
 
     def step(wave: Any, index: Index) -> None:
         threads = wave.threads[index]
@@ -190,15 +191,28 @@ def _bulk(code: Assembler, instruction: Instruction) -> Step:
             wave.locate("shared", here, targets[position : position + 1] + size - 16, 16)
             source = int(wave.memory.offset(int(sources[position])))
             wave.memory.span(int(sources[position]), int(size))
-            wave.shadow.announce(here, at, int(size))
-            _later_in(wave, here, int(at[0]), source, int(size), int(barriers[position]))
+            for slot in wave.slot[here] if read_mask is None else _blocks(wave, here, int(read_mask(wave, index)[0])):
+                _copy_to(wave, here, np.array([slot]), at, source, int(size), int(barriers[position]))
 
     return step
 
 
-def _later_in(wave: Any, thread: Array, target: int, source: int, size: int, barrier: int) -> None:
-    slot = wave.slot[thread]
-    mbarriers.barrier_at(wave, barrier, slot)
+def _blocks(wave: Any, thread: Array, mask: int) -> Array:
+    """Return the blocks of a thread's cluster that a mask names."""
+    if not 0 < mask < 1 << wave.cluster:
+        raise Fault(f"the mask {mask:#x} does not name blocks of a cluster of {wave.cluster}")
+    first = int(wave.slot[thread[0]]) // wave.cluster * wave.cluster
+    return np.array([first + rank for rank in range(wave.cluster) if mask >> rank & 1])
+
+
+def _copy_to(wave: Any, thread: Array, slot: Array, at: Array, source: int, size: int, barrier: int) -> None:
+    """Begin a copy to the same place in the shared memory of a block as `at` in that of the thread's block."""
+    made = mbarriers.barrier_at(wave, barrier, slot).made[slot]
+    if wave.cluster > 1:
+        clusters.check_reach(wave, thread, slot, made)
+    at = at + (slot - wave.slot[thread]) * wave.shared_stride
+    target = int(at[0])
+    wave.shadow.announce(thread, at, size)
 
     def do() -> None:
         wave.shared[target : target + size] = wave.memory.bytes[source : source + size]

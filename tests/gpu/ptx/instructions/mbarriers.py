@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ptx.faults import Fault, UnknownPtx
+from tests.gpu.ptx.instructions import clusters
 from tests.gpu.ptx.program import SHARED_BASE, SHARED_WINDOW, Array, Arrive, Assembler, Index, Instruction, Step, rule, waits
 from tests.gpu.ptx.text import Sink
 from tests.gpu.ptx.wave import Context
@@ -25,6 +26,8 @@ class Mbarrier:
     missing: Array  # arrivals that are missing until the phase ends
     bytes: Array  # bytes that copies must still deliver until the phase ends
     phase: Array  # number of phases that have ended
+    made: Array  # when the mbarrier was initialised
+    known: Array  # what the threads that arrived know of the blocks of their cluster: [blocks, ranks]
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +99,7 @@ def release(wave: Any, *, whole: bool) -> bool:
         waiting.remove(w)
         threads = w.threads[ready]
         w.write(wave, threads, np.ones(1, bool))
-        wave.shadow.synchronise(threads)
+        _pass(wave, threads, w.addresses[ready])
         wave.resume(w.context.piece + 1, threads, w.context.join, w.context.age + 1)
         if not ready.all():
             waiting.append(Waiting(w.threads[~ready], w.addresses[~ready], w.parities[~ready], w.context, w.write))
@@ -110,6 +113,15 @@ def _ended(wave: Any, w: Waiting) -> Array:
         slots = wave.slot[w.threads[here]]
         result[here] = (barrier_at(wave, int(address), slots).phase[slots] & 1) != w.parities[here]
     return result
+
+
+def _pass(wave: Any, threads: Array, addresses: Array) -> None:
+    """Let threads pass mbarriers whose phases have ended."""
+    wave.shadow.synchronise(threads)
+    if wave.cluster > 1:
+        for address in np.unique(addresses):
+            here = threads[addresses == address]
+            wave.known.learn(here, barrier_at(wave, int(address), wave.slot[here]).known[wave.slot[here]])
 
 
 def _release_some(wave: Any) -> bool:
@@ -142,7 +154,7 @@ def _wait(code: Assembler, instruction: Instruction) -> Arrive:
             write(wave, index, ready)
             ready = np.broadcast_to(ready, context.threads.shape)
             if ready.any():
-                wave.shadow.synchronise(context.threads[ready])
+                _pass(wave, context.threads[ready], addresses[ready])
             wave.resume(context.piece + 1, context.threads, context.join, context.age + 1)
             return
         if _release_some not in wave.last_stalls:
@@ -193,10 +205,13 @@ def _init(code: Assembler, instruction: Instruction) -> Step:
         for address, positions in groups(wave, index, read(wave, index)):
             slots = wave.slot[index][positions]
             if address not in barriers:
-                barriers[address] = Mbarrier(*(np.zeros(len(wave.blocks), np.int64) for _ in range(4)))
+                zeros = [np.zeros(len(wave.blocks), np.int64) for _ in range(5)]
+                barriers[address] = Mbarrier(*zeros, np.zeros((len(wave.blocks), wave.cluster), np.int32))
             barrier = barriers[address]
             barrier.count[slots] = barrier.missing[slots] = counts[positions]
             barrier.bytes[slots] = barrier.phase[slots] = 0
+            barrier.made[slots] = wave.shadow.time
+            barrier.known[slots] = 0
 
     return init
 
@@ -204,8 +219,10 @@ def _init(code: Assembler, instruction: Instruction) -> Step:
 def _arrive(code: Assembler, instruction: Instruction) -> Step:
     """Arrive at an mbarrier: `mbarrier.arrive{.expect_tx} _, [address]{, number of arrivals or bytes}`."""
     announces = "expect_tx" in instruction.modifiers
-    if {"noComplete", "drop"} & set(instruction.modifiers) or any(m.startswith("shared::cluster") for m in instruction.modifiers):
-        raise UnknownPtx("only plain arrivals at an mbarrier of the same block are supported")
+    if {"noComplete", "drop"} & set(instruction.modifiers):
+        raise UnknownPtx("only plain arrivals at an mbarrier are supported")
+    if any(m.startswith("shared::cluster") for m in instruction.modifiers):
+        return _arrive_in_cluster(code, instruction)
     operands = list(instruction.operands)
     state = operands.pop(0)
     if not isinstance(state, Sink):
@@ -222,7 +239,35 @@ def _arrive(code: Assembler, instruction: Instruction) -> Step:
             write_state(wave, index, np.zeros(1, np.uint64))  # write 0 as the state, because waiting for a state is not supported
         for address, positions in groups(wave, index, read(wave, index)):
             ones = np.ones(len(positions))
-            given = numbers[positions]
-            arrive(wave, address, wave.slot[index][positions], ones if announces else given, given if announces else 0 * ones)
+            given, slots = numbers[positions], wave.slot[index][positions]
+            _tell(wave, address, slots, wave.threads[index][positions])
+            arrive(wave, address, slots, ones if announces else given, given if announces else 0 * ones)
+
+    return step
+
+
+def _tell(wave: Any, address: int, slots: Array, threads: Array) -> None:
+    """Note at the mbarriers of some blocks what the arriving threads know."""
+    if wave.cluster > 1:
+        np.maximum.at(barrier_at(wave, address, slots).known, slots, wave.known.of_arrivals(threads))
+
+
+def _arrive_in_cluster(code: Assembler, instruction: Instruction) -> Step:
+    """Arrive once at an mbarrier of a block of the cluster: `mbarrier.arrive.shared::cluster.b64 _, [address]`."""
+    state, *operands = instruction.operands
+    if not isinstance(state, Sink) or len(operands) > 1:
+        raise UnknownPtx("an arrival in another block has no state, and counts once")
+    read = code.address(operands[0])
+
+    def step(wave: Any, index: Index) -> None:
+        threads = wave.threads[index]
+        slots, addresses = clusters.located(wave, threads, np.broadcast_to(read(wave, index), threads.shape))
+        wave.locate("shared", threads, addresses, 8)
+        for address in np.unique(addresses):
+            here = addresses == address
+            barrier = barrier_at(wave, int(address), slots[here])
+            clusters.check_reach(wave, threads[here], slots[here], barrier.made[slots[here]])
+            _tell(wave, int(address), slots[here], threads[here])
+            arrive(wave, int(address), slots[here], np.ones(here.sum()), np.zeros(here.sum()))
 
     return step

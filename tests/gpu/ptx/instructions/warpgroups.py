@@ -49,12 +49,9 @@ def flights(wave: Any) -> dict[int, Flight]:
 def warpgroups(wave: Any, threads: Array) -> Array:
     """Return the first thread of each warpgroup that runs an instruction. Raise a fault if only a part of a warpgroup runs the
     instruction."""
-    if wave.per_block % WARPGROUP:
-        whole = len(threads) == 0
-    else:
-        starts = threads[::WARPGROUP]
-        whole = len(threads) % WARPGROUP == 0 and bool((threads.reshape(-1, WARPGROUP) == starts[:, None] + np.arange(WARPGROUP)).all())
-        whole = whole and not (wave.thread[starts] % WARPGROUP).any()
+    starts = threads[::WARPGROUP]
+    whole = len(threads) % WARPGROUP == 0 and bool((threads.reshape(-1, WARPGROUP) == starts[:, None] + np.arange(WARPGROUP)).all())
+    whole = whole and not (wave.thread[starts] % WARPGROUP).any()
     if not whole:
         raise Fault(f"a split warpgroup: {len(threads)} threads run an instruction that needs all 128")
     return threads[::WARPGROUP]
@@ -67,7 +64,7 @@ def meet(action: Any) -> Arrive:
         waiting: list[Context] = wave.state.setdefault("an instruction of a warpgroup", [])
         same = [c for c in waiting if c.piece == context.piece]
         threads = wave.union([context.threads, *(c.threads for c in same)])
-        number = wave.warp[threads] if wave.per_block % WARPGROUP else threads // WARPGROUP
+        number = wave.warpgroup[threads]
         complete = np.bincount(number, minlength=1)[number] == WARPGROUP
         for c in (*same, context):
             if c in waiting:

@@ -65,6 +65,15 @@ CASES = {
     "int4 in groups": Case(
         'w = dequantize(w0, w1, bits=4, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 160), (130, 5)), ("u8", "bf16")
     ),
+    "int4 in short groups, in turns": Case(
+        'w = dequantize(w0, w1, bits=4, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 256), (130, 8)), ("u8", "bf16")
+    ),
+    "int4 in groups, gated, in turns": Case(
+        "v = dequantize(w0, w1, bits=4, group=128) w = dequantize(w2, w3, bits=4, group=128) "
+        'a = linear(x, v, out_dtype="f32") s = silu(a) b = linear(x, w, out_dtype="f32") out = multiply(s, b)',
+        ((72, 256), (72, 4)) * 2,
+        ("u8", "bf16") * 2,
+    ),
     "int8 in groups, gated": Case(
         "v = dequantize(w0, w1, group=32) w = dequantize(w2, w3, group=32) "
         'a = linear(x, v, out_dtype="f32") s = silu(a) b = linear(x, w, out_dtype="f32") out = multiply(s, b)',

@@ -22,6 +22,7 @@ from tests.runtime.device.cuda.test_products import random
 pytestmark = needs_pycuda
 
 ROWS, COLUMNS, DEPTH, GROUP = 8, 64, 768, 128
+MANY_ROWS, MANY_COLUMNS, SHORT = 130, 72, 384  # a cluster of two blocks, and enough steps that stages are used again
 BF16 = f"""
 func main(x: bf16[n, {DEPTH}], w: bf16[{COLUMNS}, {DEPTH}]) -> object where n in 0..{ROWS} {{
   dataflow {{ y = linear(x, w, out_dtype="f32") }} return y
@@ -32,29 +33,45 @@ func main(x: bf16[n, {DEPTH}], q: u8[{COLUMNS}, {DEPTH // 2}], s: bf16[{COLUMNS}
   dataflow {{ w = dequantize(q, s, bits=4, group={GROUP}) y = linear(x, w, out_dtype="f32") }} return y
 }}
 """
+WIDE = f"""
+func main(x: bf16[n, {SHORT}], w: bf16[{MANY_COLUMNS}, {SHORT}]) -> object where n in 0..4096 {{
+  dataflow {{ y = linear(x, w, out_dtype="f32") }} return y
+}}
+"""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    old: str  # text of the PTX
+    old: str  # a pattern in the PTX
     new: str
     fault: str  # part of the fault's message
     number: int | None = None  # which occurrence is replaced; None: all
     program: str = BF16
 
     def made_in(self, ptx: str) -> str:
-        parts = ptx.split(self.old)
-        assert len(parts) > 1 + (self.number or 0), f"{self.old} is not in the kernel"
+        found = list(re.finditer(self.old, ptx))
+        assert len(found) > (self.number or 0), f"{self.old} is not in the kernel"
         if self.number is None:
-            return self.new.join(parts)
-        before, after = parts[: self.number + 1], parts[self.number + 1 :]
-        return self.old.join(before) + self.new + self.old.join(after)
+            return re.sub(self.old, self.new, ptx)
+        chosen = found[self.number]
+        return ptx[: chosen.start()] + chosen.expand(self.new) + ptx[chosen.end() :]
 
 
+CLUSTER_BARRIER = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+OTHER_BLOCK = r"(mapa\.shared::cluster\.u32 far, %r\d+), 1;"
+AWAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
+ARRIVE = "mbarrier.arrive.shared::cta.b64 _, "
+BLOCK_BARRIER = r"bar\.sync %r\d+, 256;"
+AWAIT_FREE = r"mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
+OVERWRITES = "still reads|a race|where a copy in flight is going to write"
+MASK = r"(multicast::cluster .*\]), 3;"
 MISTAKES = {
     "no fence between copied rows and tensor cores": Mistake("fence.proxy.async.shared::cta;", "", "without fence.proxy.async", 1),
-    "no wait for copied rows": Mistake("cp.async.wait_group \t2;", "", "copy in flight"),
-    "no barrier before other warps' rows are read": Mistake("bar.sync \t0;", "", "a race", 1),
+    "rows announced before they are copied": Mistake(r"cp\.async\.mbarrier\.arrive\.noinc\.shared\.b64 ", ARRIVE, "copy in flight"),
+    "results stored while other warps multiply": Mistake("bar.sync 1, 256;", "", "a race|still reads|hang", 0),
+    "a stage filled before it is free": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", OVERWRITES, 0),
+    "a stage multiplied before it is full": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 1),
+    "stages that are never free": Mistake(r"mbarrier\.arrive\.shared::cta\.b64 _,.*;", "", "hang"),
     "fewer bytes announced than copied": Mistake(", 16384;", ", 16368;", "hang|in flight"),
     "no wait for panels": Mistake(", 1, 0, p; }", ", 1, 1, p; }", "copy in flight"),
     "no wait for the products of the previous stage": Mistake("wgmma.wait_group.sync.aligned 1;", "", "still reads"),
@@ -62,9 +79,23 @@ MISTAKES = {
     "weights converted over those that a product reads": Mistake(
         "wgmma.wait_group.sync.aligned 0; }", "wgmma.wait_group.sync.aligned 2; }", "has not waited for|still reads", program=INT4
     ),
-    "a group's sums added before its last product has ended": Mistake(
-        "\twgmma.wait_group.sync.aligned 0;\n", "", "has not waited for", program=INT4
+    "sums of the other warpgroup added before they are there": Mistake(BLOCK_BARRIER, "", "a race: reads|hang", 0, INT4),
+    "sums passed over others that are not added yet": Mistake(BLOCK_BARRIER, "", "barrier 4 misses threads", 1, INT4),
+    "sums that are never announced": Mistake(r"bar\.arrive %r\d+, 256;", "", "hang", program=INT4),
+    "no barrier of the cluster after its mbarriers are made": Mistake(
+        CLUSTER_BARRIER, "bar.sync 0;", "may not have made yet", program=WIDE
     ),
+    "the other block is not awaited before its stage is filled": Mistake(AWAIT_FREE, "setp.eq.u32 p, 1, 1;", OVERWRITES, program=WIDE),
+    "a block releases its own stage twice": Mistake(OTHER_BLOCK, r"\1, 0;", "more arrivals in a phase|hang", program=WIDE),
+    "a block of another cluster is told": Mistake(OTHER_BLOCK, r"\1, 2;", "rank 2 is not in the cluster", program=WIDE),
+    "a stage counts as free when one block has multiplied it": Mistake(
+        r"(mbarrier\.init\.shared\.b64 .*\]), 16;", r"\1, 8;", "more arrivals in a phase", program=WIDE
+    ),
+    "panels reach only one block": Mistake(MASK, r"\1, 1;", "hang", program=WIDE),
+    "only the panels that the block copies itself are announced": Mistake(
+        r"(expect_tx.*), 32768;", r"\1, 16384;", "hang|in flight", program=WIDE
+    ),
+    "a mask that names a block outside of the cluster": Mistake(MASK, r"\1, 7;", "does not name blocks", program=WIDE),
 }
 
 
@@ -75,12 +106,12 @@ def executable(program: str) -> Executable:
 
 def run(executable: Executable, program: str) -> tuple[np.ndarray, np.ndarray]:
     """Run a program. Return its result and the expected result."""
-    types = [p.type for p in parse(program).graph("main").params]
-    arrays = [random(i, *(ROWS if not d.is_const else d.const for d in t.shape), dtype=str(t.dtype)) for i, t in enumerate(types)]
+    types, rows = [p.type for p in parse(program).graph("main").params], MANY_ROWS if program is WIDE else ROWS
+    arrays = [random(i, *(d.const if d.is_const else rows for d in t.shape), dtype=str(t.dtype)) for i, t in enumerate(types)]
     return Session(executable).call("main", *arrays), Interpreter(parse(program)).call("main", *arrays)
 
 
-@pytest.mark.parametrize("program", [BF16, INT4], ids=["bf16", "int4"])
+@pytest.mark.parametrize("program", [BF16, INT4, WIDE], ids=["bf16", "int4", "wide"])
 def test_the_kernel_as_it_ships_is_right(program: str, software_gpu: SoftwareGpu) -> None:
     found, expected = run(executable(program), program)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.backends.cuda.schedule.attention.walk import I64, LANES, LOWEST, SPLIT, Partial, Run, Walk
+from compiler.backends.cuda.schedule.attention.walk import I64, LANE_PITCH, LOWEST, SPLIT, Partial, Run, Walk
 from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
@@ -43,7 +43,7 @@ class FloatWalk(Walk):
         self.rows, self.scores, self.lanes = (
             k.shared("queries", rows, self.size),
             k.shared("scores", rows, SPLIT),
-            k.shared("lanes", rows, LANES),
+            k.shared("lanes", rows, LANE_PITCH),
         )
         self.factors = k.shared("factors", 2, rows)
         self.joined, self.found = (

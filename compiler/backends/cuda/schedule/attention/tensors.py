@@ -9,8 +9,10 @@ tile. A row joins only splits in which it sees a key.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
-from compiler.backends.cuda.schedule.attention.walk import F32, FEW, I32, I64, LANES, LOWEST, SPLIT, Partial, Run, Walk
+from compiler.backends.cuda.schedule.attention.walk import F32, FEW, I32, I64, LANE_PITCH, LOWEST, MEANS_AT_ONCE, SPLIT, Partial, Run, Walk
+from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.backends.cuda.schedule.rows import fold_threads
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
@@ -20,6 +22,7 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, cast, const, equal, index, less, less_equal, maximum, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
 from compiler.machine.intrinsics.mma_pages import PageScores, PageValues, query_pitch, rows_for, scratch_pitch
+from compiler.machine.target import Target
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
 
@@ -27,15 +30,16 @@ BF16 = DType.BF16
 PAGES = SPLIT // PAGE  # number of pages of a split
 
 
-def schedule_tensor_attention(prim: PrimFunc) -> PrimFunc | None:
+def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
     match prim.body:
         case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
             pass
         case _:
             return None
-    if source.cache.dtype is not BF16 or not rows_for(node.queries.shape[2].const, node.out.shape[2].const):
+    most_rows = rows_for(node.queries.shape[2].const, node.out.shape[2].const, target)
+    if source.cache.dtype is not BF16 or not most_rows:
         return None
-    return replace(prim, body=TensorWalk(node, source).body(), attrs={**prim.attrs, "schedule": "tensor attention"})
+    return replace(prim, body=TensorWalk(node, source, most_rows).body(), attrs={**prim.attrs, "schedule": "tensor attention"})
 
 
 class TensorWalk(Walk):
@@ -46,9 +50,9 @@ class TensorWalk(Walk):
     bounds: Array  # five values of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
     flags: Array  # for each thread, whether it found a mean that is not finite; in the end flags[0] says whether any thread did
 
-    def __init__(self, node: Attention, source: Paged) -> None:
+    def __init__(self, node: Attention, source: Paged, most_rows: int) -> None:
         super().__init__(node)
-        self.source, self.most_rows = source, rows_for(self.size, self.value_size)
+        self.source, self.most_rows = source, most_rows
         self.row_counts = tuple(sorted({EIGHT, self.most_rows}))
 
     @property
@@ -60,7 +64,7 @@ class TensorWalk(Walk):
         k, rows, tokens = self.k, self.most_rows, self.most_tokens + 1
         self.rows = k.shared("queries", rows, query_pitch(self.size), dtype=BF16)
         self.scores = k.shared("scratch", rows, scratch_pitch(self.size))
-        self.lanes, self.factors = k.shared("lanes", rows, LANES), k.shared("factors", 2, rows)
+        self.lanes, self.factors = k.shared("lanes", rows, LANE_PITCH), k.shared("factors", 2, rows)
         self.joined = Partial(k.shared("top", rows), k.shared("weights", rows), k.shared("means", rows, self.value_size))
         self.found = Partial(k.shared("found_top", rows), k.shared("found_weights", rows), self.scores)
         self.same, self.first, self.end = (k.shared(name, tokens, dtype=I32) for name in ("same", "first", "end"))
@@ -128,20 +132,25 @@ class TensorWalk(Walk):
                     for of_run, of_token in ((run.low, self.first), (run.high, self.end))
                 ]
                 self._sum(run, rows, split, (seen[0], seen[1]), number)
-                with k.when(together):
-                    starts, ends = (cast(bounds[i], I64) for i in (3, 4))
-                    differ = (index(split * SPLIT) < starts) | (ends < minimum(index(run.high), index((split + 1) * SPLIT)))
-                    self._flag_not_finite(rows, differ)
+                starts, ends = (cast(bounds[i], I64) for i in (3, 4))
+                differ = (index(split * SPLIT) < starts) | (ends < minimum(index(run.high), index((split + 1) * SPLIT)))
+                with k.when(together & differ):
+                    self._flag_not_finite(rows)
+                with k.orelse(), k.threads("i", 1):
+                    self.flags[0] = select(together, const(0, I32), self.flags[0])
                 with k.when(~together | equal(self.flags[0], 0)):
                     self.join(rows)
 
-    def _flag_not_finite(self, rows: int, differ: Scalar) -> None:
+    def _flag_not_finite(self, rows: int) -> None:
         """Set flags[0] if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite numbers."""
         k, found, flags = self.k, self.found, self.flags
+        group = at_once(rows, MEANS_AT_ONCE)
         with k.threads("i", SPLIT) as i:
             flags[i] = 0
-            with k.when(differ), k.serial("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)), self.own_elements(i) as j:
-                flags[i] = select(equal(found.means[r, j] - found.means[r, j], 0.0), flags[i], 1)
+            with self.own_elements(i) as j, k.serial("m", rows // group) as m:
+                numbers = [m * group + u for u in range(group)]
+                rests = [select(equal(found.top[r], LOWEST), const(0.0, F32), found.means[r, j] - found.means[r, j]) for r in numbers]
+                flags[i] = select(equal(reduce(lambda a, b: a + b, hold(k, rests)), 0.0), flags[i], 1)
         fold_threads(k, flags, SPLIT, maximum)
 
     def _sum(self, run: Run, rows: int, split: Dim, seen: tuple[Scalar, Scalar], number: Dim | None) -> None:
@@ -158,9 +167,11 @@ class TensorWalk(Walk):
         keys, values = (k.array(source.cache)[run.layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
         pages = self.pages[0]
         k.tile(PageScores(rows, self.size), scratch[0, 0], self.rows[0, 0], keys, pages, dims=(stride, first, end))
-        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
-            self._mask(run, split * SPLIT + i, r, i, number)
-        self.weigh(rows, lambda weight: cast(cast(weight, BF16), F32))
+        self.weigh(
+            rows,
+            lambda r, key: self._finished(run, split * SPLIT + key, r, key, number),
+            lambda weight: cast(cast(weight, BF16), F32),
+        )
         k.tile(
             PageValues(rows, self.value_size, 0 if source.has_values else self.size),
             scratch[0, 0],
@@ -170,15 +181,12 @@ class TensorWalk(Walk):
             dims=(stride, low, high),
         )
 
-    def _mask(self, run: Run, position: Dim, r: Dim, i: Dim, number: Dim | None) -> None:
-        """Finish the score of a key. If the row sees the key, scale, cap and bias the score; otherwise set it to LOWEST."""
-        k, slot, scratch = self.k, self.slot(r), self.scores
+    def _finished(self, run: Run, position: Dim, r: Dim, key: Dim, number: Dim | None) -> Scalar:
+        """Return the finished score of a key: scaled, capped and biased if the row sees the key, otherwise LOWEST."""
+        k, slot = self.k, self.slot(r)
         at = index(position)
         sees = (cast(self.first[slot], I64) <= at) & (at < cast(self.end[slot], I64))
         if number is not None:
             sees = sees & (less(number, 1) | equal(index(slot + 1), index(number)))
-        with k.when(sees):
-            own = Dim.of(0) if self.node.bias is None else k.let("own", cast(self.end[slot], I64)) - 1
-            scratch[r, i] = self.finished(scratch[r, i], self.head(run, r), position - own)
-        with k.orelse():
-            scratch[r, i] = LOWEST
+        own = Dim.of(0) if self.node.bias is None else k.let("own", cast(self.end[slot], I64)) - 1
+        return select(sees, self.finished(self.scores[r, key], self.head(run, r), position - own), LOWEST)

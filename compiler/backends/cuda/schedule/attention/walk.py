@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
 
 from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
@@ -40,6 +42,8 @@ SPLIT = Arrive.threads  # number of keys of a split, and of threads of a block
 FEW = 8  # maximum number of tokens whose splits run in parallel
 MOST_HEADS = 8  # maximum number of heads of a block
 LANES = 16  # number of threads that reduce the scores of a row
+ROWS_AT_ONCE, MEANS_AT_ONCE = 4, 16  # maximum numbers of rows whose scores, or means, a thread holds in registers
+LANE_PITCH = LANES + 1  # distance between rows of `lanes`: threads that read one each use different banks
 
 State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values
 
@@ -82,7 +86,7 @@ class Walk(ABC):
     row_counts: tuple[int, ...]  # the numbers of rows of a block for which there is code; a run uses the first that suffices
     rows: Array  # [rows, pitch]: the queries
     scores: Array  # [rows, pitch]: the scores of a split, then its weights
-    lanes: Array  # [rows, LANES]
+    lanes: Array  # [rows, LANE_PITCH]
     joined: Partial  # the softmax over all splits so far
     found: Partial  # the softmax over the current split
     factors: Array  # [2, rows]: the factors of `joined` and of `found` when they are joined
@@ -226,13 +230,28 @@ class Walk(ABC):
             return score
         return score + cast(self.k.array(self.node.bias)[head, relative(self.node.bias, distance)], F32)
 
-    def weigh(self, rows: int, round: Callable[[Scalar], Scalar] = lambda weight: weight) -> None:
-        """Turn the scores of a split into weights, and find their top and their sum."""
+    def weigh(self, rows: int, finish: Callable[[Dim, Dim], Scalar] | None = None, round: Callable[[Scalar], Scalar] = lambda x: x) -> None:
+        """Turn the scores of a split into weights, and find their top and their sum. Each lane reduces the keys that are LANES apart, in
+        order. `finish` returns the finished score of a row and a key; without it, the stored scores are finished."""
         k, scores, found = self.k, self.scores, self.found
-        self._fold(scores, self.lanes, found.top, rows, maximum)
-        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
-            scores[r, i] = round(exp(scores[r, i] - found.top[r]))
-        self._fold(scores, self.lanes, found.weights, rows, lambda a, b: a + b)
+
+        def replace(value: Callable[[Dim, Dim], Scalar], combine: Callable[[Scalar, Scalar], Scalar], result: Array) -> None:
+            with self._lanes_of(rows) as (some, lane):
+                keys = [lane + distance for distance in range(0, SPLIT, LANES)]
+                values = iter(hold(k, [value(r, key) for r in some for key in keys]))
+                for r in some:
+                    held = list(islice(values, len(keys)))
+                    for key, element in zip(keys, held, strict=True):
+                        scores[r, key] = element
+                    self.lanes[r, lane] = reduce(combine, held)
+            with k.threads("r", rows) as r:
+                lanes = hold(k, [self.lanes[r, n] for n in range(LANES)])
+                for half in halvings(LANES):
+                    lanes = [combine(lanes[n], lanes[n + half]) for n in range(half)]
+                result[r] = lanes[0]
+
+        replace(finish or (lambda r, key: scores[r, key]), maximum, found.top)
+        replace(lambda r, key: round(exp(scores[r, key] - found.top[r])), lambda a, b: a + b, found.weights)
 
     def join(self, rows: int) -> None:
         """Join the current split with the splits before it, in rows that see a key of the split. In other rows, the weights are NaN."""
@@ -244,8 +263,13 @@ class Walk(ABC):
             factors[1, r] = exp(found.top[r] - top[0])
             joined.weights[r] = fma(found.weights[r], factors[1, r], joined.weights[r] * factors[0, r])
             joined.top[r] = top[0]
-        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)), self.own_elements(i) as j:
-            joined.means[r, j] = fma(found.means[r, j], factors[1, r], joined.means[r, j] * factors[0, r])
+        group = at_once(rows, MEANS_AT_ONCE)
+        with k.threads("i", SPLIT) as i, self.own_elements(i) as j, k.serial("m", rows // group) as m:
+            numbers = [m * group + u for u in range(group)]
+            means = [fma(found.means[r, j], factors[1, r], joined.means[r, j] * factors[0, r]) for r in numbers]
+            after = [select(equal(found.top[r], LOWEST), joined.means[r, j], mean) for r, mean in zip(numbers, means, strict=True)]
+            for r, mean in zip(numbers, hold(k, after), strict=True):
+                joined.means[r, j] = mean
 
     @contextmanager
     def own_elements(self, i: Dim, size: int | None = None) -> Generator[Dim]:
@@ -256,29 +280,14 @@ class Walk(ABC):
             with self.k.when(less(j, size)):
                 yield j
 
-    def _fold(self, scores: Array, lanes: Array, result: Array, rows: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Reduce the scores of each row. First each lane combines the scores that are LANES apart; then halves of the lanes are
-        combined."""
-        k = self.k
-        with self._lanes_of(rows, LANES) as (g, lane):
-            total: Scalar = scores[g, lane]
-            for distance in range(LANES, SPLIT, LANES):
-                total = combine(total, scores[g, lane + distance])
-            lanes[g, lane] = total
-        for half in halvings(LANES):
-            with self._lanes_of(rows, half) as (g, lane):
-                lanes[g, lane] = combine(lanes[g, lane], lanes[g, lane + half])
-        with k.threads("g", rows) as g:
-            result[g] = lanes[g, 0]
-
     @contextmanager
-    def _lanes_of(self, rows: int, count: int) -> Generator[tuple[Dim, Dim]]:
-        """Distribute `count` lanes of each row among threads."""
-        k, at_once = self.k, SPLIT // count
-        with k.threads("i", min(rows, at_once) * count) as i, k.serial("m", -(-rows // at_once)) as m:
-            g = m * at_once + i // count
-            with k.when(less(g, rows)) if rows > at_once and rows % at_once else nullcontext():
-                yield g, i % count
+    def _lanes_of(self, rows: int) -> Generator[tuple[list[Dim], Dim]]:
+        """Distribute the lanes of each row among threads. A thread has the same lane of several rows."""
+        k, distance = self.k, min(rows, SPLIT // LANES)
+        assert not rows % distance
+        group = at_once(rows // distance, ROWS_AT_ONCE)
+        with k.threads("i", distance * LANES) as i, k.serial("m", rows // distance // group) as m:
+            yield [(m * group + u) * distance + i // LANES for u in range(group)], i % LANES
 
 
 def _join(earlier: State, later: State) -> State:

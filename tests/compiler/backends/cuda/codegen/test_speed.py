@@ -11,15 +11,16 @@ import pytest
 from compiler.driver import Options, compile_module
 from compiler.frontend.decoder import StepBounds
 from compiler.ir.text.parser import parse
-from compiler.machine.intrinsics.wgmma import Wgmma
 from compiler.machine.target import get
 from deploy.bench.synthetic import synthetic_config
 from tests.lab.sass.facts import LoopFacts, facts_of
+from tests.lab.sass.model import TileLoops, loops_of_tiles
 from tests.lab.sass.step import Kernel, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
 FORMATS = ("bf16", "int4-128", "int8")
 AWAY = 32  # instructions between a load and its first use, of a warp that shares a scheduler with others
+BARRIERS_OF_TURNS = 4  # barriers by which two warpgroups that take turns wait for each other; each passes two of them
 IN_FLIGHT = 32 << 10  # bytes of weights that a multiprocessor with work should have in flight
 
 
@@ -36,13 +37,11 @@ def code(request: pytest.FixtureRequest) -> StepCode:
         pytest.skip(str(missing))
 
 
-def products(code: StepCode) -> Iterator[tuple[Kernel, Wgmma, LoopFacts]]:
-    """Yield each tile of each product, with its loop along k. Tiles of as many rows follow each other in the code."""
+def products(code: StepCode) -> Iterator[tuple[Kernel, TileLoops]]:
+    """Yield the loops along k of each tile of each product."""
     for kernel in code.kernels.values():
-        loops = iter(sorted(kernel.listing.loops_with("HGMMA"), key=lambda loop: loop.begin))
-        for tile, loop in zip(kernel.tiles, loops, strict=True):
-            assert isinstance(tile.op, Wgmma)
-            yield kernel, tile.op, facts_of(kernel.listing, loop)
+        for loops in loops_of_tiles(kernel) if kernel.tiles else []:
+            yield kernel, loops
 
 
 def loops_of(code: StepCode, schedule: str) -> list[LoopFacts]:
@@ -58,25 +57,27 @@ def test_nothing_spills_and_products_overlap(code: StepCode) -> None:
 def test_enough_weights_are_in_flight(code: StepCode) -> None:
     """A block of a decode step has enough bytes in flight although there are fewer blocks than multiprocessors, and at least one stage
     is copied while another is multiplied."""
-    for kernel, tile, facts in products(code):
-        assert tile.ahead >= 1 and facts.copies, kernel.name
+    for kernel, loops in products(code):
+        tile = loops.tile
+        assert tile.ahead >= 1 and facts_of(kernel.listing, loops.producer).copies, kernel.name
         assert tile.rows > 8 or tile.ahead * tile.weight_bytes >= IN_FLIGHT, f"{kernel.name}: {tile}"
 
 
 def test_no_step_of_a_product_waits_for_memory(code: StepCode) -> None:
     """The loops along k load nothing but scales, and a scale is used only after other weights have been converted."""
-    for kernel, tile, facts in products(code):
-        assert facts.load_use is None or facts.load_use >= AWAY, f"{kernel.name}, {tile.rows} rows: a load is awaited too soon"
-        assert facts.barriers == 1
+    for kernel, loops in products(code):
+        facts, copying = (facts_of(kernel.listing, loop) for loop in (loops.consumer, loops.producer))
+        assert facts.load_use is None or facts.load_use >= AWAY, f"{kernel.name}, {loops.tile.rows} rows: a load is awaited too soon"
+        assert facts.barriers <= (BARRIERS_OF_TURNS if loops.tile.turns else 0) and not copying.barriers
 
 
 def test_two_sets_of_registers_hold_weights_of_few_bits(code: StepCode) -> None:
     """While products read weights from registers, the next weights are converted in others."""
-    for kernel, tile, _ in products(code):
+    for kernel, loops in products(code):
+        tile = loops.tile
         if tile.has_scales and tile.fold > 1:
-            loop = next(x for x in kernel.listing.loops_with(rf"HGMMA\.64x{tile.rows}x"))
             left = re.compile(r"R\d+, (R\d+), gdesc")
-            read = {m[1] for x in kernel.listing.body(loop) if (m := left.match(x.operands))}
+            read = {m[1] for x in kernel.listing.body(loops.consumer) if (m := left.match(x.operands))}
             assert len(read) >= 2 * tile.step // 16, f"{kernel.name}, {tile.rows} rows: {sorted(read)}"
 
 
@@ -128,24 +129,26 @@ def facts_of_product(text: str) -> LoopFacts:
     return facts_of(listing, loop)
 
 
+def planted(text: str) -> str:
+    """Return the code with a text before the fence of each turn."""
+    fence = "fence.proxy.async.shared::cta;"
+    begin = ptx().index(fence, ptx().index(fence) + 1)
+    return ptx()[:begin] + text + ptx()[begin:]
+
+
 def test_a_load_that_is_awaited_at_once_is_noticed() -> None:
     """A value that is loaded in each step and used in the same step is found."""
-    whole = ptx()
-    before = facts_of_product(whole)
+    before = facts_of_product(ptx())
     assert before.load_use is None or before.load_use >= AWAY
-    wait = re.search(r"(cp\.async\.wait_group \t[1-9]\d*;)", whole)
-    pointer = re.search(r"ld\.global\.nc\.b64 \t(%rd\d+), \[%rd\d+\+8\];", whole)
-    assert wait is not None and pointer is not None
-    planted = f"{{ .reg .b32 a; ld.global.b32 a, [{pointer[1]}]; add.u32 a, a, 1; st.global.b32 [{pointer[1]}], a; }}\n\t"
-    found = facts_of_product(whole[: wait.start()] + planted + whole[wait.start() :])
-    assert found.load_use is not None and found.load_use < 8 and found.round_trips > before.round_trips
+    pointer = re.search(r"ld\.global\.nc\.b64 \t(%rd\d+), \[%rd\d+\+8\];", ptx())
+    assert pointer is not None
+    load = f"{{ .reg .b32 a; ld.global.b32 a, [{pointer[1]}]; add.u32 a, a, 1; st.global.b32 [{pointer[1]}], a; }}\n\t"
+    found = facts_of_product(planted(load))
+    assert found.load_use is not None and found.load_use < AWAY and found.round_trips > before.round_trips
 
 
 def test_a_barrier_that_is_added_to_a_step_is_noticed() -> None:
-    whole = ptx()
-    wait = re.search(r"(cp\.async\.wait_group \t[1-9]\d*;)", whole)
-    assert wait is not None
-    assert facts_of_product(whole[: wait.start()] + "bar.sync 0;\n\t" + whole[wait.start() :]).barriers == 2
+    assert facts_of_product(planted("bar.sync 0;\n\t")).barriers == facts_of_product(ptx()).barriers + 1
 
 
 def test_a_product_that_cannot_run_beside_others_is_noticed() -> None:

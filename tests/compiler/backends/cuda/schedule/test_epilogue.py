@@ -30,7 +30,7 @@ func main(x: bf16[n, 64], y: f32[n, 64], weight w: bf16[64, 64]) -> object where
 def test_a_group_of_rows_is_loaded_before_any_is_stored() -> None:
     text = print_module(plan(parse(RESIDUAL), Options(get("sm_90a"))).module)
     groups = re.findall(r"alloc local held: f32\[(\d+)\](.*?)(?=alloc local held|\Z)", text, re.DOTALL)
-    assert [int(count) for count, _ in groups] == [4, 8, 8], "rows of a thread in tiles of 8, 32 and 64 rows, at most 8 at once"
+    assert [int(count) for count, _ in groups] == [2, 8, 8], "rows of a thread in tiles of 8, 32 and 64 rows, at most 8 at once"
     for count, group in groups:
         loads = [group.index(f"held[{number}] =") for number in range(int(count))]
         assert max(loads) < group.index("= held[0]"), "a row is stored before all rows of the group are loaded"

@@ -73,7 +73,7 @@ func main(x: {x}[t, 64], q: {q}, s: {scale}[72, {groups}]{given}) -> object wher
 
 def test_sm_90a_multiplies_by_wgmma() -> None:
     assert {op.name for op in ops(program(), "sm_90a")} == {"wgmma_product"}
-    assert tiles(program(), "sm_90a") == [(8, 64), (32, 64), (64, 64), (128, 64), (128, 128)]
+    assert tiles(program(), "sm_90a") == [(8, 64), (32, 64), (64, 64), (128, 64), (128, 256)]
 
 
 @pytest.mark.parametrize("text", [program(k=96), quantised(bits=4, group=32)], ids=["length", "short groups"])

@@ -1,0 +1,268 @@
+"""The code of a product by `wgmma`. Every thread of the block runs it.
+
+`wgmma` reads weights of 16 bits from shared memory. Weights of 8 or 4 bits are converted in registers to bf16, which represents them
+exactly, and `wgmma` reads them from the registers. While it runs, the weights of the next step are converted in other registers. The sum of
+each group is multiplied by the group's scale, and groups are added in order.
+
+If warpgroups take turns, the second passes its sums and their scales through shared memory. The first adds them in the next turn, before
+those of its own groups, which come later. Two pairs of barriers of the block say when the sums of even and of odd turns are there, and when
+they were added.
+
+One statement of inline assembly starts the instructions of a step and waits until those of the previous step are done. So no other
+instruction touches their registers in between. Otherwise the assembler would wait for each `wgmma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.block_code import LANES, SHARED, WARPS
+from compiler.machine.intrinsics.block_product import NARROW, SIXTEEN
+from compiler.machine.intrinsics.wgmma import CONSUMERS, ROW_BYTES, WARPGROUPS, Sharing, Wgmma
+from compiler.machine.intrinsics.wgmma_stages import CHUNK, MULTIPLIED, Stages
+
+# Descriptors of operands in shared memory, without addresses. They state two distances in units of 16 bytes: from a brick of weights to the
+# next brick along k, and from 8 columns or rows to the next 8. Rows are swizzled within 128 bytes.
+COLUMNS = 8 << 16 | 64 << 32
+ROWS = 1 << 62 | 1 << 16 | 64 << 32
+COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruction to the next, which is 16 elements further along k
+PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # barriers of the block, each for even turns; those for odd turns follow
+LINE = WARPS * LANES * 4  # bytes of a value that each thread of a warpgroup passes
+
+
+class WgmmaCode(Stages):
+    def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(op, code, pointers, dims)
+        split = {
+            Sharing.COLUMNS: (op.columns // WARPGROUPS, 0, 0),
+            Sharing.ROWS: (0, op.warp_rows, 0),
+            Sharing.TURNS: (0, 0, op.warp_folds),
+            Sharing.NOTHING: (0, 0, 0),
+        }
+        self.second_column, self.second_row, self.second_fold = split[op.sharing]  # where the part of the second warpgroup begins
+        self.places = self._places() if op.has_scales else []
+        if op.turns:
+            self.ends = range(op.warp_folds // op.turns - 1, op.warp_folds, op.warp_folds // op.turns)  # the last step of each group
+
+    def run(self) -> None:
+        self.open_stages()
+        self.code.either(self.produces, self.produce, self._consume)
+
+    def _consume(self) -> None:
+        """Multiply the stages, and store the result."""
+        code, op = self.code, self.op
+        if op.turns:
+            self._take_turns()
+        else:
+            self._multiply_stages()
+        self.close_stages()
+        storing = WARPGROUPS if op.sharing in (Sharing.COLUMNS, Sharing.ROWS) else 1
+        with code.when(code.op(f"icmp ult i64 {self.warpgroup}, {storing}")):
+            column = self.plus(self.times(self.warp, SIXTEEN), self._second(self.second_column))
+            self.store(column, NARROW, self._second(self.second_row))
+
+    def _second(self, distance: int) -> str:
+        """Return the distance from the part of the first warpgroup to that of this thread's warpgroup."""
+        return self.times(self.warpgroup, distance) if distance else "0"
+
+    # --- products ------------------------------------------------------------------------------------------------------
+
+    def _multiply_stages(self) -> None:
+        code, op = self.code, self.op
+        if op.has_scales:
+            self.read_scales(self.places, "0")
+        with code.loop("0", self.turns) as turn:
+            self._multiply(self.await_stage(turn), turn)
+            if op.overlaps:
+                with code.when(code.op(f"icmp ne i64 {turn}, 0")):
+                    self.release_stage(code.op(f"sub i64 {turn}, 1"))
+            else:
+                self.release_stage(turn)
+        if op.overlaps:
+            self._wait_for_products()
+        self.end_sums()
+
+    def _multiply(self, slot: str, turn: str) -> None:
+        op, (stage, rows) = self.op, self._operands(slot)
+        if not op.has_scales:
+            self._start(range(self.per_warp), range(op.fold), [("l", self._descriptor(stage, COLUMNS))], rows, 1)
+            return
+        order = [(fold, part) for fold in range(op.fold) for part in range(self.per_warp)]
+        for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
+            if part == 0:
+                step = self.plus(self.times(turn, op.fold), str(fold))
+                self.begin_group(step, self.places, self._wait_for_products if fold else lambda: None)
+            is_last = (fold, part) == order[-1]
+            self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, 0 if is_last or op.fold == 1 else 1)
+
+    def _operands(self, slot: str) -> tuple[str, str]:
+        """Return the address of the weights in a stage, and the descriptor of the rows, that this warpgroup multiplies."""
+        op, stage = self.op, self.stage(slot)
+        weights = self.panel_at(self.second_column // op.panel_columns, self.second_fold)
+        rows = self.second_row * ROW_BYTES + self.second_fold * op.row_bytes
+        first_row = self.gep(SHARED, stage, self.plus(self._second(rows), str(op.weight_bytes)))
+        return self.gep(SHARED, stage, self._second(weights)), self._descriptor(first_row, ROWS)
+
+    def _all_weights(self, stage: str, order: Sequence[tuple[int, int]]) -> Iterator[list[tuple[str, str]]]:
+        """Yield the registers of converted weights for each step and part of a stage, one after another, so that few registers hold
+        weights."""
+        pieces = iter([self._pieces(stage, part, fold) for fold, part in order])
+        read = next(pieces)
+        for _ in order:
+            weights = [("r", register) for words in read for register in self._converted(words)]
+            read = next(pieces, iter(()))
+            if self.op.fold > 1:
+                read = iter(list(read))  # read the next words before these weights are multiplied
+            yield weights
+
+    def _start(self, parts: range, folds: range, weights: Sequence[tuple[str, str]], rows: str, running: int) -> None:
+        """Start the instructions of some steps of a stage, `folds`, for some parts of 64 columns each, as a group. Then wait until only
+        `running` groups still run. `weights` are the descriptor of all parts, or the registers of one part."""
+        op = self.op
+        per_part = len(self.sums) // self.per_warp
+        sums, first = self.sums[parts.start * per_part : parts.stop * per_part], 2 * len(parts) * per_part
+        lines = [".reg .b64 a, b; .reg .pred p; setp.eq.u32 p, 1, 1; wgmma.fence.sync.aligned;"]
+        for fold in folds:
+            for i in range(op.step // SIXTEEN):
+                lines.append(f"add.s64 b, ${first + len(weights)}, {fold * op.row_bytes // CHUNK + i * ROW_STEP};")
+                for number, part in enumerate(parts):
+                    result = ", ".join(f"${number * per_part + n}" for n in range(per_part))
+                    if op.has_scales:
+                        left, transposed = f"{{{', '.join(f'${first + i * 4 + n}' for n in range(4))}}}", "0"
+                    else:
+                        place = self.panel_at(self._panel_of(part), fold) // CHUNK
+                        lines.append(f"add.s64 a, ${first}, {place + i * COLUMN_STEP};")
+                        left, transposed = "a", "0, 0"
+                    kind = f"m64n{op.warp_rows}k16.f32.bf16.bf16"
+                    lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {left}, b, p, 1, 1, {transposed};")
+        lines.append(f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned {running};")
+        self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("l", rows)])
+
+    def _panel_of(self, part: int) -> int:
+        """Return the number in a stage of the first panel of a part, for the first warpgroup."""
+        matrix, number = divmod(part, self.op.per_warp)
+        return (matrix * self.op.columns + number * NARROW) // self.op.panel_columns
+
+    def _wait_for_products(self) -> None:
+        self._with_sums(self.sums, "wgmma.wait_group.sync.aligned 0;")
+
+    def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
+        """Emit assembly that changes accumulators. Its first operands are the accumulators, listed once as results and once as inputs."""
+        code, count = self.code, len(sums)
+        kinds = {"r": "i32", "l": "i64"}
+        results = f"{{{', '.join(['float'] * count)}}}"
+        constraints = ",".join([*["=f"] * count, *map(str, range(count)), *(kind for kind, _ in operands), "~{memory}"])
+        given = [*(f"float {x}" for x in self.load_floats(sums)), *(f"{kinds[kind]} {x}" for kind, x in operands)]
+        made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({", ".join(given)}) convergent')
+        self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
+
+    def _descriptor(self, place: str, layout: int) -> str:
+        """Return the descriptor of an operand in shared memory."""
+        code = self.code
+        address = code.op(f"zext i32 {code.op(f'lshr i32 {self.number_of(place)}, 4')} to i64")
+        return code.op(f"or i64 {address}, {layout}")
+
+    # --- weights of few bits -------------------------------------------------------------------------------------------
+
+    def _pieces(self, stage: str, part: int, fold: int) -> Iterator[list[str]]:
+        """Read this lane's weights of the warp's 16 columns in the given part and step of a stage, four words at a time."""
+        op, code = self.op, self.code
+        high, low = code.op(f"lshr i64 {self.warp}, 1"), code.op(f"and i64 {self.warp}, 1")
+        panel = self.times(high, op.fold * op.panel_bytes)
+        own = self.plus(self.plus(panel, self.times(low, LANES * CHUNK)), self.times(self.lane, CHUNK))
+        base = self.gep(SHARED, stage, self.plus(own, str(self.panel_at(self._panel_of(part), fold))))
+        for piece in range(op.bits // 4):
+            yield self.words(SHARED, base, str(piece * 2 * LANES * CHUNK), 4)
+
+    def _converted(self, words: Sequence[str]) -> list[str]:
+        """Return the registers with the weights of a piece, four for each instruction."""
+        return self.eight_bits(words) if self.op.bits == 8 else [x for word in words for x in self.four_bits(word)]
+
+    def _places(self) -> list[tuple[str, str]]:
+        """Return for each 16 columns that this warp multiplies the index of their panel, and the index in the panel of this lane's first
+        column."""
+        op, code = self.op, self.code
+        half = op.columns // op.panel_columns // 2
+        own = self.plus(self.times(code.op(f"and i64 {self.warp}, 1"), SIXTEEN), self.group)
+        first = self.plus(code.op(f"lshr i64 {self.warp}, 1"), self._second(self.second_column // op.panel_columns))
+        found: list[tuple[str, str]] = []
+        for p in range(op.per_warp):
+            panel = self.plus(first, str(p * NARROW // op.panel_columns))
+            if op.apart:
+                second = code.op(f"icmp uge i64 {panel}, {half}")
+                panel = code.op(f"add i64 {panel}, {code.op(f'select i1 {second}, i64 {op.apart - half}, i64 0')}")
+            found.append((self.clamped(panel), own))
+        return found
+
+    # --- turns -----------------------------------------------------------------------------------------------------------
+
+    def _take_turns(self) -> None:
+        """Multiply the halves of each stage by a warpgroup each. The scales of a group are read one turn before they are used."""
+        code, op = self.code, self.op
+        is_first = code.op(f"icmp eq i64 {self.warpgroup}, 0")
+        scales = [self.new_scales() for _ in self.ends]
+        for read, fold in zip(scales, self.ends, strict=True):
+            self._read_group("0", fold, read)
+        with code.loop("0", self.turns) as turn:
+            stage, rows = self._operands(self.await_stage(turn))
+            with code.when(code.op(f"and i1 {is_first}, {code.op(f'icmp ne i64 {turn}, 0')}")):
+                self._add_passed(code.op(f"sub i64 {turn}, 1"))
+            with code.when(code.op(f"and i1 {code.op(f'xor i1 {is_first}, true')}, {code.op(f'icmp sge i64 {turn}, 2')}")):
+                self._block_barrier("sync", ADDED, turn)
+            order = [(fold, part) for fold in range(op.warp_folds) for part in range(self.per_warp)]
+            waiting = iter(scales)
+            for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
+                ends = fold in self.ends and part + 1 == self.per_warp
+                self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, 0 if ends else 1)
+                if ends:
+                    self.read = read = next(waiting)
+                    code.either(is_first, self.add_group, partial(self._pass, self.ends.index(fold), turn))
+                    self._read_group(code.op(f"add i64 {turn}, 1"), fold, read)
+            self.release_stage(turn)
+            with code.when(code.op(f"xor i1 {is_first}, true")):
+                self._block_barrier("arrive", PASSED, turn)
+        with code.when(is_first):
+            self._add_passed(code.op(f"sub i64 {self.turns}, 1"))
+
+    def _read_group(self, turn: str, fold: int, into: Sequence[str]) -> None:
+        """Begin to read the scales of the group that ends with a step of a turn, or of the last group."""
+        code, op = self.code, self.op
+        step = self.plus(self.plus(self.times(turn, op.fold), str(fold)), self._second(self.second_fold))
+        near = code.op(f"call i64 @llvm.smin.i64(i64 {step}, i64 {code.op(f'sub i64 {self.steps}, 1')})")
+        self.read = list(into)
+        self.read_scales(self.places, code.op(f"udiv i64 {near}, {self.group_steps}"))
+
+    def _pass(self, number: int, turn: str) -> None:
+        """Pass the sums and the scales of a group of this turn to the first warpgroup, and begin new sums."""
+        values = [*self.load_floats(self.sums), *self.factors()]
+        for value, place in zip(values, self._passed(number, turn), strict=True):
+            self.code.do(f"store float {value}, {SHARED} {place}, align 4")
+        self.clear_sums()
+
+    def _add_passed(self, turn: str) -> None:
+        """Add what the second warpgroup passed in a turn. Tell it so if it waits, which it does two turns later."""
+        code = self.code
+        self._block_barrier("sync", PASSED, turn)
+        for number in range(self.op.turns):
+            values = [self.code.op(f"load float, {SHARED} {place}, align 4") for place in self._passed(number, turn)]
+            self.add_scaled(values[: len(self.sums)], values[len(self.sums) :])
+        with code.when(code.op(f"icmp slt i64 {code.op(f'add i64 {turn}, 2')}, {self.turns}")):
+            self._block_barrier("arrive", ADDED, turn)
+
+    def _block_barrier(self, action: str, first: int, turn: str) -> None:
+        """Arrive at a barrier of the block for even or for odd turns; with `sync`, also wait until both warpgroups have arrived."""
+        code = self.code
+        is_odd = code.op(f"and i32 {code.op(f'trunc i64 {turn} to i32')}, 1")
+        number = code.op(f"add i32 {is_odd}, {first}")
+        self.assembly(f"bar.{action} $0, {CONSUMERS};", [("r", number)])
+
+    def _passed(self, number: int, turn: str) -> list[str]:
+        """Return where this lane's values of a group are passed. Two turns that follow each other use different memory."""
+        op, code = self.op, self.code
+        count = len(self.sums) + 2 * self.per_warp
+        half = self.times(code.op(f"and i64 {turn}, 1"), op.passed_bytes // 2)
+        own = code.op(f"urem i64 {self.thread}, {WARPS * LANES}")
+        base = self.gep(SHARED, self.shared, self.plus(self.plus(half, self.times(own, 4)), str(op.passed_at + number * count * LINE)))
+        return [self.gep(SHARED, base, str(i * LINE)) for i in range(count)]

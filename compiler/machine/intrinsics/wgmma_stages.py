@@ -1,0 +1,197 @@
+"""The stages of a product by `wgmma`: operands on their way from global to shared memory, and what warps and blocks wait for.
+
+One warp, the producer, fills the stages; the other warps, the consumers, multiply them. A stage has two mbarriers: `full` signals that all
+operands have arrived, `free` that all consumers have multiplied them. So no warp waits for the whole block. In a cluster, both producers
+fill the stages of both blocks, so a stage is free when the consumers of both blocks have multiplied it.
+
+Global memory stores weights in the order in which `wgmma` reads them (`BRICKS` in compiler/machine/formats.py), so one lane copies a whole
+panel by one instruction. All lanes copy rows, 16 bytes each, and store them swizzled, so that neither their stores nor the reads of the
+tensor cores have bank conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS
+from compiler.machine.intrinsics.block_product import ProductCode
+from compiler.machine.intrinsics.wgmma import BARRIER_BYTES, CONSUMERS, ROW_BYTES, Wgmma
+
+CHUNK = 16  # number of bytes that a lane copies at once
+AT_ONCE = LANES * CHUNK // ROW_BYTES  # number of rows that the lanes copy together
+FULL, FREE = 0, 1  # the mbarriers of a stage
+MULTIPLIED = 1  # the barrier of the block at which consumers wait until all stages are multiplied
+
+
+class Stages(ProductCode):
+    def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(op, code, pointers, dims)
+        self.op: Wgmma = op
+        self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
+        self.produces = code.op(f"icmp uge i64 {self.thread}, {CONSUMERS}")
+        self.leads = code.op(f"icmp eq i64 {self.lane}, 0")  # one lane of each warp acts for the warp
+        self.turns = self.divided(self.steps, op.fold)  # the number of times that a stage is multiplied
+        self.rank = "0"  # of the block in its cluster
+        if op.cluster > 1:
+            self.rank = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()')} to i64")
+
+    # --- begin and end ---------------------------------------------------------------------------------------------------
+
+    def open_stages(self) -> None:
+        """Make the mbarriers."""
+        code, op = self.code, self.op
+        # An arrival of each lane that copied rows, and one that announces the panels; an arrival of each consuming warp.
+        counts = {FULL: LANES + 1, FREE: op.cluster * CONSUMERS // LANES}
+        with code.when(code.op(f"icmp eq i64 {self.thread}, {CONSUMERS}")):
+            for kind, count in counts.items():
+                for stage in range(op.stages):
+                    self.assembly(f"mbarrier.init.shared.b64 [$0], {count};", [("r", self.barrier_of(kind, str(stage)))])
+            self.assembly("fence.mbarrier_init.release.cluster;")
+        self.fence()  # copies of panels overwrite what threads have stored
+        if op.cluster > 1:
+            self.assembly("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;")
+        else:
+            self.barrier()
+
+    def close_stages(self) -> None:
+        """Wait until all consumers have multiplied all stages. Then the memory can be used for the result: nobody copies to it any more.
+        The other block of a cluster does not arrive at its mbarriers any more either, because this block has waited for all arrivals."""
+        code, op = self.code, self.op
+        self.assembly(f"bar.sync {MULTIPLIED}, {CONSUMERS};")
+        with code.when(code.op(f"icmp eq i64 {self.thread}, 0")):
+            for kind in (FULL, FREE):
+                for stage in range(op.stages):
+                    self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", self.barrier_of(kind, str(stage)))])
+
+    # --- the producer ----------------------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        """Fill the stages in turn."""
+        code = self.code
+        panels, rows = self._panels(), self._rows()
+        with code.loop("0", self.turns) as turn:
+            slot, uses = self._slot(turn), self._uses(turn)
+            with code.when(code.op(f"icmp ne i32 {uses}, 0")):
+                self._await(FREE, slot, code.op(f"and i32 {code.op(f'sub i32 {uses}, 1')}, 1"))
+            with code.when(self.leads):
+                self._copy_panels(panels, turn, slot)
+            self._copy_rows(rows, turn, slot)
+            self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self.barrier_of(FULL, slot))])
+
+    def _panels(self) -> list[tuple[str, int]]:
+        """Return the panels that this block copies: their global addresses at the first step, and their numbers in the stage if the block
+        is the first of its cluster."""
+        op, code = self.op, self.code
+        count = op.columns // op.panel_columns
+        half, panel_bytes = count // 2, self.times(self.steps, op.panel_bytes)
+        numbers = [i + op.apart - half if op.apart and i >= half else i for i in range(count)]
+        offsets = [code.op(f"mul i64 {self.clamped(str(i))}, {panel_bytes}") for i in numbers]
+        panels = [self.in_matrix(base, at) for base in self.panels for at in offsets]
+        if op.cluster == 1:
+            return list(zip(panels, range(len(panels)), strict=True))
+        is_first, first = code.op(f"icmp eq i64 {self.rank}, 0"), panels[: len(panels) // 2]
+        pairs = zip(first, panels[len(first) :], strict=True)
+        return [(code.op(f"select i1 {is_first}, {GLOBAL} {a}, {GLOBAL} {b}"), i) for i, (a, b) in enumerate(pairs)]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Return this lane's chunks of rows: their global addresses at the first step, and their places in a stage. Chunk c of row r is
+        stored at place c XOR r % 8 of the row."""
+        code, last = self.code, self.code.op(f"sub i64 {self.num_rows}, 1")
+        chunk, own = code.op(f"and i64 {self.lane}, 7"), code.op(f"lshr i64 {self.lane}, 3")
+        found: list[tuple[str, str]] = []
+        for first in range(0, self.op.rows, AT_ONCE):
+            row = self.plus(own, str(first))
+            near = code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})")
+            at = self.plus(code.op(f"mul i64 {self.times(near, 2)}, {self.stride}"), self.times(chunk, CHUNK))
+            swapped = code.op(f"xor i64 {chunk}, {self.plus(own, str(first % EIGHT))}")
+            place = self.plus(
+                self.plus(self.times(own, ROW_BYTES), self.times(swapped, CHUNK)), str(first * ROW_BYTES + self.op.weight_bytes)
+            )
+            found.append((self.in_matrix(self.rows, at), place))
+        return found
+
+    def _copy_panels(self, panels: Sequence[tuple[str, int]], turn: str, slot: str) -> None:
+        """Announce all panels of a stage, and copy those that are this block's part."""
+        op, code = self.op, self.code
+        full, begin = self.barrier_of(FULL, slot), self.times(turn, op.fold * op.panel_bytes)
+        stage = self.gep(SHARED, self.stage(slot), self.times(self.rank, self.panel_at(len(panels), 0)))
+        self.assembly(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {op.weight_bytes};", [("r", full)])
+        copy, mask = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", ""
+        if op.cluster > 1:
+            copy, mask = f"{copy}.multicast::cluster", f", {(1 << op.cluster) - 1}"
+        for panel, number in panels:
+            first = self.gep(GLOBAL, panel, begin)
+            for fold in range(1 if op.has_scales else op.fold):  # a panel's weights of few bits stay adjacent
+                to = self.number_of(self.gep(SHARED, stage, str(self.panel_at(number, fold))))
+                source = self.gep(GLOBAL, first, str(fold * op.panel_bytes))
+                num_bytes = op.panel_bytes * (op.fold if op.has_scales else 1)
+                operands = [("r", to), ("l", code.op(f"ptrtoint {GLOBAL} {source} to i64")), ("r", full)]
+                self.assembly(f"{copy} [$0], [$1], {num_bytes}, [$2]{mask};", operands)
+
+    def _copy_rows(self, rows: Sequence[tuple[str, str]], turn: str, slot: str) -> None:
+        op, stage, begin = self.op, self.stage(slot), self.times(turn, self.op.fold * ROW_BYTES)
+        for row, place in rows:
+            first, to = self.gep(GLOBAL, row, begin), self.gep(SHARED, stage, place)
+            for fold in range(op.fold):
+                self.copy(self.gep(SHARED, to, str(fold * op.row_bytes)), self.gep(GLOBAL, first, str(fold * ROW_BYTES)))
+
+    # --- the consumers ---------------------------------------------------------------------------------------------------
+
+    def await_stage(self, turn: str) -> str:
+        """Wait until the operands of a turn have arrived. Return the number of the turn's stage."""
+        slot = self._slot(turn)
+        self._await(FULL, slot, self.code.op(f"and i32 {self._uses(turn)}, 1"))
+        self.fence()  # the tensor cores read the rows that the producer has copied
+        return slot
+
+    def release_stage(self, turn: str) -> None:
+        """Signal that this warp has multiplied the stage of a turn. A stage that is not filled again is not released: the other block may
+        have ended."""
+        code, op = self.code, self.op
+        is_filled = code.op(f"icmp slt i64 {code.op(f'add i64 {turn}, {op.stages}')}, {self.turns}")
+        with code.when(code.op(f"and i1 {self.leads}, {is_filled}")):
+            place = self.barrier_of(FREE, self._slot(turn))
+            if op.cluster == 1:
+                self.assembly("mbarrier.arrive.shared::cta.b64 _, [$0];", [("r", place)])
+                return
+            arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [far];"
+            for rank in range(op.cluster):
+                self.assembly(f"{{ .reg .b32 far; mapa.shared::cluster.u32 far, $0, {rank}; {arrive} }}", [("r", place)])
+
+    # --- stages and their mbarriers --------------------------------------------------------------------------------------
+
+    def stage(self, slot: str) -> str:
+        return self.gep(SHARED, self.shared, self.times(slot, self.op.stage_bytes))
+
+    def panel_at(self, number: int, fold: int) -> int:
+        """Return where a stage holds a step of a panel. `wgmma` reads all panels of a step from shared memory, or a warp reads each panel
+        of few bits."""
+        op = self.op
+        return (number * op.fold + fold if op.has_scales else fold * op.num_panels + number) * op.panel_bytes
+
+    def _slot(self, turn: str) -> str:
+        """Return the number of the stage of a turn. Division of 32 bits is faster than of 64."""
+        short = self.code.op(f"trunc i64 {turn} to i32")
+        return self.code.op(f"zext i32 {self.code.op(f'urem i32 {short}, {self.op.stages}')} to i64")
+
+    def _uses(self, turn: str) -> str:
+        """Return how often the stage of a turn was used before."""
+        return self.code.op(f"udiv i32 {self.code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")
+
+    def _await(self, kind: int, slot: str, parity: str) -> None:
+        """Wait for an mbarrier of a stage."""
+        code, place = self.code, self.barrier_of(kind, slot)
+        scope = "acquire.cluster." if kind == FREE and self.op.cluster > 1 else ""
+        again, done = code.fresh("again"), code.fresh("done")
+        code.jump(again)
+        code.block(again)
+        test = f"{{ .reg .pred p; mbarrier.try_wait.parity.{scope}shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }}"
+        arrived = code.op(f'call i32 asm sideeffect "{test}", "=r,r,r,~{{memory}}"(i32 {place}, i32 {parity}) convergent')
+        code.branch(code.op(f"icmp eq i32 {arrived}, 0"), again, done)
+        code.block(done)
+
+    def barrier_of(self, kind: int, slot: str) -> str:
+        """Return the address of an mbarrier of a stage."""
+        at = self.plus(self.times(slot, BARRIER_BYTES), str(self.op.barriers_at + kind * self.op.stages * BARRIER_BYTES))
+        return self.number_of(self.gep(SHARED, self.shared, at))
