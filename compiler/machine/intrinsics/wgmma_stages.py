@@ -165,8 +165,8 @@ class Stages(ProductCode):
         return self.gep(SHARED, self.shared, self.times(slot, self.op.stage_bytes))
 
     def panel_at(self, number: int, fold: int) -> int:
-        """Return where a stage holds a step of a panel. `wgmma` reads all panels of a step from shared memory, or a warp reads each panel
-        of few bits."""
+        """Return the offset, in bytes, of one step of a panel in a stage. All panels of a step are adjacent if `wgmma` reads them from
+        shared memory; all steps of a panel of few bits are adjacent, because warps read them."""
         op = self.op
         return (number * op.fold + fold if op.has_scales else fold * op.num_panels + number) * op.panel_bytes
 
