@@ -74,8 +74,9 @@ TERMS = {
     "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The ideal is the time in "
     "which the model, without the engine, runs the same prompts in full chunks and then steps of all sequences. `over HTTP` "
     "is measured through a server process, all other rows inside the engine's process.",
-    "web": "An export runs in Node's WebAssembly engine. The peak is the rate of multiply-adds in registers, in the same engine. "
-    "`native` is the program that the server runs.",
+    "web": "The programs are compiled to WebAssembly, as `relaxserve export --target web` does for browsers, and run in Node. The peak "
+    "is the rate of multiply-adds in registers, in the same engine. A native thread runs the same decode step, compiled for the CPU as for "
+    "the server.",
 }
 
 Row = Mapping[str, Any]
