@@ -110,7 +110,7 @@ def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     size = fields.fields("size", {"longest_edge": found.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:
-            raise fields.error("size", "a longest_edge")
+            raise fields.error("size", "an object with longest_edge only")
     patch = fields.raw("patch_size", vision.patch_size)
     if patch not in (vision.patch_size, {"height": vision.patch_size, "width": vision.patch_size}):
         raise fields.error("patch_size", f"{vision.patch_size}, as in config.json")

@@ -79,7 +79,8 @@ class ProductTile:
     # Number of planes per row for which registers suffice. Tiles may have more rows if rows have fewer planes; if rows have more planes,
     # these share their sums.
     planes: int = 1
-    block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
+    # For matrix units: most elements of a part of k, which all rows of a block multiply before the next part; a multiple of `depth`.
+    block: int | None = None
     widen: WidenPanel | DecodeE4m3 | None = None  # converts a part of a panel in `format` to the panel that `op` reads
     few: DotWidened | None = None  # multiplies up to `few.rows` rows without widening, with the same sums
     needs: Features = NONE  # features required besides those of `op`: they exclude targets on which `op` would be too slow

@@ -232,7 +232,8 @@ class _Checks:
 
 
 def _like(var: DimVar) -> DimVar:
-    """Return a new variable for a value that is not yet checked. Its declared range is wide enough for any extent or integer of a nest."""
+    """Return a new variable that stands for an argument of a loop nest, an extent or an integer, whose range is not yet checked. It has the
+    name of the nest's variable `var`, no upper bound, and a lower bound of at most 0."""
     return DimVar(var.name, min(var.lower, 0))
 
 

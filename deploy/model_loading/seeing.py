@@ -1,4 +1,6 @@
-"""Encode crops of images before a step, and keep the rows of those that were encoded last."""
+"""Encode crops of images before a step of the engine. The rows of a crop are the vectors that take the places of its image tokens; those of
+the most recently used crops are kept.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from runtime.session import Session
 from server.engine.step_model import SeeingLimits, Seen
 from server.messages import Crop
 
-KEPT_BYTES = 64 << 20  # rows of crops that are kept, so that chunks, preempted sequences and other requests encode no crop again
+KEPT_BYTES = 64 << 20  # of rows that are kept, so that later chunks, resumed sequences and other requests need not encode a crop again
 
 
 def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:

@@ -2,9 +2,10 @@
 
 For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
 edge, and cut into crops. For InternVL, it is scaled to the grid of crops that fits its proportions best. In both, a last crop shows the
-whole image. For Qwen2-VL and Pixtral, both edges of the image become multiples of the edge of a token, and the image is one crop. LFM2-VL
-sees such a crop, and if the image is large, a grid of square crops before it. Other models see one crop of a fixed size: the whole image,
-or its middle. Pillow scales bytes with weights that are rounded to integers, so the pixels are the same on every machine.
+whole image. For Qwen2-VL, Pixtral and Gemma 4, the image is one crop, whose edges are multiples of the edge of the square that an image
+token stands for. LFM2-VL sees such a crop; before it, if the image is large, a grid of square tiles, which are crops, too. Other models
+see one crop of a fixed size: the whole image, or its middle. Pillow scales bytes with weights that are rounded to integers, so the pixels
+are the same on every machine.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConfig]) -> ModelConfig:
-    """Return the configuration of a model with this decoder."""
+    """Return the configuration of a Qwen3-VL model, or that of its decoder alone if there is no `vision_config`. `decoder` reads the fields
+    of the decoder, and `kind` is the default of `model_type` in `text_config`."""
     vision = _read_vision(fields) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     text.fill(rope_theta=500_000.0)

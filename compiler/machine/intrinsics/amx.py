@@ -159,7 +159,9 @@ class _AmxProduct(MatrixUnitOp):
         (c, a, b, *later), (k, stride, *share) = pointers, dims[: 4 if self.prefetching else 2]
 
         def prefetch(step: str) -> After:
-            if self.in_block:  # prefetch a quarter of a register of the accumulators that follow, into L1
+            if self.in_block:
+                # Prefetch the accumulators of the block's next product, which follow c in memory, into L1: 256 bytes per step, a quarter of
+                # a tile register.
                 following = code.op(f"getelementptr [{LINES_OF_SUMS * TILE_BYTES} x i8], ptr {c}, i64 {step}")
                 prefetch_lines(code, following, 4 * self.rows * self.columns, LINES_OF_SUMS * TILE_BYTES, far=False)
             if later:

@@ -226,7 +226,8 @@ def _weight_groups(given: Dim, groups: Dim) -> Dim:
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """The positions of the operands that not every product has. None: the product does not have the operand. The bias may be missing."""
+    """The positions, among the operands of a product, of those that only some products have. None: this product does not have the operand.
+    `bias` is the position after all others, where an operand may be missing."""
 
     unit: int | None
     sum: int | None

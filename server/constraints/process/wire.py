@@ -13,7 +13,8 @@ from enum import IntEnum
 import msgspec
 
 QUESTION = struct.Struct("<BxxxI")  # Question, number of token ids that follow
-ANSWER = struct.Struct("<BxxxIfI")  # Answer, its number, CPU seconds, bytes that follow
+# Answer, the number explained beside it in Answer, CPU seconds that the question took, number of bytes that follow
+ANSWER = struct.Struct("<BxxxIfI")
 MAX_TEXT_BYTES = 4096  # largest payload of an answer that is not a mask
 
 

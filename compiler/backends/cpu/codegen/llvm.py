@@ -69,7 +69,8 @@ def _parallel_inside(stmt: Stmt) -> For | None:
 
 
 def _body(symbol: str, parameters: Parameters) -> str:
-    """Emit the function that the runtime calls. It loads the arguments from arrays and calls the function with the code."""
+    """Emit the function `symbol`, which the runtime calls. It loads the arguments from the arrays `buffers` and `dims` and passes them to
+    the function `symbol`.run, which contains the kernel's loops."""
     lines: list[str] = []
     arguments: list[str] = []
     for kind, array, short, count in (("ptr", "buffers", "b", len(parameters.buffers)), ("i64", "dims", "d", len(parameters.dims))):
