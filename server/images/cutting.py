@@ -19,9 +19,9 @@ from server.messages import Crop, Fit
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_EDGE = 4096  # of an image before its edges become multiples of a crop's edge
-MOST_RATIO = 64  # of the longer edge to the shorter one in an image that is scaled as a whole before its middle is cut out
-MOST_FREE_RATIO = 200  # of the longer edge to the shorter one in an image that keeps its proportions
+MOST_EDGE = 4096  # maximum edge of an image, in pixels, before its edges become multiples of a crop's edge
+MOST_RATIO = 64  # maximum ratio of the edges of an image that is scaled as a whole before its middle is cut out
+MOST_FREE_RATIO = 200  # maximum ratio of the edges of an image that keeps its proportions
 LOW_EDGE = 16  # with detail `low`, an image that keeps its proportions has at most LOW_EDGE * LOW_EDGE squares
 
 Size = tuple[int, int]  # width and height
@@ -36,27 +36,27 @@ class Plan:
     """How images are cut."""
 
     crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED, FILLED or MIXED, the edges of a crop are multiples of it
-    edge_tokens: int  # rows and columns of tokens of a square with this edge
+    edge_tokens: int  # number of rows, and of columns, of image tokens for a square of crop_size pixels
     fit: Fit
-    filter: int  # number of the filter in Pillow
-    longest_edge: int = 0
-    splits: bool = False  # False: there is only the crop of the whole image
-    most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
+    filter: int  # Pillow's number of the filter that scales images
+    longest_edge: int = 0  # with TILES: the longer edge to which an image is scaled; with CAPPED: an image with a longer one is reduced
+    splits: bool = False  # whether images are cut into several crops; False: the only crop is that of the whole image
+    most_crops: int = 1  # with GRID or MIXED: maximum number of crops of an image, without that of the whole image
     least_pixels: int = 0  # with FREE or MIXED: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: it gets nearly so many
-    least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
-    shows_whole: bool = True  # with MIXED: whether the crop of the whole follows those of a large image
-    tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
-    unsplit_pixels: int = 0  # with MIXED: an image with more pixels, when its edges are rounded to squares, is a large one
+    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: an image is scaled to nearly so many
+    least_crops: int = 1  # with MIXED: minimum number of crops of a large image, without that of the whole image
+    shows_whole: bool = True  # with MIXED: whether the crop of the whole image follows the tiles of a large image
+    tile_edge: int = 0  # with MIXED: pixels of an edge of the tiles of a large image
+    unsplit_pixels: int = 0  # with MIXED: an image is large if it has more pixels, after its edges are rounded to multiples of crop_size
 
     def crop(self, image: Image) -> Crop:
-        """Return an image of the size of a crop as a crop."""
+        """Return the crop that consists of all pixels of this image."""
         return Crop.of(image.tobytes(), *(edge // self.crop_size * self.edge_tokens for edge in (image.height, image.width)))
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The crops of an image before the one that shows the whole; no rows and no columns if there are none."""
+    """The numbers of rows and columns of the crops that precede the crop of the whole image; both are 0 if there are none."""
 
     rows: int
     columns: int
@@ -82,7 +82,7 @@ def scaled_size(size: Size, longest_edge: int) -> Size:
 
 
 def divisible_size(size: Size, crop_size: int) -> Size:
-    """Return the size rounded up to multiples of a crop's edge, first the longer edge, then the other one in proportion."""
+    """Round the longer edge of a size up to a multiple of a crop's edge, scale the other edge in proportion, and round it up, too."""
     width, height = size
     ratio = width / height
     if width >= height:
@@ -106,8 +106,8 @@ def best_grid(size: Size, edge: int, most_crops: int, least_crops: int = 1) -> G
 
 
 def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int, *, least_edge: int = 0) -> Size:
-    """Return multiples of `edge` that are nearest to the size of an image, and at least `least_edge`. An image with more or fewer pixels
-    than the limits is scaled to the limit before: then its edges are rounded down, or up."""
+    """Return the multiples of `edge` that are nearest to the edges of an image, and at least `least_edge`. If the result has too many
+    pixels, the image is scaled to `most_pixels` and its edges are rounded down; if too few, to `least_pixels`, and rounded up."""
     width, height = size
     if max(size) > MOST_FREE_RATIO * min(size):
         raise CuttingFault(
@@ -128,8 +128,8 @@ def _nearest(size: Size, edge: int, least_edge: int) -> list[int]:
 
 
 def filled_size(size: Size, edge: int, most_pixels: int) -> Size:
-    """Return multiples of `edge` for an image that is scaled until it has `most_pixels`, and whose edges are then rounded down. An image
-    that is too narrow for one square gets as many squares as it is longer than wide."""
+    """Scale the size of an image until it has `most_pixels`, and round both edges down to multiples of `edge`. If an edge becomes 0, return
+    one line of squares, as many as the ratio of the edges, if `most_pixels` allows."""
     factor, most = sqrt(most_pixels / prod(size)), max(1, most_pixels // edge**2)
     width, height = (floor(factor * length / edge) for length in size)
     if not width:
@@ -140,7 +140,7 @@ def filled_size(size: Size, edge: int, most_pixels: int) -> Size:
 
 
 def capped_size(size: Size, edge: int, longest_edge: int) -> Size:
-    """Return the size of an image whose longer edge becomes `longest_edge` if it is longer, rounded up to multiples of `edge`."""
+    """Reduce the size of an image whose longer edge exceeds `longest_edge`, then round both edges up to multiples of `edge`."""
     ratio = max(size) / longest_edge
     width, height = (max(1, floor(length / ratio)) if ratio > 1 else length for length in size)
     return ((width - 1) // edge + 1) * edge, ((height - 1) // edge + 1) * edge
@@ -160,7 +160,7 @@ def middle_of(image: Image, edge: int, filter: int) -> Image:
 
 
 def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
-    """Return the crops of an image in RGB: line by line, and at last the whole."""
+    """Return the crops of an image in RGB: those of the grid, row by row, and at last that of the whole image."""
 
     def resized(image: Image, size: Size) -> Image:
         return _resized(image, size, plan)
@@ -192,7 +192,7 @@ def crops_of(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
 
 
 def _mixed(image: Image, plan: Plan) -> tuple[Grid, list[Crop]]:
-    """Return the crop of the whole in its proportions. Before it come the crops of a large image."""
+    """Return the tiles of an image, if it is large, and the crop of the whole image in its proportions."""
     edge = plan.crop_size
     size = free_size(image.size, edge, plan.least_pixels, plan.most_pixels, least_edge=edge)
     is_large = prod(_nearest(image.size, edge, edge)) > plan.unsplit_pixels
@@ -209,6 +209,6 @@ def _resized(image: Image, size: Size, plan: Plan) -> Image:
 
 
 def _squares(image: Image, grid: Grid, edge: int, plan: Plan) -> list[Crop]:
-    """Return the crops of an image that is cut into a grid, line by line."""
+    """Cut an image into the squares of a grid, row by row."""
     places = ((column * edge, row * edge) for row in range(grid.rows) for column in range(grid.columns))
     return [plan.crop(image.crop((x, y, x + edge, y + edge))) for x, y in places]

@@ -1,13 +1,12 @@
-"""Write images into the prompt of a vision model, and hold the decoder of its images.
+"""Write the image tokens of images into the prompt of a vision model.
 
-In texts and prompts, a marker stands for an image until the prompt is rendered. It is the text of the image token, which no text of a
-client may contain. Where a token begins an image, the marker is the text of this token, which the chat template writes. Then each marker
-becomes the tokens of the image's crops. Idefics3 and SmolVLM were trained with
+Until the chat template has rendered the prompt, a marker stands for an image in texts. It is the text of the image token or, if the model
+has a token that begins an image, the text of that token, which the chat template writes; no text of a client may contain it. After that,
+each marker becomes the tokens of the image's crops, as the model was trained:
 
-    a fake token, the place of the crop, its image tokens; a line break after each row of crops; at last the same for the whole image
-
-LFM2-VL was trained with a place before each crop of a large image, too. Others were trained with the image tokens of all crops, and with
-texts before, after and between their rows that the family names.
+    Idefics3, SmolVLM   for each crop AROUND, its row and column, its image tokens; a line break after each row of crops; the whole image
+    LFM2-VL             a token with the row and column before each tile of a large image, and THUMBNAIL before the whole image
+    other models        the image tokens of all crops, with texts before, after and between the rows of tokens that the family defines
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from server.interfaces import Tokenizer
 from server.messages import Fit, Vision
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
-THUMBNAIL = "<|img_thumbnail|>"  # of LFM2-VL
+THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-VL
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Sight:
 
     @staticmethod
     def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
-        """Return what a model sees, or None if its vocabulary lacks the image token or the marker."""
+        """Return the Sight of a model, or None if its vocabulary lacks the image token or the marker."""
         image = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
         has_marker = not vision.marker or vision.marker.encode() in tokenizer.special_texts.values()
         if not image or not has_marker:
@@ -49,8 +48,8 @@ class Sight:
         return plan_of(self.vision, detail)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
-        """Return a prompt with the tokens of each image in place of its marker. A prompt begins with the token that the tokenizer puts
-        before texts, even if the template does not write it: that of LLaVA relies on its processor."""
+        """Return a prompt with the tokens of each image in place of its marker. If the template does not write the token that the tokenizer
+        puts before texts, add it: LLaVA's template leaves this to transformers' processor."""
         pieces = prompt.split(self.marker)
         if len(pieces) != len(pictures) + 1:
             message = (
@@ -79,7 +78,7 @@ class Sight:
         return "".join(rows) + ("\n" if rows else "") + f"{AROUND}{WHOLE}{tokens}{AROUND}"
 
     def _with_places(self, picture: Picture) -> str:
-        """Return the tokens of a large image of LFM2-VL: before each crop stands its place, and maybe the whole follows."""
+        """Return the tokens of a large image for LFM2-VL: each tile after its row and column, then the whole image, if it is shown."""
         begin, end = self.vision.around
         places = [f"<|img_row_{row + 1}_col_{column + 1}|>" for row in range(picture.rows) for column in range(picture.columns)]
         crops = zip([*places, THUMBNAIL], picture.crops, strict=False)
@@ -103,7 +102,7 @@ class Sight:
 
 
 def plan_of(vision: Vision, detail: str | None = None) -> Plan:
-    """Return how an image is cut. With detail `low`, the model sees only the whole, or an image with fewer pixels."""
+    """Return how an image is cut. With detail `low`, it is one crop, which has fewer pixels with FREE, CAPPED and FILLED."""
     is_low = detail == "low"
     splits = vision.splits and not is_low
     low_edge, longest, most = LOW_EDGE * vision.crop_size, vision.longest_edge, vision.most_pixels

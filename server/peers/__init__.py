@@ -1,1 +1,1 @@
-"""Servers of a fleet that give each other pages of their prefix caches."""
+"""The exchange of prefix cache pages between the servers of a fleet."""

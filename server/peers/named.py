@@ -1,9 +1,9 @@
-"""Read which server has the pages of a request's prompt, as a trusted ingress names it.
+"""Read the header in which a trusted ingress names the server that has the pages of a request's prompt.
 
     x-relaxserve-pages: KEY URL            the server at this address holds pages of the prompt
     x-relaxserve-pages: KEY URL compute    the server at this address is to compute the prompt first
 
-KEY is that of the setting `ingress_key`. Without it, anybody could let this server ask any address.
+KEY is the value of the setting `ingress_key`. Without a key, any client could make this server connect to any address.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Giver(msgspec.Struct, frozen=True, omit_defaults=True):
 
     host: str
     port: int
-    computes: bool = False  # it is to compute the prompt first
+    computes: bool = False  # whether it is to compute the prompt first
 
 
-GIVER: ContextVar[Giver | None] = ContextVar("giver", default=None)  # that of the request which this task serves
+GIVER: ContextVar[Giver | None] = ContextVar("giver", default=None)  # the server that the header of the current task's request names
 
 
 def named(header: str, key: str | None) -> Giver | None:
-    """Return the server that an ingress names, or None if the header has not the ingress's key."""
+    """Return the server that an ingress names, or None if the header has another form or not the ingress's key."""
     found = FORM.fullmatch(header)
     if key is None or found is None or not hmac.compare_digest(found[1].encode(), key.encode()):
         return None

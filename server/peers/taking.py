@@ -1,4 +1,4 @@
-"""Ask another server for pages of its prefix cache. A thread receives and checks them, and the engine takes them between steps."""
+"""Ask another server for pages of its prefix cache. A thread receives and checks pages, and the engine takes them between steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from server.peers.named import Giver
 from server.peers.wire import HEAD, MOST_FRAME_BYTES, PATH, PROOF_HEADER, Ask, Offer, PeerFault, Proofs, decode_offer, encode_ask
 
 CONNECT_S = 1.0
-FRAMES_AHEAD = 4  # frames that wait for the engine
+FRAMES_AHEAD = 4  # maximum number of frames in the queue to the engine
 MOST_REFUSAL_BYTES = 4096
 
 Arrival = Offer | bytes | None  # None: nothing follows
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection for one request. In HTTP/1.0 the end of the connection ends the answer, so no lengths of chunks are trusted."""
+    """A connection for one request. In HTTP/1.0 the answer ends when the connection ends, so the other server states no lengths of chunks,
+    which this one would have to trust."""
 
     _http_vsn = 10
     _http_vsn_str = "HTTP/1.0"
@@ -31,12 +32,12 @@ class _Connection(http.client.HTTPConnection):
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """The pages that one request waits for. The thread puts what has arrived into a queue, and `fault` says why it ended early."""
+    """The pages that one request waits for. A thread puts the offer and the pages into a queue; `fault` says why it ended early."""
 
     giver: Giver
     ask: Ask
     proofs: Proofs
-    end_s: float = 0.0  # monotonic time after which nobody waits any more
+    end_s: float = 0.0  # monotonic time at which the request stops waiting
     fault: str = ""
     arrivals: queue.Queue[Arrival] = field(default_factory=lambda: queue.Queue[Arrival](FRAMES_AHEAD))
     _socket: socket.socket | None = None
@@ -47,13 +48,13 @@ class Transfer:
         threading.Thread(target=self._run, name="take-pages", daemon=True).start()
 
     def cancel(self) -> None:
-        """Let the thread end. Nothing that arrives later is used."""
+        """Make the thread end. Nothing that arrives later is used."""
         self._is_cancelled = True
         if (connection := self._socket) is not None:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         with suppress(queue.Empty):
-            while True:  # the thread may wait for room
+            while True:  # empty the queue, because the thread may wait for room in it
                 self.arrivals.get_nowait()
 
     def _run(self) -> None:

@@ -1,11 +1,11 @@
-"""The exchange of cache pages between two servers: one asks for what the other holds of a prompt, and both prove that they know a secret.
+"""The protocol by which one server asks another for the cache pages of a prompt. Both prove that they know a secret.
 
     taker -> giver    POST /internal/pages: an Ask as JSON; the header `x-relaxserve-peer` has the digest of the body and its proof
     giver -> taker    a stream of frames: an Offer as MessagePack, then the pages that it names
 
-A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b of what it proves;
-that of a frame covers the nonce of the ask and the number of the frame, so frames of other answers do not fit. A page is the bytes that
-`KVPool.read_page` returns. Pages are known by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b hash. The proof of
+a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. A page is the bytes
+that `KVPool.read_page` returns. An Ask names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIGEST_BYTES = 16
 PROOF_BYTES = 32
 NONCE_BYTES = 16
 HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
-FRAME_BYTES = 256 << 10  # of a frame with several pages; a larger page has a frame of its own
+FRAME_BYTES = 256 << 10  # maximum size of a frame with several pages; a larger page has a frame of its own
 MOST_FRAME_BYTES = 256 << 20
 FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 
@@ -36,13 +36,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a server wants of another one: the pages of a prompt that it does not hold itself."""
+    """A request of one server (the taker) to another (the giver) for the pages of a prompt that the taker does not hold."""
 
-    fingerprint: str  # of the taker's model: only pages of the same model fit
-    page_bytes: tuple[Count, ...]  # of each cache group
+    fingerprint: str  # that of the taker's model; the giver's must be equal
+    page_bytes: tuple[Count, ...]  # size of a page of each cache group
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-    digests: bytes  # of each PAGE_SIZE tokens of the prompt, one after the other
-    num_held: Count  # tokens whose pages the taker holds
+    digests: bytes  # the digests of the prompt's blocks of PAGE_SIZE tokens, one after the other
+    num_held: Count  # number of tokens whose pages the taker holds
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # how long the taker waits
     prompt_ids: bytes = b""  # tokens as little-endian i32, if the giver is to compute the prompt first
     cache_salt: str = ""
@@ -55,14 +55,14 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What follows: in each cache group, the pages from `firsts` on that are needed to continue after `num_tokens` tokens."""
+    """The giver's answer: which pages follow. The taker needs them to continue the prompt after `num_tokens` tokens."""
 
     num_tokens: Count
-    firsts: tuple[Count, ...]  # the index of the first page that is sent, per cache group
+    firsts: tuple[Count, ...]  # for each cache group, the index of the first page that follows
 
     def order(self, page_sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the pages in the order in which they are sent, as pairs of cache group and index: by the position of their last token, so
-        that the beginning of the prompt is useful without the rest."""
+        """Return the pages in the order in which they are sent, as pairs of cache group and index. They are ordered by the position of
+        their last token, so that the taker can use the beginning of the prompt if the rest does not arrive."""
         found = [(group, i) for group, size in enumerate(page_sizes) for i in range(self.firsts[group], self.num_tokens // size)]
         return sorted(found, key=lambda page: ((page[1] + 1) * page_sizes[page[0]], page[0]))
 
@@ -73,17 +73,17 @@ class PeerFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """Proves and checks what servers with the same secret send each other."""
+    """Makes and checks the proofs of what servers with the same secret send each other."""
 
     secret: str = field(repr=False)
 
     def head_of(self, body: bytes) -> str:
-        """Return the header of an ask with this body."""
+        """Return the value of PROOF_HEADER for an Ask with this body."""
         digest = digest_of(body)
         return f"{digest} {self._of(b'ask', digest.encode()).hex()}"
 
     def proves(self, header: str) -> bool:
-        """Return whether the sender of an ask knows the secret. The body is not needed yet."""
+        """Return whether the sender of an Ask knows the secret, before its body is read: the proof covers the digest of the body."""
         found = FORM.fullmatch(header)
         return found is not None and hmac.compare_digest(self._of(b"ask", found[1].encode()).hex(), found[2])
 
