@@ -18,7 +18,7 @@ from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Wish
 
-LEAST_BLOCKS = 4  # of a prompt that another replica must have more, so that its pages are worth a question
+LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
 AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
 
 
@@ -53,7 +53,7 @@ class Directory:
 
     def choose(self, wish: Wish, *, shares: bool = False) -> Lease | None:
         """Return the best replica, or None if each has failed this request or no replica has said where its server is. If replicas share
-        pages, the lease names another one that has more of the prompt."""
+        pages, the lease names the replica with most of the prompt if it has at least LEAST_BLOCKS more of it than the best one."""
         stats, now_s = self._stats, time.monotonic()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
         failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
@@ -71,7 +71,7 @@ class Directory:
         return lease
 
     def _kept(self, wish: Wish, names: Sequence[str]) -> Mapping[str, int]:
-        """Return how many blocks of the prompt each of these replicas has."""
+        """Return how many blocks of the prompt each of these replicas has in its prefix cache."""
         with self._lock:
             since_s = {name: float(self._stats.get(name, {}).get("kept_since_s", 0.0)) for name in names}
             return self._owners.num_kept(wish.keys[: wish.num_blocks], since_s)

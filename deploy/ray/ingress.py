@@ -47,7 +47,8 @@ class Ingress:
         prefill: Mapping[str, tuple[DeploymentHandle, int]] | None = None,
     ) -> None:
         """`models` says which pool serves which model. The first pool serves requests that name none of them. The replicas of pools in
-        `sharing` give each other pages. `prefill` has replicas that compute long prompts for a pool, and from how many characters on."""
+        `sharing` give each other pages. `prefill` has, for some pools, the deployment of the replicas that compute long prompts, and the
+        least number of characters of such a prompt."""
         self._pools = {name: pool.options(method_name="lease") for name, pool in pools.items()}
         self._sharing = frozenset(sharing)
         self._prefill = {

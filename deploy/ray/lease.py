@@ -1,4 +1,4 @@
-"""Describe a replica's server to the ingress: its address, the key that lets the ingress decide, and who may give it pages."""
+"""Describe a replica's server to the ingress: its address, its `ingress_key`, and a server that may give it pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Lease:
     replica: str  # the replica's name
     url: str
-    key: str = field(repr=False)  # with which the server takes open values, and hears of a giver
-    giver: str = ""  # address of a server that has more of the prompt in its cache, or is to compute it
-    computes: bool = False  # the giver is to compute the prompt first
-    num_new: int = 0  # blocks of the prompt that no replica is known to have
+    key: str = field(repr=False)  # the server accepts open values, and the name of a giver, only with this key
+    giver: str = ""  # address of another server, which has more of the prompt in its cache or is to compute it; empty: there is none
+    computes: bool = False  # whether the giver is to compute the prompt first
+    num_new: int = 0  # number of blocks of the prompt that no replica is known to have in its cache

@@ -29,11 +29,11 @@ class Pool(BaseModel):
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
     target_requests: float = Field(default=TARGET_REQUESTS, gt=0)  # of each replica, if their number follows the load
-    num_cpus: float = Field(default=1.0, ge=0)  # that Ray reserves for a replica, whose models compute with as many threads
+    num_cpus: float = Field(default=1.0, ge=0)  # CPUs that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
-    num_stages: int = Field(default=1, ge=1)  # machines of a replica, each of which computes a part of the layers of its models
-    prefill_replicas: int = Field(default=0, ge=0)  # further replicas, which only compute long prompts for the others
-    # characters of a prompt from which on they compute it, counted without known beginnings
+    num_stages: int = Field(default=1, ge=1)  # number of machines of a replica, each of which computes a part of the layers of its models
+    prefill_replicas: int = Field(default=0, ge=0)  # number of further replicas, which only compute long prompts for the others
+    # least number of characters of a prompt that these compute; a beginning that a replica of the pool has does not count
     prefill_characters: int = Field(default=PREFILL_CHARACTERS, ge=1)
 
     @model_validator(mode="after")

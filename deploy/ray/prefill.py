@@ -1,7 +1,7 @@
-"""Replicas that only compute long prompts, whose pages the replicas that answer then take.
+"""Choose a prefill replica for a long prompt. Prefill replicas only compute prompts; the replica that answers takes the pages from them.
 
-So a long prompt does not delay the streams of the replica that answers it. The ingress names a replica. The server that answers asks it to
-compute the prompt, and computes the prompt itself if that fails.
+So a long prompt does not delay the streams of the replica that answers. The ingress names a prefill replica to this replica, whose server
+asks it to compute the prompt. If that fails, the server computes the prompt itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from deploy.ray.wish import BLOCK, Wish
 
 class Prefill:
     def __init__(self, directory: Directory, lease: Callable[[Wish], Awaitable[Lease | None]], least_characters: int) -> None:
-        """`lease` asks Ray for a replica. Only then Ray begins to fill the directory."""
+        """`lease` asks Ray for a replica. Ray fills the directory only after it was asked once."""
         self._directory = directory
         self._lease = lease
         self._least_blocks = max(1, least_characters // BLOCK)
         self._asking: asyncio.Future[Lease | None] | None = None
 
     def added(self, lease: Lease, wish: Wish) -> Lease:
-        """Return the lease with a replica that computes the prompt, if much of it is new and such a replica is known."""
+        """Add a prefill replica to a lease, if at least `least_characters` of the prompt are new and such a replica is known."""
         if lease.num_new < self._least_blocks:
             return lease
         found = self._directory.choose(Wish(wish.keys[: wish.num_blocks]))

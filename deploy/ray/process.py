@@ -37,7 +37,7 @@ USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class StagePlaces:
-    """Where the early stages of all models are computed, and the secret that they know."""
+    """The addresses of the early stages (all but the last), which are the same for all models, and the secret of these stages."""
 
     early: tuple[str, ...]
     secret: str = field(repr=False)
@@ -59,9 +59,9 @@ class ServerProcess:
         num_threads: int | None = None,
         stages: StagePlaces | None = None,
     ) -> None:
-        """`settings` are those of the configuration file. Raise SettingsError if one is wrong. The server listens on `address`, the one of
-        this machine in the cluster, if it has keys or is `insecure`; otherwise only this machine reaches it. Each model computes with
-        `num_threads`, or with those of RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not divided."""
+        """`settings` are those of the configuration file. Raise SettingsError if one is wrong. If the server has keys or is `insecure`, it
+        listens on `address`, that of this machine in the cluster; otherwise only this machine reaches it. Each model computes with
+        `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not divided."""
         _remove_left_folders()
         self.key = secrets.token_hex(16)
         self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
@@ -143,8 +143,8 @@ class ServerProcess:
             return answer.read()
 
     def stop(self) -> None:
-        """Let running requests end, then stop the server. The caller is killed if that takes longer than its grace period, and the server
-        with it. Kill a server that did not answer when it was asked last: its requests wait for another one."""
+        """Let running requests end, then stop the server. If that takes longer than the grace period of this process, Ray kills it, and the
+        kernel the server. A server that did not answer the last health check is killed at once: its requests wait for another one."""
         if self._is_silent:
             self._process.kill()
         else:
@@ -158,7 +158,7 @@ class ServerProcess:
 
 
 def _in_stages(entry: str | dict[str, Any], stages: StagePlaces) -> dict[str, Any]:
-    """Return a model of the configuration file whose last stage is the server's own."""
+    """Return an entry of `models` with the stages of the model: the early ones, and the server's own worker as the last."""
     if isinstance(entry, str):
         spec = model_spec(entry)
         entry = {"source": spec.source, "name": spec.name}

@@ -44,7 +44,7 @@ class Replica:
         return self._lease
 
     async def check_health(self) -> None:
-        """Raise an error if the server does not answer, or its stages are elsewhere; Ray then replaces this replica."""
+        """Raise an error if the server does not answer, or a stage has another address than before; Ray then replaces this replica."""
         await asyncio.to_thread(self._server.require_answer)
         if self._stages is not None:
             await self._stages.check()

@@ -10,7 +10,7 @@ import aiohttp
 from server.lost_machines import notice_loss
 
 CONNECT_S = 5.0
-LOST_S = 20.0  # seconds of silence after which a machine is lost
+LOST_S = 20.0  # seconds without acknowledgements after which the kernel breaks a connection
 IDLE_S = 30.0  # shorter than the keep_alive_s of servers
 
 
@@ -25,7 +25,7 @@ def new_session() -> aiohttp.ClientSession:
 
 
 def _watched_socket(address: Any) -> socket.socket:
-    """Return a socket whose connection breaks soon if the other machine is gone."""
+    """Return a socket whose connection breaks after LOST_S if the other machine has lost power or its network."""
     made = socket.socket(address[0], address[1], address[2])
     notice_loss(made, LOST_S)
     made.setblocking(False)

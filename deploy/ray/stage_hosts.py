@@ -1,8 +1,8 @@
-"""The machines that compute the early stages of a replica's models: on each an actor, which owns a process `relaxserve stage`.
+"""Run the early stages of a replica's models on other machines: on each, an actor owns a process `relaxserve stage`.
 
-Ray reserves a bundle for each stage of a replica, on as many machines. The replica itself, whose workers are the last stages, has the first
-bundle. A stage process ends with its actor, and the actor with its process; Ray then starts the actor again. The replica's
-next health check lets it listen at the same address, so the server reaches it again and its requests go on.
+Ray reserves a bundle for each stage of a replica, each on another machine. The first bundle is for the replica itself; the workers of its
+server are the last stages. If a stage process ends, its actor ends too, and vice versa; then Ray restarts the actor. The replica's next
+health check tells the actor to listen at the same address. So the server reaches the stage again, and continues its requests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from runtime.launch import command
 
 LISTENS = re.compile(r"relaxserve stage at \S+ port (\d+)\n")
 SECRET_BYTES = 32
-LOG_S = 1.0  # a process that it has started may keep the pipe open
+LOG_S = 1.0  # maximum wait for the end of the log: a process that the stage has started may keep the pipe open
 
 
 class StageProcess:
-    """`relaxserve stage` as a process that ends with this one."""
+    """A process `relaxserve stage`. The kernel kills it when this process ends."""
 
     def __init__(self, secret: str, address: str, port: int, num_threads: int) -> None:
         """Listen on `address`, on any port if `port` is 0. Raise OSError if that fails."""
@@ -48,7 +48,7 @@ class StageProcess:
             self._said = self._process.stderr
             first = self._said.readline()
         finally:
-            shutil.rmtree(folder)  # it has read the file, or has ended
+            shutil.rmtree(folder)  # the stage has read the file, or has ended
         if (found := LISTENS.fullmatch(first)) is None:
             rest = self._process.communicate()[1]
             raise OSError(f"relaxserve stage did not start: {first}{rest}")
@@ -61,19 +61,19 @@ class StageProcess:
         return self._process.pid
 
     def wait(self) -> None:
-        """Wait until it has ended, and its last lines are passed on."""
+        """Wait until the process has ended and its last lines are in this process's log."""
         self._process.wait()
         self._log.join(LOG_S)
 
     def _pass_on(self) -> None:
-        """Pass on what it writes. Ray keeps it with what this process writes."""
+        """Copy the log of the stage to that of this process, which Ray keeps."""
         with self._said:
             for line in self._said:
                 sys.stderr.write(line)
 
 
 class StageHost:
-    """The actor."""
+    """The actor on a machine of early stages. It ends when its stage process ends."""
 
     def __init__(self, secret: str, num_threads: int) -> None:
         self._secret = secret
@@ -81,7 +81,7 @@ class StageHost:
         self._process: StageProcess | None = None
 
     def listen(self, port: int) -> str:
-        """Start the process unless it runs. Return its place: a host and a port."""
+        """Start the stage process, unless it runs, on a port, or on any if `port` is 0. Return its address: a host and a port."""
         if self._process is None:
             self._process = StageProcess(self._secret, ray.util.get_node_ip_address(), port, self._num_threads)
             threading.Thread(target=self._watch, args=(self._process,), name="stage-watch", daemon=True).start()
@@ -93,10 +93,10 @@ class StageHost:
 
 
 class StageHosts:
-    """The actors for all early stages of one replica. They end with it."""
+    """The actors for all early stages of one replica. They end with the replica."""
 
     def __init__(self, num_early: int, num_threads: int) -> None:
-        """Start them in the bundles after the first of the placement group of this replica, and wait until they listen."""
+        """Start the actors, one in each bundle of the replica's placement group but the first, and wait until they listen."""
         secret = secrets.token_hex(SECRET_BYTES)
         group = ray.util.get_current_placement_group()
         assert group is not None, "a replica with stages has a placement group"
@@ -114,7 +114,7 @@ class StageHosts:
         self.places = StagePlaces(tuple(places), secret)
 
     async def check(self) -> None:
-        """Make sure that all listen where they did. Raise OSError if one does not, since it is on another machine now."""
+        """Let all stages listen at their old addresses. Raise OSError if one has another now, because its actor is on another machine."""
         places = self.places.early
         ports = [int(place.rpartition(":")[2]) for place in places]
         found = await asyncio.gather(*(host.listen.remote(port) for host, port in zip(self._hosts, ports, strict=True)))

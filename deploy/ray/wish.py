@@ -58,7 +58,7 @@ class Wish:
     keys: tuple[bytes, ...] = ()  # of the prompt's beginnings, the shortest first; the session's key is the last
     place: bytes = b""  # of the replica that must serve it, because it stores an earlier response
     avoided: frozenset[str] = frozenset()  # replicas that have failed this request
-    num_blocks: int = 0  # keys that are of the prompt
+    num_blocks: int = 0  # number of keys, from the first on, that stand for blocks of the prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,19 +28,19 @@ from server.stages.messages import Greeting, Loaded, Reserve, StageMessage
 from server.stages.places import PlaceError, parse_place, require_places
 from server.stages.relay import Relay
 
-SILENCE_S = 60.0  # after which a stage that loads is given up: it reports every half second that it goes on
+SILENCE_S = 60.0  # without a report, after which a stage that loads is given up; a stage reports every half second that it still loads
 
 log = logging.getLogger(__name__)
 
-HERE = (LOCAL, HEAD)
+HERE = (LOCAL, HEAD)  # names of stages on the server's machine
 
 M = TypeVar("M", bound=StageMessage)
 
 
 @refusals()
 def assemble(begun: Asked) -> Planned:
-    """Start all stages but the last one, which is this process. Return what this process knows, with the others ready to run, and a report
-    of each of them. Raise LoadError if a stage cannot do its part."""
+    """Start all stages but the last one, which is this process. When the others are ready to run, return the plan of this process, with
+    a report of each stage. Raise LoadError if a stage cannot do its part."""
     opened = advance(begun, Opened)
     require_splittable(opened.files.config, len(begun.load.stages) - begun.load.stages.count(HEAD))
     if opened.files.is_embedder:

@@ -15,11 +15,11 @@ from server.messages import HEAD, LOCAL, Load
 
 
 def loads_of_stages(load: Load, files: ModelFiles, machines: Sequence[str], free_bytes: Mapping[str, int]) -> list[Load]:
-    """Return what each stage loads. `machines` names the machine of each stage. `free_bytes` has the free memory of each machine; stages of
-    one machine get parts of it that are as large as their parts of the weights. `cuts` in the load say where stages begin; without them,
-    the layers are divided so that their weights fill the machines evenly."""
+    """Return what each stage loads. `machines` names the machine of each stage. `free_bytes` has the free memory of each machine, which is
+    divided among the stages of the machine in proportion to their weights. `cuts` in the load are the first layers of all stages but the
+    first; without them, the layers are divided so that the weights take the same share of each machine's free memory."""
     *sizes, head_bytes = bytes_of_layers(files.config, files.weights.tensors)
-    has_layers = load.stages[-1:] != (HEAD,)  # the last stage
+    has_layers = load.stages[-1:] != (HEAD,)  # whether the last stage has layers
     if has_layers:
         sizes[-1] += head_bytes
     rooms = {machine: _room(load, machine, free_bytes[machine], machines.count(machine)) for machine in machines}
