@@ -1,19 +1,20 @@
 """Products by `wgmma`, the tensor core instruction of sm_90a: the tile, its sizes, and how the warps of a block share it.
 
-One `wgmma` multiplies 64 columns of a weight by up to 256 rows, for 16 numbers along k, and runs asynchronously. Four warps, a warpgroup,
-start it together. A block has two warpgroups, which share a tile in one of four ways (`Sharing`), and one more warp, which copies.
+One `wgmma` multiplies 64 columns of weights by up to 256 rows, for 16 numbers along k, and runs asynchronously. Four warps, a warpgroup,
+start it together. A block has two warpgroups, which share a tile in one of four ways (`Sharing`), and one more warp, which copies the
+operands to shared memory.
 
 A wide tile is computed in a cluster: two blocks multiply the same columns by different rows. Each block copies half of the weights into the
 shared memory of both.
 
-An accumulator adds products in the order of k, 16 at a time, whatever the way of sharing. If each group of weights has a scale, groups are
-summed apart, and their sums are added in order. So an element of the result has the same bits in every tile.
+In each way of sharing, an accumulator adds products in the order of k, 16 at a time. If each group of weights has a scale, each group is
+summed in accumulators of its own, and the scaled sums are added in order. So an element of the result has the same bits in every tile.
 
 In order of reading:
 
-    wgmma.py           sizes
-    wgmma_stages.py    the copies of operands to shared memory, and what warps and blocks wait for
-    wgmma_code.py      the products
+    wgmma.py           the sizes of tiles and stages
+    wgmma_stages.py    the code that copies operands to shared memory and synchronises warps and blocks
+    wgmma_code.py      the code that multiplies
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from compiler.machine.intrinsics.block_code import EIGHT, LANES, WARPS
 from compiler.machine.intrinsics.block_product import NARROW, BlockProduct, PanelFormat
 from compiler.machine.target import Target
 
-WARPGROUPS = 2  # of a block
-CONSUMERS = WARPGROUPS * WARPS * LANES  # threads that multiply; one more warp copies
-PAIR = 2  # blocks of a cluster
-FOLDS = (8, 4, 2)  # numbers of steps that a stage may hold
-DEEP_STAGES = 4  # minimum number of stages that hold several steps
-MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread beside which two sets of weights fit the registers
+WARPGROUPS = 2  # number of warpgroups of a block
+CONSUMERS = WARPGROUPS * WARPS * LANES  # number of threads that multiply; one more warp copies
+PAIR = 2  # number of blocks of a cluster
+FOLDS = (8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
+DEEP_STAGES = 4  # a stage holds several steps only if there is room for at least this many stages
+MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for two sets of converted weights
 MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take turns: their sums pass through shared memory
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 ROW_BYTES = 128  # number of bytes of a row in one step
@@ -129,8 +130,8 @@ class Wgmma(BlockProduct):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the instructions of a stage still run while the next stage begins. Those that read weights from registers do not: the
-        assembler would keep their registers for them in the whole kernel."""
+        """Whether the instructions of a stage may still run when those of the next stage start. Instructions that read weights from
+        registers must end before: otherwise the assembler would reserve these registers in the whole kernel."""
         return not self.has_scales
 
     # --- shared memory ---------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class Wgmma(BlockProduct):
 
     @property
     def ahead(self) -> int:
-        """The number of stages that are copied ahead."""
+        """The number of stages that are copied while another one is multiplied."""
         return self.stages - (2 if self.overlaps else 1)
 
     @property

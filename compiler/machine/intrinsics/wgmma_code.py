@@ -1,15 +1,15 @@
-"""The code of a product by `wgmma`. Every thread of the block runs it.
+"""Emit the code of a product by `wgmma`, which every thread of the block runs.
 
 `wgmma` reads weights of 16 bits from shared memory. Weights of 8 or 4 bits are converted in registers to bf16, which represents them
 exactly, and `wgmma` reads them from the registers. While it runs, the weights of the next step are converted in other registers. The sum of
 each group is multiplied by the group's scale, and groups are added in order.
 
 If warpgroups take turns, the second passes its sums and their scales through shared memory. The first adds them in the next turn, before
-those of its own groups, which come later. Two pairs of barriers of the block say when the sums of even and of odd turns are there, and when
-they were added.
+the sums of its own groups, which come later along k. Of the block's barriers, one pair signals that the sums of an even or of an odd turn
+are stored, and another pair that they were added.
 
-One statement of inline assembly starts the instructions of a step and waits until those of the previous step are done. So no other
-instruction touches their registers in between. Otherwise the assembler would wait for each `wgmma`.
+One statement of inline assembly starts the `wgmma` instructions of a step and waits for those of the previous step. So no other
+instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from compiler.machine.intrinsics.wgmma_stages import CHUNK, MULTIPLIED, Stages
 COLUMNS = 8 << 16 | 64 << 32
 ROWS = 1 << 62 | 1 << 16 | 64 << 32
 COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruction to the next, which is 16 elements further along k
-PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # barriers of the block, each for even turns; those for odd turns follow
-LINE = WARPS * LANES * 4  # bytes of a value that each thread of a warpgroup passes
+PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # numbers of the block's barriers for even turns; those for odd turns are one higher
+LINE = WARPS * LANES * 4  # bytes of one f32 value of each thread of a warpgroup
 
 
 class WgmmaCode(Stages):
@@ -64,7 +64,7 @@ class WgmmaCode(Stages):
             self.store(column, NARROW, self._second(self.second_row))
 
     def _second(self, distance: int) -> str:
-        """Return the distance from the part of the first warpgroup to that of this thread's warpgroup."""
+        """Return 0 in the first warpgroup, and in the second one `distance`, from the first one's part to its own."""
         return self.times(self.warpgroup, distance) if distance else "0"
 
     # --- products ------------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ class WgmmaCode(Stages):
         return self.gep(SHARED, stage, self._second(weights)), self._descriptor(first_row, ROWS)
 
     def _all_weights(self, stage: str, order: Sequence[tuple[int, int]]) -> Iterator[list[tuple[str, str]]]:
-        """Yield the registers of converted weights for each step and part of a stage, one after another, so that few registers hold
-        weights."""
+        """Yield the registers of converted weights for each step and part of a stage in `order`. Weights are converted when they are
+        needed, so that few registers hold weights."""
         pieces = iter([self._pieces(stage, part, fold) for fold, part in order])
         read = next(pieces)
         for _ in order:
@@ -118,8 +118,8 @@ class WgmmaCode(Stages):
             yield weights
 
     def _start(self, parts: range, folds: range, weights: Sequence[tuple[str, str]], rows: str, running: int) -> None:
-        """Start the instructions of some steps of a stage, `folds`, for some parts of 64 columns each, as a group. Then wait until only
-        `running` groups still run. `weights` are the descriptor of all parts, or the registers of one part."""
+        """Start the instructions for the steps `folds` of a stage and for some parts of 64 columns each, as one group. Then wait until at
+        most `running` groups run. `weights` are the descriptor of all parts, or the registers of one part."""
         op = self.op
         per_part = len(self.sums) // self.per_warp
         sums, first = self.sums[parts.start * per_part : parts.stop * per_part], 2 * len(parts) * per_part
@@ -141,7 +141,7 @@ class WgmmaCode(Stages):
         self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("l", rows)])
 
     def _panel_of(self, part: int) -> int:
-        """Return the number in a stage of the first panel of a part, for the first warpgroup."""
+        """Return the number, within a stage, of the first panel of the first warpgroup's part `part`."""
         matrix, number = divmod(part, self.op.per_warp)
         return (matrix * self.op.columns + number * NARROW) // self.op.panel_columns
 
@@ -149,7 +149,7 @@ class WgmmaCode(Stages):
         self._with_sums(self.sums, "wgmma.wait_group.sync.aligned 0;")
 
     def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
-        """Emit assembly that changes accumulators. Its first operands are the accumulators, listed once as results and once as inputs."""
+        """Emit assembly that changes accumulators. They are its first operands, once as results and once as inputs."""
         code, count = self.code, len(sums)
         kinds = {"r": "i32", "l": "i64"}
         results = f"{{{', '.join(['float'] * count)}}}"
@@ -181,8 +181,8 @@ class WgmmaCode(Stages):
         return self.eight_bits(words) if self.op.bits == 8 else [x for word in words for x in self.four_bits(word)]
 
     def _places(self) -> list[tuple[str, str]]:
-        """Return for each 16 columns that this warp multiplies the index of their panel, and the index in the panel of this lane's first
-        column."""
+        """Return, for each 16 columns that this warp multiplies, the index of their panel, and the index of this lane's first column within
+        the panel."""
         op, code = self.op, self.code
         half = op.columns // op.panel_columns // 2
         own = self.plus(self.times(code.op(f"and i64 {self.warp}, 1"), SIXTEEN), self.group)
@@ -199,7 +199,7 @@ class WgmmaCode(Stages):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _take_turns(self) -> None:
-        """Multiply the halves of each stage by a warpgroup each. The scales of a group are read one turn before they are used."""
+        """Let each warpgroup multiply one half of each stage. The scales of a group are read one turn before they are used."""
         code, op = self.code, self.op
         is_first = code.op(f"icmp eq i64 {self.warpgroup}, 0")
         scales = [self.new_scales() for _ in self.ends]
@@ -227,7 +227,7 @@ class WgmmaCode(Stages):
             self._add_passed(code.op(f"sub i64 {self.turns}, 1"))
 
     def _read_group(self, turn: str, fold: int, into: Sequence[str]) -> None:
-        """Begin to read the scales of the group that ends with a step of a turn, or of the last group."""
+        """Begin to read the scales of the group that ends with step `fold` of a turn, or of the last group if there is no such turn."""
         code, op = self.code, self.op
         step = self.plus(self.plus(self.times(turn, op.fold), str(fold)), self._second(self.second_fold))
         near = code.op(f"call i64 @llvm.smin.i64(i64 {step}, i64 {code.op(f'sub i64 {self.steps}, 1')})")
@@ -242,7 +242,7 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add what the second warpgroup passed in a turn. Tell it so if it waits, which it does two turns later."""
+        """Add the sums that the second warpgroup passed in a turn. Signal this to it, because it waits for that two turns later."""
         code = self.code
         self._block_barrier("sync", PASSED, turn)
         for number in range(self.op.turns):
@@ -259,7 +259,7 @@ class WgmmaCode(Stages):
         self.assembly(f"bar.{action} $0, {CONSUMERS};", [("r", number)])
 
     def _passed(self, number: int, turn: str) -> list[str]:
-        """Return where this lane's values of a group are passed. Two turns that follow each other use different memory."""
+        """Return the addresses at which this lane's values of a group are passed. Even and odd turns use different memory."""
         op, code = self.op, self.code
         count = len(self.sums) + 2 * self.per_warp
         half = self.times(code.op(f"and i64 {turn}, 1"), op.passed_bytes // 2)

@@ -1,4 +1,4 @@
-"""The stages of a product by `wgmma`: operands on their way from global to shared memory, and what warps and blocks wait for.
+"""Emit the copies of a product by `wgmma`: operands pass from global memory through stages, which are buffers in shared memory.
 
 One warp, the producer, fills the stages; the other warps, the consumers, multiply them. A stage has two mbarriers: `full` signals that all
 operands have arrived, `free` that all consumers have multiplied them. So no warp waits for the whole block. In a cluster, both producers
@@ -20,8 +20,8 @@ from compiler.machine.intrinsics.wgmma import BARRIER_BYTES, CONSUMERS, ROW_BYTE
 
 CHUNK = 16  # number of bytes that a lane copies at once
 AT_ONCE = LANES * CHUNK // ROW_BYTES  # number of rows that the lanes copy together
-FULL, FREE = 0, 1  # the mbarriers of a stage
-MULTIPLIED = 1  # the barrier of the block at which consumers wait until all stages are multiplied
+FULL, FREE = 0, 1  # kinds of mbarriers of a stage
+MULTIPLIED = 1  # number of the block's barrier at which consumers wait until all stages are multiplied
 
 
 class Stages(ProductCode):
@@ -31,32 +31,32 @@ class Stages(ProductCode):
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
         self.produces = code.op(f"icmp uge i64 {self.thread}, {CONSUMERS}")
         self.leads = code.op(f"icmp eq i64 {self.lane}, 0")  # one lane of each warp acts for the warp
-        self.turns = self.divided(self.steps, op.fold)  # the number of times that a stage is multiplied
-        self.rank = "0"  # of the block in its cluster
+        self.turns = self.divided(self.steps, op.fold)  # in turn t, the producer fills stage t % stages
+        self.rank = "0"  # the number of the block in its cluster
         if op.cluster > 1:
             self.rank = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()')} to i64")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
 
     def open_stages(self) -> None:
-        """Make the mbarriers."""
+        """Initialise the mbarriers, and wait until all threads of the cluster see them."""
         code, op = self.code, self.op
-        # An arrival of each lane that copied rows, and one that announces the panels; an arrival of each consuming warp.
+        # Numbers of arrivals. FULL: one of each lane that copies rows, and one that announces the panels; FREE: one of each consuming warp.
         counts = {FULL: LANES + 1, FREE: op.cluster * CONSUMERS // LANES}
         with code.when(code.op(f"icmp eq i64 {self.thread}, {CONSUMERS}")):
             for kind, count in counts.items():
                 for stage in range(op.stages):
                     self.assembly(f"mbarrier.init.shared.b64 [$0], {count};", [("r", self.barrier_of(kind, str(stage)))])
             self.assembly("fence.mbarrier_init.release.cluster;")
-        self.fence()  # copies of panels overwrite what threads have stored
+        self.fence()  # copies of panels overwrite memory that threads have written
         if op.cluster > 1:
             self.assembly("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;")
         else:
             self.barrier()
 
     def close_stages(self) -> None:
-        """Wait until all consumers have multiplied all stages. Then the memory can be used for the result: nobody copies to it any more.
-        The other block of a cluster does not arrive at its mbarriers any more either, because this block has waited for all arrivals."""
+        """Wait until all consumers have multiplied all stages, and end the mbarriers. Then the memory can be used for the result, because
+        no copy to it follows. No arrival from the other block of a cluster follows either: this block has waited for all of them."""
         code, op = self.code, self.op
         self.assembly(f"bar.sync {MULTIPLIED}, {CONSUMERS};")
         with code.when(code.op(f"icmp eq i64 {self.thread}, 0")):
@@ -67,7 +67,7 @@ class Stages(ProductCode):
     # --- the producer ----------------------------------------------------------------------------------------------------
 
     def produce(self) -> None:
-        """Fill the stages in turn."""
+        """Fill the stages one after another, each as soon as the consumers have multiplied what it held before."""
         code = self.code
         panels, rows = self._panels(), self._rows()
         with code.loop("0", self.turns) as turn:
@@ -80,8 +80,8 @@ class Stages(ProductCode):
             self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self.barrier_of(FULL, slot))])
 
     def _panels(self) -> list[tuple[str, int]]:
-        """Return the panels that this block copies: their global addresses at the first step, and their numbers in the stage if the block
-        is the first of its cluster."""
+        """Return the panels that this block copies: their global addresses at the first step, and their numbers in the stage. In a cluster,
+        each block copies half; the numbers are those of the first block."""
         op, code = self.op, self.code
         count = op.columns // op.panel_columns
         half, panel_bytes = count // 2, self.times(self.steps, op.panel_bytes)
@@ -95,8 +95,8 @@ class Stages(ProductCode):
         return [(code.op(f"select i1 {is_first}, {GLOBAL} {a}, {GLOBAL} {b}"), i) for i, (a, b) in enumerate(pairs)]
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Return this lane's chunks of rows: their global addresses at the first step, and their places in a stage. Chunk c of row r is
-        stored at place c XOR r % 8 of the row."""
+        """Return the chunks of rows that this lane copies: their global addresses at the first step, and their offsets in a stage. Chunk c
+        of row r is stored as chunk c XOR (r % 8) of the row."""
         code, last = self.code, self.code.op(f"sub i64 {self.num_rows}, 1")
         chunk, own = code.op(f"and i64 {self.lane}, 7"), code.op(f"lshr i64 {self.lane}, 3")
         found: list[tuple[str, str]] = []
@@ -112,7 +112,7 @@ class Stages(ProductCode):
         return found
 
     def _copy_panels(self, panels: Sequence[tuple[str, int]], turn: str, slot: str) -> None:
-        """Announce all panels of a stage, and copy those that are this block's part."""
+        """Announce to the mbarrier the bytes of all panels of a stage, and copy the panels that this block copies."""
         op, code = self.op, self.code
         full, begin = self.barrier_of(FULL, slot), self.times(turn, op.fold * op.panel_bytes)
         stage = self.gep(SHARED, self.stage(slot), self.times(self.rank, self.panel_at(len(panels), 0)))
@@ -146,8 +146,8 @@ class Stages(ProductCode):
         return slot
 
     def release_stage(self, turn: str) -> None:
-        """Signal that this warp has multiplied the stage of a turn. A stage that is not filled again is not released: the other block may
-        have ended."""
+        """Signal to all producers of the cluster that this warp has multiplied the stage of a turn. Do not signal if the stage is not
+        filled again: the other block may have ended."""
         code, op = self.code, self.op
         is_filled = code.op(f"icmp slt i64 {code.op(f'add i64 {turn}, {op.stages}')}, {self.turns}")
         with code.when(code.op(f"and i1 {self.leads}, {is_filled}")):
@@ -165,8 +165,8 @@ class Stages(ProductCode):
         return self.gep(SHARED, self.shared, self.times(slot, self.op.stage_bytes))
 
     def panel_at(self, number: int, fold: int) -> int:
-        """Return the offset, in bytes, of one step of a panel in a stage. All panels of a step are adjacent if `wgmma` reads them from
-        shared memory; all steps of a panel of few bits are adjacent, because warps read them."""
+        """Return the offset, in bytes, of one step of a panel in a stage. If `wgmma` reads the weights from shared memory, all panels of a
+        step are adjacent. If warps read and convert them, all steps of a panel are adjacent."""
         op = self.op
         return (number * op.fold + fold if op.has_scales else fold * op.num_panels + number) * op.panel_bytes
 
@@ -176,11 +176,11 @@ class Stages(ProductCode):
         return self.code.op(f"zext i32 {self.code.op(f'urem i32 {short}, {self.op.stages}')} to i64")
 
     def _uses(self, turn: str) -> str:
-        """Return how often the stage of a turn was used before."""
+        """Return how many earlier turns used the same stage."""
         return self.code.op(f"udiv i32 {self.code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")
 
     def _await(self, kind: int, slot: str, parity: str) -> None:
-        """Wait for an mbarrier of a stage."""
+        """Wait until an mbarrier of a stage has completed the phase with this parity."""
         code, place = self.code, self.barrier_of(kind, slot)
         scope = "acquire.cluster." if kind == FREE and self.op.cluster > 1 else ""
         again, done = code.fresh("again"), code.fresh("done")

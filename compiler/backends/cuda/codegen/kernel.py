@@ -92,14 +92,14 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
 
 
 def _launched(stmt: Stmt, threads: int) -> str:
-    """Return the attributes that say how a phase is launched. By default the assembler limits registers so that many blocks run at once,
-    even if values then spill to memory. So a phase may declare how many blocks must fit a multiprocessor."""
+    """Return the attributes of a phase's entry function: threads per block, the number of blocks that must fit a multiprocessor, and blocks
+    per cluster. Without the second, the assembler limits registers so that many blocks run at once, even if values then spill to memory."""
     attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": _enough_blocks(stmt, threads), "nvvm.cluster_dim": _cluster(stmt)}
     return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
 
 
 def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str) -> str:
-    """Emit the function that is launched."""
+    """Emit the entry function of a phase, which loads the arguments from the launch record and calls the phase's code."""
     lines: list[str] = []
     arguments: list[str] = []
     name = symbols.body

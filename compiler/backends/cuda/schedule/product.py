@@ -7,9 +7,10 @@
     }
 
 For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that has
-enough rows. For more rows than the highest tile has, a block computes as many rows as that tile, and more columns. If blocks compute such a
-wide tile in clusters, the blocks of a cluster compute the same columns for adjacent rows. Every tile sums in the same order, so the bits of
-a row do not depend on other rows. The tiles of a target, their heights and the formats of weights are in compiler/machine/products.py.
+enough rows. If there are more rows than the highest tile has, a block computes a wide tile: as many rows as the highest has, and more
+columns. Wide tiles may be computed in clusters, whose blocks compute the same columns for adjacent rows. Every tile sums in the same order,
+so the bits of a row do not depend on other rows. The tiles of a target, their heights and the formats of weights are in
+compiler/machine/products.py.
 
 If each row chooses one of several matrices, a block computes a run: adjacent rows with the same choice. A run does not cross a multiple of
 the height of the highest tile. There is a block for each row, and the block does nothing unless its row begins a run. The number of runs is
@@ -168,7 +169,7 @@ class _Blocks:
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
         few_only = prove_le(num_rows, most)
         cluster = 1 if few_only else self.op(most, wide).cluster
-        row_tiles = ceil_div(num_rows, most * cluster) * cluster  # enough for whole clusters
+        row_tiles = ceil_div(num_rows, most * cluster) * cluster  # number of tiles for all rows, rounded up to whole clusters
         wide_blocks = batch * ceil_div(p.num_columns, wide) * row_tiles
         # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
         few = most if few_only or wide > NARROW else max((h for h in heights if h < most), default=0)
@@ -185,7 +186,7 @@ class _Blocks:
                 with k.when(less(few, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", row_tiles)]
                     *point, number, row_tile = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
-                    # A block without rows helps its cluster to copy the weights. It computes the last rows again, and does not write them.
+                    # A block after the last row tile copies weights for its cluster. It computes the last tile again, without writing it.
                     row = row_tile if cluster == 1 else k.let("row", dim_min(row_tile, ceil_div(num_rows, most) - 1))
                     left = dim_min(num_rows - row * most, most)
                     first, at = self.column(number, wide), dict(zip((v for v, _ in others), point, strict=True))
@@ -227,7 +228,7 @@ class _Place:
     column: Dim
     first: Dim
     num_rows: Dim
-    writes: Scalar | None = None  # whether the block writes the part; None: it does
+    writes: Scalar | None = None  # whether the block writes its result; None: always
 
     def write_lowest(self, k: Kernel, most: int) -> None:
         """Write code that computes the part with the lowest tile that has enough rows, if there are at most `most` rows."""
@@ -253,7 +254,7 @@ class _Place:
             self.write_elements(k, op)
 
     def write_elements(self, k: Kernel, op: BlockProduct) -> None:
-        """Write code that computes the elements from the sums of the tile."""
+        """Write code that computes the elements of the result from the sums of the tile, and stores them."""
         p = self.blocks.product
         with k.threads("t", op.writers) as t:
             column = k.let("column", t % op.columns, op.columns - 1)

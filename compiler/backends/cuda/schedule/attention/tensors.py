@@ -1,9 +1,9 @@
-"""Attention on tensor cores, over pages of bf16. In one array in shared memory, `scratch`, a block computes
+"""Attention on tensor cores, over pages of bf16. For each split of keys, a block computes in one array in shared memory, `scratch`,
 
     queries * keys -> scores -> weights of bf16 -> weights * values
 
-A run is as many adjacent tokens of one sequence as fit. A run that fits the lowest tile, such as the token of a decode step, uses that
-tile. A row joins only splits in which it sees a key.
+A block computes a run: as many adjacent tokens of one sequence as its tile has rows for. A run that fits the lowest tile, such as the one
+token of a decode step, uses that tile. The result of a split is joined only to rows that see a key of the split.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class TensorWalk(Walk):
     # --- attention to a split ------------------------------------------------------------------------------------------
 
     def add_split(self, run: Run, rows: int, split: Dim) -> None:
-        """Join a split with the splits before it. If tokens see different keys of the split, and a mean is not finite, a value may have
-        reached a row that does not see its key, because 0 * NaN is NaN. Then each token is computed alone, without the keys that the token
-        does not see."""
+        """Join a split with the splits before it. If tokens see different keys of the split and a mean is not finite, the mean may come
+        from a value whose key the row does not see, because 0 * NaN is NaN. Then the split is computed again for each token alone, without
+        the keys that the token does not see."""
         k, bounds = self.k, self.bounds
         if rows < 2 * self.block_heads:  # one token
             self._sum(run, rows, split, (index(run.low), index(run.high)), None)
@@ -142,7 +142,7 @@ class TensorWalk(Walk):
                     self.join(rows)
 
     def _flag_not_finite(self, rows: int) -> None:
-        """Set flags[0] if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite numbers."""
+        """Set flags[0] to 1 if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite x."""
         k, found, flags = self.k, self.found, self.flags
         group = at_once(rows, MEANS_AT_ONCE)
         with k.threads("i", SPLIT) as i:
@@ -154,7 +154,7 @@ class TensorWalk(Walk):
         fold_threads(k, flags, SPLIT, maximum)
 
     def _sum(self, run: Run, rows: int, split: Dim, seen: tuple[Scalar, Scalar], number: Dim | None) -> None:
-        """Compute the softmax of a split: its top, its sum of weights and its means. If `number` is above 0, compute only token `number` -
+        """Compute in `found` the softmax of a split over the positions `seen`. If `number` is above 0, compute it only for token `number` -
         1 of the run."""
         k, source, scratch = self.k, self.source, self.scores
         bounds = (k.let(name, x, source.tables.shape[1] * PAGE) for name, x in zip(("seen_from", "seen_to"), seen, strict=True))
@@ -182,7 +182,7 @@ class TensorWalk(Walk):
         )
 
     def _finished(self, run: Run, position: Dim, r: Dim, key: Dim, number: Dim | None) -> Scalar:
-        """Return the finished score of a key: scaled, capped and biased if the row sees the key, otherwise LOWEST."""
+        """Return the scaled, capped and biased score of row `r` and a key, or LOWEST if the row does not see the key."""
         k, slot = self.k, self.slot(r)
         at = index(position)
         sees = (cast(self.first[slot], I64) <= at) & (at < cast(self.end[slot], I64))

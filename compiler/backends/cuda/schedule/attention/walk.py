@@ -42,8 +42,8 @@ SPLIT = Arrive.threads  # number of keys of a split, and of threads of a block
 FEW = 8  # maximum number of tokens whose splits run in parallel
 MOST_HEADS = 8  # maximum number of heads of a block
 LANES = 16  # number of threads that reduce the scores of a row
-ROWS_AT_ONCE, MEANS_AT_ONCE = 4, 16  # maximum numbers of rows whose scores, or means, a thread holds in registers
-LANE_PITCH = LANES + 1  # distance between rows of `lanes`: threads that read one each use different banks
+ROWS_AT_ONCE, MEANS_AT_ONCE = 4, 16  # maximum numbers of rows whose scores, and whose means, a thread holds in registers at once
+LANE_PITCH = LANES + 1  # distance between rows of `lanes`, so that threads that each read a row use different banks
 
 State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values
 
@@ -86,7 +86,7 @@ class Walk(ABC):
     row_counts: tuple[int, ...]  # the numbers of rows of a block for which there is code; a run uses the first that suffices
     rows: Array  # [rows, pitch]: the queries
     scores: Array  # [rows, pitch]: the scores of a split, then its weights
-    lanes: Array  # [rows, LANE_PITCH]
+    lanes: Array  # [rows, LANE_PITCH]: the largest score, then the sum of weights, of the keys of each lane
     joined: Partial  # the softmax over all splits so far
     found: Partial  # the softmax over the current split
     factors: Array  # [2, rows]: the factors of `joined` and of `found` when they are joined
@@ -231,8 +231,9 @@ class Walk(ABC):
         return score + cast(self.k.array(self.node.bias)[head, relative(self.node.bias, distance)], F32)
 
     def weigh(self, rows: int, finish: Callable[[Dim, Dim], Scalar] | None = None, round: Callable[[Scalar], Scalar] = lambda x: x) -> None:
-        """Turn the scores of a split into weights, and find their top and their sum. Each lane reduces the keys that are LANES apart, in
-        order. `finish` returns the finished score of a row and a key; without it, the stored scores are finished."""
+        """Turn the scores of a split into weights, exp(score - top), and compute the top and the sum of weights of each row. Each lane
+        reduces the keys that are LANES apart, in order; then the lanes of a row are reduced. `finish` returns the scaled, capped, biased
+        and masked score of a row and a key; without it, the stored scores are complete. `round` rounds a weight."""
         k, scores, found = self.k, self.scores, self.found
 
         def replace(value: Callable[[Dim, Dim], Scalar], combine: Callable[[Scalar, Scalar], Scalar], result: Array) -> None:
@@ -254,7 +255,7 @@ class Walk(ABC):
         replace(lambda r, key: round(exp(scores[r, key] - found.top[r])), lambda a, b: a + b, found.weights)
 
     def join(self, rows: int) -> None:
-        """Join the current split with the splits before it, in rows that see a key of the split. In other rows, the weights are NaN."""
+        """Join the current split with the splits before it, in rows that see a key of the split. In other rows, its weights are NaN."""
         k, joined, found, factors = self.k, self.joined, self.found, self.factors
         with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
             top = k.local("new_top", 1)
@@ -282,7 +283,7 @@ class Walk(ABC):
 
     @contextmanager
     def _lanes_of(self, rows: int) -> Generator[tuple[list[Dim], Dim]]:
-        """Distribute the lanes of each row among threads. A thread has the same lane of several rows."""
+        """Distribute the lanes of all rows among threads. Yield the rows whose scores a thread holds at once, and its lane in them."""
         k, distance = self.k, min(rows, SPLIT // LANES)
         assert not rows % distance
         group = at_once(rows // distance, ROWS_AT_ONCE)
