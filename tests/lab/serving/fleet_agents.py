@@ -1,13 +1,14 @@
 """`python -m tests.lab fleet-agents`: how many prompt tokens of agent sessions a fleet of small replicas finds in its prefix caches.
 
-Sessions of about twelve requests begin with one of four instructions, and each request begins with the one before. The same trace is played
+A session has about twelve requests. The first begins with one of four system prompts; each later one begins with the prompt of the request
+before. The same trace is sent
 
-    to one server       with the pages of all replicas together
-    to the fleet        whose router sends a request where most of its prompt is
+    to one server       whose cache has as many pages as those of all replicas together
+    to the fleet        whose router sends a request to the replica that has most of its prompt
     to the replicas     in turn (round robin), without the router
 
-A figure is the share of prompt tokens that a cache had. It is a count, so it depends little on how busy the machine is. `--faster` shortens
-the time between requests, because the tokens of a small model take little.
+A figure is the share of prompt tokens that a prefix cache had. It is a quotient of counts, so it depends little on how busy the machine is.
+`--faster` divides the times between requests, because a small model computes fast.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from tests.deploy.ray.cluster import running_fleet
 from tests.lab.serving.played import Answered, play
 
 NAME = "bench"
-LEAST_SHARE = 0.9  # goal: of the hits of one large replica
+LEAST_SHARE = 0.9  # goal for the hits of the fleet, relative to those of one large replica
 
 
 def trace_of(shape: Shape, most: int, faster: float) -> list[Arrival]:
-    """Return the requests of at most `most` tokens. Real answers are other tokens than those of the trace, so no prompt begins with one."""
+    """Return the requests of at most `most` tokens. Real answers differ from those of the trace, so no prompt is made to contain one."""
     made = [one for one in sessions(shape) if one.num_prompt + one.num_new <= most]
     return [replace(one, at_s=one.at_s / faster, keys_after=()) for one in made]
 
 
 def salted(trace: Sequence[Arrival], salt: str) -> list[Arrival]:
-    """Return the same trace with other tokens, for caches that know the first ones."""
+    """Return the same trace with other tokens, for caches that already have the prompts of the first one."""
 
     def of(key: bytes) -> bytes:
         return blake2b(key, digest_size=len(key), key=salt.encode()).digest()

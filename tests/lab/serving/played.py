@@ -12,19 +12,19 @@ from urllib.parse import urlsplit
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
 from deploy.bench.serving.drive import post_stream
 
-VOCAB = 200  # ids that every model has
+VOCAB = 200  # every model has at least so many token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    first_s: float  # after arrival
-    whole_s: float
+    first_s: float  # seconds from the arrival to the first token
+    whole_s: float  # seconds from the arrival to the end
     num_tokens: int
     num_cached: int  # prompt tokens that the prefix cache had
 
 
 def ids_of(arrival: Arrival) -> list[int]:
-    """Return token ids for a prompt, so that prompts with common keys have common beginnings."""
+    """Return the token ids of a prompt. Prompts with the same first keys have the same first tokens."""
     ids: list[int] = []
     for key in arrival.keys:
         ids += random.Random(key).choices(range(3, VOCAB), k=BLOCK_TOKENS)

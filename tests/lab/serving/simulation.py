@@ -1,10 +1,10 @@
 """`python -m tests.lab simulation`: how well `relaxserve bench fleet --simulate` predicts a real fleet on this machine.
 
-The costs of steps are measured as clients see them, on one running replica, on two at once, and so on up to all: replicas share the cores
-of this machine with each other, with Ray and with the clients. A simulated step costs what it costs beside as many busy replicas. The way
-of a request through the fleet is measured with short requests that arrive at random, so that processes fall asleep between them as they do
-in the trace; the time to a simulated first token includes one of these ways, drawn by chance. Then another trace is played to the fleet,
-and simulated. Each figure is a prediction as a share of what was measured.
+Replicas share the cores of this machine with each other, with Ray and with the clients. So the times of steps are measured, as clients see
+them, while one replica is busy, while two are, and so on up to all. A simulated step takes the time that was measured with as many busy
+replicas. A request also takes time on its way through the fleet (HTTP, ingress, processes that wake up). This overhead is measured with
+short requests at random times; one of the measured values, drawn at random, is added to each simulated time to a first token. Then another
+trace is sent to the fleet, and simulated. Each figure is the difference of the prediction from the measurement, as a share of the latter.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.deploy.ray.cluster import running_fleet
 from tests.lab.serving.played import Answered, play
 
 NAME = "bench"
-PROMPTS, STREAMS = (1, 16, 64, 128, 256, 512), (1, 2, 4, 8, 16)  # what is measured: tokens of a prompt, streams of a replica
+PROMPTS, STREAMS = (1, 16, 64, 128, 256, 512), (1, 2, 4, 8, 16)  # measured sizes: tokens of a prompt, streams of a replica
 NUM_RUNS, NUM_NEW = 5, 32
-WAY_PROMPT, WAY_S = 16, 40.0  # tokens of the short requests, and the seconds during which they arrive
-NUM_PASSES = 4  # simulations until costs agree with the times at which replicas are busy
+WAY_PROMPT, WAY_S = 16, 40.0  # prompt tokens of the short requests that measure the overhead, and for how many seconds they arrive
+NUM_PASSES = 4  # number of simulations, each with the busy replicas that the one before found
 _NEW_SESSIONS = count(1_000_000)
 NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 
 def calibrated(urls: Sequence[str], max_seqs: int) -> Costs:
-    """Measure what steps cost while these replicas are all busy."""
+    """Measure the times of steps while all of these replicas are busy."""
     prompt: dict[int, float] = {}
     for size in PROMPTS:
         runs = [_all(urls, [Arrival(0.0, 0, size, 1, ())]) for _ in range(NUM_RUNS)]
@@ -60,8 +60,8 @@ def mean(some: Costs, others: Costs) -> Costs:
 
 
 def predicted(costs: Sequence[Costs], trace: Sequence[Arrival]) -> Outcome:
-    """Simulate a trace on as many replicas as there are `costs`: those of steps while one, two and more replicas are busy. Each simulation
-    takes the number of busy replicas at a time from the one before."""
+    """Simulate a trace. `costs` has the times of steps while one replica is busy, while two are, and so on up to the number of replicas.
+    Each simulation takes the number of busy replicas at each time from the simulation before."""
     outcome = Outcome()
     for _ in range(NUM_PASSES):
         num_busy = num_busy_of(outcome.busy)
@@ -71,14 +71,14 @@ def predicted(costs: Sequence[Costs], trace: Sequence[Arrival]) -> Outcome:
 
 
 def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[float], int]:
-    """Return a function from a time to the number of replicas that are busy then."""
+    """Return a function from a time to the number of replicas that are busy then. `busy` has the spans of each replica."""
     changes = sorted((at_s, change) for spans in busy for began_s, end_s in spans for at_s, change in ((began_s, 1), (end_s, -1)))
     times, numbers = [at_s for at_s, _ in changes], [0, *accumulate(change for _, change in changes)]
     return lambda at_s: numbers[bisect_right(times, at_s)]
 
 
 def ways(url: str, rate: float, prompt_s: float) -> list[float]:
-    """Measure the seconds that requests take on their way through the fleet, beside the `prompt_s` of their one step."""
+    """Measure how much longer than `prompt_s`, the time of their one step, short requests to the fleet take, in seconds."""
     sparse = TRACES["poisson"](Shape(rate, WAY_S, WAY_PROMPT, 1, seed=2))
     short = [replace(one, session=next(_NEW_SESSIONS), num_prompt=WAY_PROMPT, num_new=1, keys=(), keys_after=()) for one in sparse]
     answers, _ = play(url, NAME, short)
@@ -86,7 +86,7 @@ def ways(url: str, rate: float, prompt_s: float) -> list[float]:
 
 
 def _all(urls: Sequence[str], trace: Sequence[Arrival]) -> list[Answered]:
-    """Play a trace to each of several servers at once. No prompt begins as one that was sent before, so no prefix cache has it."""
+    """Send a trace to each of several servers at once. No prompt has the beginning of an earlier one, so no prefix cache has it."""
 
     async def several() -> list[Answered]:
         apart = [[replace(one, session=next(_NEW_SESSIONS)) for one in trace] for _ in urls]

@@ -1,9 +1,9 @@
-"""`python -m tests.lab speech`: Whisper served by relaxserve over HTTP, beside faster-whisper in int8 and whisper.cpp with its own file.
+"""`python -m tests.lab speech`: compare Whisper in relaxserve, over HTTP, with faster-whisper in int8 and with whisper.cpp in f16.
 
 All engines transcribe the same ten minutes of speech (spoken.py) on the same cores with the same number of threads, and decode greedily.
-One file, and eight files at once, are measured in turns; figures are quotients of processor times, and notes have the seconds that passed.
-Eight files at once are eight requests to relaxserve. faster-whisper takes them in turn, or as one batch of windows; whisper.cpp, which has
-no batches, takes them in turn. The words that each form gets wrong are compared with those of f32.
+In each round, every engine transcribes one file, or eight files. Figures are quotients of processor times; notes have wall times, too.
+relaxserve gets eight files as eight requests at once. faster-whisper takes them one after the other, or as one batch of windows;
+whisper.cpp has no batches. The numbers of wrong words of all engines are reported, with those of relaxserve in f32.
 
 relaxserve's processor time is that of all its processes: it receives, decodes and answers over HTTP, while peers read files.
 `--peer-python`, or the variable PEER_PYTHON, is an interpreter that has faster-whisper and pywhispercpp.
@@ -39,9 +39,9 @@ from tests.lab.serving.spoken import passages, write_files
 from tests.lab.serving.start import RELAXSERVE
 from tests.real.speech.errors import errors, words_of
 
-GOALS = {1: 1.3, 8: 3.0}  # number of files at once -> goal of the quotient
-EXACT = "f32"
-MOST_FURTHER_ERRORS = 0.002  # of all words
+GOALS = {1: 1.3, 8: 3.0}  # number of files -> least quotient of a peer's processor time and relaxserve's
+EXACT = "f32"  # the format of weights with which `--quantize` is compared
+MOST_FURTHER_ERRORS = 0.002  # wrong words beyond those of EXACT, as a share of all words
 PEERS = ("faster-whisper", "whisper.cpp")
 WAYS = {"in turn": "files in turn", "as a batch": "files as a batch"}
 PATIENCE_S = 1800.0
@@ -80,7 +80,7 @@ class Ours:
 
 
 def processor_s(pid: int) -> float:
-    """Return the processor time of a process, of its descendants, and of those that have ended."""
+    """Return the processor time of a process and its descendants, in seconds, with that of descendants that have ended."""
     total = 0
     for one in (pid, *descendants_of(pid)):
         try:
@@ -182,12 +182,12 @@ def measure(model: Path, options: argparse.Namespace) -> list[Figure]:
 
 
 def speeds(own: Ours, peers: Mapping[str, Peer], files: Sequence[Path], rounds: int) -> list[Figure]:
-    """Let all engines transcribe the files in turns."""
+    """Let all engines transcribe the files, one engine after the other, in several rounds. Return the quotients of processor times."""
     at_once = "one file" if len(files) == 1 else f"{len(files)} files"
     others = {(name, way): each.by(way) for name, each in peers.items() for way in each.ways if len(files) > 1 or way == "in turn"}
     engines: list[Engine] = [own, *others.values()]
     for engine in engines:
-        engine.run(files[:1])  # touches memory for the first time
+        engine.run(files[:1])  # warm up
     found = [[engine.run(files) for engine in engines] for _ in range(rounds)]
     figures: list[Figure] = []
     for number, (name, way) in enumerate(others, 1):

@@ -1,6 +1,7 @@
-"""Ten minutes of speech with a known text, for comparisons of transcripts: passages that espeak-ng reads in several voices, some in noise.
+"""Make ten minutes of speech with a known text, for comparisons of transcripts: passages that espeak-ng reads in several voices, some with
+noise.
 
-Nothing but the passages is stored: the same version of espeak-ng and the same seeds give the same samples. A passage is shorter than a
+Only the texts are stored (spoken.txt): the same version of espeak-ng and the same seeds give the same samples. A passage is shorter than a
 window of Whisper, so engines that batch windows can batch passages.
 """
 
@@ -23,9 +24,9 @@ from tests.server.audio.files import wav
 TEXTS = Path(__file__).with_name("spoken.txt")
 VOICES = ("en-us", "en-us+f3", "en-gb", "en-gb+m3", "en-gb-scotland", "en-us+m7", "en-gb+f2")
 SPEEDS = (160, 175, 190)  # words per minute, by espeak-ng's count
-NOISES_DB = (None, 20.0, None, 12.0)  # how far the noise lies below the speech; None: no noise
-PEAK, PAUSE_S = 0.7, 0.3  # largest sample of the speech, and silence before and after it
-MOST_S = 30.0
+NOISES_DB = (None, 20.0, None, 12.0)  # power of the speech relative to that of the noise, in dB; None: no noise
+PEAK, PAUSE_S = 0.7, 0.3  # largest sample of the speech, and seconds of silence before and after it
+MOST_S = 30.0  # maximum length of a passage: a window of Whisper
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Passage:
     seed: int
 
     def samples(self) -> NDArray[np.float32]:
-        """Return the speech, RATE samples per second."""
+        """Return the samples of the passage, RATE per second."""
         program = shutil.which("espeak-ng")
         if program is None:
             raise SettingsError("espeak-ng is not installed, which speaks the passages; on Debian: apt install espeak-ng")
@@ -60,7 +61,7 @@ def passages() -> list[Passage]:
 
 
 def in_noise(samples: NDArray[np.float32], below_db: float, seed: int) -> NDArray[np.float32]:
-    """Add noise whose power lies below that of the samples. Like that of streets and fans, it is the stronger the lower it is."""
+    """Add noise with `below_db` dB less power than the samples. Its power falls with frequency, like that of streets and fans."""
     spectrum = np.fft.rfft(np.random.default_rng(seed).standard_normal(len(samples)))
     noise = np.fft.irfft(spectrum / np.sqrt(np.maximum(np.arange(len(spectrum)), 1)), len(samples))
     power, own = np.mean(np.square(samples, dtype=np.float64)), np.mean(np.square(noise))

@@ -1,4 +1,4 @@
-"""The comparison of routers draws the same requests for each of them, and computes right quotients."""
+"""The comparison of routers sends each of them requests that share equally long beginnings, and computes the right quotients."""
 
 from __future__ import annotations
 
