@@ -23,7 +23,9 @@ RELEASE = "{ .reg .b32 far; mapa.shared::cluster.u32 far, $0, 0; mbarrier.arrive
 
 
 def asm(text: str, constraints: str = "", arguments: str = "", result: str = "void") -> str:
-    return f'call {result} asm sideeffect "{text}", "{constraints}"({arguments})'
+    """Return a call of assembly. It counts as an access to memory, so that LLVM moves no load or store over it."""
+    clobbered = f"{constraints},~{{memory}}".lstrip(",")
+    return f'call {result} asm sideeffect "{text}", "{clobbered}"({arguments})'
 
 
 def wait(name: str, barrier: str, parity: str, after: str) -> str:
@@ -36,6 +38,24 @@ def wait(name: str, barrier: str, parity: str, after: str) -> str:
 {after}:"""
 
 
+READ = """  %own = getelementptr float, ptr addrspace(3) @smem, i32 %t
+  %x = load float, ptr addrspace(3) %own
+  %row = mul i32 %i, 64
+  %column = mul i32 %rank, 32
+  %a = add i32 %row, %column
+  %b = add i32 %a, %t
+  %to = getelementptr float, ptr addrspace(1) %out, i32 %b
+  store float %x, ptr addrspace(1) %to
+"""
+LET_GO = f"""  call void @llvm.nvvm.bar.warp.sync(i32 -1)
+  %first = icmp eq i32 %i, 0
+  %tells = and i1 %leads, %first
+  br i1 %tells, label %release, label %next
+release:
+  {asm(RELEASE, "r", "i32 %free")}
+  br label %next
+next:
+"""
 SAMPLE = f"""
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()
@@ -80,23 +100,7 @@ copy:
   br label %receive
 receive:
 {wait("await_full", "%full", "%i", "received")}
-  %own = getelementptr float, ptr addrspace(3) @smem, i32 %t
-  %x = load volatile float, ptr addrspace(3) %own
-  %row = mul i32 %i, 64
-  %column = mul i32 %rank, 32
-  %a = add i32 %row, %column
-  %b = add i32 %a, %t
-  %to = getelementptr float, ptr addrspace(1) %out, i32 %b
-  store float %x, ptr addrspace(1) %to
-  call void @llvm.nvvm.bar.warp.sync(i32 -1)
-  %first = icmp eq i32 %i, 0
-  %tells = and i1 %leads, %first
-  br i1 %tells, label %release, label %next
-release:
-  {asm(RELEASE, "r", "i32 %free")}
-  br label %next
-next:
-  %i1 = add i32 %i, 1
+{READ}{LET_GO}  %i1 = add i32 %i, 1
   %more = icmp ult i32 %i1, 2
   br i1 %more, label %round, label %end
 end:
@@ -104,6 +108,9 @@ end:
 }}
 """
 
+AWAIT_FREE = wait("await_free", "%free", "0", "waited")
+FIRST_THREAD = "{ .reg .pred q; .reg .b32 r; mov.u32 r, %tid.x; setp.eq.u32 q, r, 0; @q "
+OVERWRITES = "a race: writes over"
 FIRST_ENDS = (
     "{ .reg .pred q; .reg .b32 r; mov.u32 r, %cluster_ctarank; setp.eq.u32 q, r, 0; @q ret; "
     "mov.u32 r, %tid.x; setp.ne.u32 q, r, 0; @q ret; } "
@@ -140,8 +147,19 @@ MISTAKES = {
     "no announcement of bytes": Mistake(EXPECT, EXPECT.replace(".expect_tx", "").replace(", 128", ""), "in flight|hang"),
     "no wait until both blocks have read": Mistake("br i1 %later, label %until, label %copy", "br label %copy", "a race: writes over"),
     "a wait for one block": Mistake("[$0], 2;", "[$0], 1;", "more arrivals in a phase|a race: writes over"),
-    "a release before the numbers are read": Mistake(
-        "  %own = getelementptr", f"  {asm(RELEASE, 'r', 'i32 %free')}\n  %own = getelementptr", "more arrivals in a phase|has ended"
+    "a release before the numbers are read": Mistake(READ + LET_GO, LET_GO + READ, "a race: writes over a read"),
+    "mbarriers made without a fence": Mistake("fence.mbarrier_init.release.cluster;", "", "may not have made yet"),
+    "a barrier of the cluster that releases nothing": Mistake(MEET, MEET.replace("release", "relaxed"), "may not have made yet"),
+    "a wait that acquires in its block only": Mistake(AWAIT_FREE, AWAIT_FREE.replace(".acquire.cluster", ""), OVERWRITES),
+    "a wait that acquires nothing": Mistake(AWAIT_FREE, AWAIT_FREE.replace("acquire", "relaxed"), OVERWRITES),
+    "a release in its block only": Mistake(RELEASE, RELEASE.replace("release.cluster", "release.cta"), OVERWRITES),
+    "an arrival that releases nothing": Mistake(RELEASE, RELEASE.replace("release", "relaxed"), OVERWRITES),
+    "a release that nobody waits for": Mistake("br i1 %tells, label %release", "br i1 %leads, label %release", "which has ended"),
+    "an arrival that begins a phase which nobody awaits": Mistake(
+        "end:\n", f"end:\n  {asm(FIRST_THREAD + 'mbarrier.arrive.shared::cta.b64 _, [$0]; }', 'r', 'i32 %free')}\n", "nobody waits for"
+    ),
+    "an mbarrier made again while an arrival is on its way": Mistake(
+        "until:\n", f"until:\n  {asm('mbarrier.init.shared.b64 [$0], 2;', 'r', 'i32 %free')}\n", "lands at another mbarrier"
     ),
     "a rank that is not in the cluster": Mistake("far, $0, 0;", "far, $0, 2;", "rank 2 is not in the cluster"),
     "an arrival at a block that has ended": Mistake(

@@ -1,4 +1,4 @@
-"""LLVM IR that the tiles of a GPU share: a thread's place in its block of four warps, addresses, and tensor core instructions."""
+"""LLVM IR that the tiles of a GPU share: a thread's place in its block of several warps, addresses, and tensor core instructions."""
 
 from __future__ import annotations
 

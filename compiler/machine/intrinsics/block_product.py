@@ -1,5 +1,5 @@
-"""The shared parts of the tiles with which a block of four warps multiplies matrices on the tensor cores of a GPU: operands, meaning, and
-the code that converts weights of few bits, applies scales and stores results.
+"""The shared parts of the tiles with which a block of several warps multiplies matrices on the tensor cores of a GPU: operands, meaning,
+and the code that converts weights of few bits, applies scales and stores results.
 
 In all these tiles, weights are the left operand of the instruction, and rows are the right operand. A lane has the same accumulators as in
 `mma.sync`: of each 16 columns by 8 rows, it has two columns, which are 8 apart, of two adjacent rows.

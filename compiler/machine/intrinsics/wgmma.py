@@ -42,8 +42,8 @@ MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take tu
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 ROW_BYTES = 128  # number of bytes of a row in one step
 BARRIER_BYTES = 8
-# Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. Two blocks fit it at
-# once, or one block with a wide tile.
+# Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. By shared memory, two
+# blocks fit it at once, or one block with a wide tile. Their registers may leave room for only one.
 MOST_BYTES, MOST_WIDE_BYTES = 113 << 10, 227 << 10
 MOST_SUMS = 128  # maximum number of accumulators of a thread
 

@@ -28,6 +28,7 @@ class Stages(ProductCode):
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
+        # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
         self.produces = code.op(f"icmp uge i64 {self.thread}, {CONSUMERS}")
         self.leads = code.op(f"icmp eq i64 {self.lane}, 0")  # one lane of each warp acts for the warp

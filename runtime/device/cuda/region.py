@@ -30,7 +30,8 @@ from runtime.errors import InvalidProgram
 WORD = 8  # bytes
 COUNTER = 4
 LAUNCH_BYTES = 16 << 10  # upper estimate of the bytes of device memory that the driver needs per launch of a graph
-BLOCKS_PER_UNIT = 32  # maximum number of resident blocks of an NVIDIA multiprocessor: additional blocks would only wait
+# Maximum number of resident blocks of an NVIDIA multiprocessor: additional blocks would only wait. Even: clusters have two blocks.
+BLOCKS_PER_UNIT = 32
 Magnitudes = NDArray[np.int32]  # per integer of a region: the exponent of the least power of two that exceeds the integer
 Grid = Callable[[int], int]  # returns the number of blocks that have work, given the address of a launch's integers
 

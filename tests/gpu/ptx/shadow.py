@@ -39,8 +39,9 @@ class Shadow:
         self.time += 1
         return self.time
 
-    def synchronise(self, threads: Any) -> None:
-        self.epoch[threads] = self.next_time()
+    def synchronise(self, threads: Any, times: Array | None = None) -> None:
+        """Order all that other threads of the block did before `times`, or before now, before what these threads do next."""
+        self.epoch[threads] = self.next_time() if times is None else np.maximum(self.epoch[threads], times)
 
     def synchronise_warps(self, threads: Any) -> None:
         self.warp_epoch[threads] = self.next_time()
@@ -131,10 +132,13 @@ class Shadow:
 
     # --- accesses by asynchronous copies and products ----------------------------------------------------------------------
 
-    def announce(self, threads: Array, offsets: Array, num_bytes: int) -> None:
-        """Record that a copy in flight will write these bytes."""
+    def announce(self, threads: Array, offsets: Array, num_bytes: int, *, asynchronous: bool) -> None:
+        """Record that a copy in flight will write these bytes. An asynchronous copy writes through the async proxy."""
         pieces = self._pieces(offsets, num_bytes)
         self._overwrites(threads, pieces)
+        if asynchronous:
+            message = "an asynchronous write over what a write{by} left without fence.proxy.async"
+            self._refuse(self.generic[pieces], threads, pieces, message, self.writer[pieces])
         self.arriving[pieces] += 1
 
     def arrive(self, threads: Array, offsets: Array, num_bytes: int, *, asynchronous: bool) -> None:

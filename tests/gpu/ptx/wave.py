@@ -104,6 +104,7 @@ class Wave:
         self.stalls: list[Callable[[Wave], bool]] = []
         self.last_stalls: list[Callable[[Wave], bool]] = []  # called like `stalls`, but only after all asynchronous work is done
         self._later: list[Callable[[], None]] = []  # asynchronous work that has not run yet
+        self.ends: list[Callable[[Wave], None]] = []  # functions that raise a fault if something is unfinished when all threads have ended
         self.known = Known(self)
         self.state: dict[str, Any] = {}  # state of barriers and asynchronous work: each file of instructions has keys of its own
 
@@ -284,8 +285,8 @@ class Wave:
             return True
         if self.alive.any():
             raise Fault(f"hang: {int(self.alive.sum())} threads wait for ever: {self._waiting()}")
-        for waiting in self.state.get("a barrier", []):
-            raise Fault(f"a block ends although barrier {waiting.barrier} misses threads")
+        for check in self.ends:
+            check(self)
         return False
 
     def _release(self, join: Join) -> bool:

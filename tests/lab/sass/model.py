@@ -118,10 +118,12 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
 
 
 def occupancy(card: Card, kernel: Kernel) -> int:
-    """Return how many blocks of a kernel fit a multiprocessor. Threads get registers in units of 8."""
-    registers = -(-kernel.usage.registers // 8) * 8 * kernel.threads
-    shared = kernel.shared_bytes + RESERVED_BYTES
-    return max(1, min(card.blocks, card.threads // kernel.threads, card.registers // registers, card.shared_bytes // shared))
+    """Return how many blocks of a kernel fit a multiprocessor. Threads get registers in units of 8, and the warps of a scheduler share a
+    quarter of the registers."""
+    registers = -(-kernel.usage.registers // 8) * 8 * WARP
+    warps = card.registers // SCHEDULERS // registers * SCHEDULERS
+    by_registers, shared = warps // math.ceil(kernel.threads / WARP), kernel.shared_bytes + RESERVED_BYTES
+    return max(1, min(card.blocks, card.threads // kernel.threads, by_registers, card.shared_bytes // shared))
 
 
 def _work(launched: Launched, case: Case) -> _Work:

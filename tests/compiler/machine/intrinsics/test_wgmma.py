@@ -21,13 +21,13 @@ def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
 
 
 @pytest.mark.parametrize("op", NARROW_OPS, ids=str)
-def test_two_blocks_with_narrow_tiles_fit_a_multiprocessor(op: Wgmma) -> None:
+def test_two_blocks_with_narrow_tiles_fit_the_shared_memory_of_a_multiprocessor(op: Wgmma) -> None:
     """A multiprocessor has 228 KB of shared memory, and reserves 1 KB for each block."""
     assert op.shared_bytes <= MOST_BYTES and 2 * (op.shared_bytes + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize("op", WIDE_OPS, ids=str)
-def test_a_block_with_a_wide_tile_fits_a_multiprocessor(op: Wgmma) -> None:
+def test_a_block_with_a_wide_tile_fits_the_shared_memory_of_a_multiprocessor(op: Wgmma) -> None:
     assert op.shared_bytes <= MOST_WIDE_BYTES and op.shared_bytes + 1024 <= 228 << 10
     assert op.copied_bytes < op.stage_bytes, "the other block of the cluster copies a part of the weights"
 

@@ -58,6 +58,7 @@ def _barrier(code: Assembler, instruction: Instruction) -> Arrive:
         waiting = wave.state.setdefault("a barrier", [])
         if not waiting and _release not in wave.stalls:
             wave.stalls.append(_release)
+            wave.ends.append(_check_end)
         stays = modifiers[0] == "sync"
         for barrier in np.unique(barriers):
             if barrier > 15:
@@ -76,6 +77,11 @@ def _barrier(code: Assembler, instruction: Instruction) -> Arrive:
 
 def _release(wave: Any) -> bool:
     return _complete(wave, whole=False)
+
+
+def _check_end(wave: Any) -> None:
+    for waiting in wave.state["a barrier"]:
+        raise Fault(f"a block ends although barrier {waiting.barrier} misses threads")
 
 
 def _complete(wave: Any, *, whole: bool) -> bool:

@@ -33,12 +33,16 @@ def check_reach(wave: Any, threads: Array, slots: Array, made: Array) -> None:
     """Raise a fault if a thread reaches an mbarrier of another block that has ended, or that may not have made the mbarrier yet."""
     for thread, slot, time in zip(threads, slots, made, strict=True):
         if slot != wave.slot[thread]:
-            if not wave.alive[wave.slot == slot].any():
-                raise Fault(f"reaches the shared memory of block {int(wave.blocks[slot])}, which has ended")
+            check_alive(wave, slot)
             if wave.known.times[thread, wave.rank[slot]] <= time:
-                raise Fault(
-                    f"uses an mbarrier that block {int(wave.blocks[slot])} may not have made yet: no barrier of the cluster followed"
-                )
+                block = int(wave.blocks[slot])
+                lacks = "no fence.mbarrier_init followed by a barrier of the cluster with .release"
+                raise Fault(f"uses an mbarrier that block {block} may not have made yet: {lacks}")
+
+
+def check_alive(wave: Any, slot: int) -> None:
+    if not wave.alive[wave.slot == slot].any():
+        raise Fault(f"reaches the shared memory of block {int(wave.blocks[slot])}, which has ended")
 
 
 @rule("mapa")
@@ -72,18 +76,25 @@ class Arrived:
 
     here: Array
     complete: Array
+    times: Array  # for each thread: the time before which its arrival orders all that it did; 0 if it arrived with .relaxed
+    learnt: Array  # for each thread at a complete barrier: up to which time it knows each block of its cluster: [threads, ranks]
 
 
 def barrier(instruction: Instruction) -> Arrive:
     action, aligned = instruction.modifiers[1], "aligned" in instruction.modifiers
     if action not in ("arrive", "wait"):
         raise UnknownPtx(f"barrier.cluster.{action} is not supported")
+    releases = "relaxed" not in instruction.modifiers  # .release is the default; a wait always acquires
 
     def run(wave: Any, context: Context) -> None:
         if aligned:
             check_whole(wave, context.index)
         if BARRIER not in wave.state:
-            wave.state["arrivals in a cluster"] = Arrived(*(np.zeros(len(wave.threads), bool) for _ in range(2)))
+            wave.state["arrivals in a cluster"] = Arrived(
+                *(np.zeros(len(wave.threads), bool) for _ in range(2)),
+                np.zeros(len(wave.threads), np.int32),
+                np.zeros((len(wave.threads), wave.cluster), np.int32),
+            )
             wave.state[BARRIER] = []
             wave.stalls.append(lambda wave: _complete(wave, whole=False))
         arrived: Arrived = wave.state["arrivals in a cluster"]
@@ -92,6 +103,7 @@ def barrier(instruction: Instruction) -> Arrive:
             if before.any():
                 raise Fault("arrives at the barrier of the cluster again, without waiting for it")
             arrived.here[context.threads] = True
+            arrived.times[context.threads] = wave.shadow.next_time() if releases else 0
             wave.resume(context.piece + 1, context.threads, context.join, context.age)
         else:
             if not before.all():
@@ -109,6 +121,11 @@ def _complete(wave: Any, *, whole: bool) -> bool:
     cluster = wave.slot // wave.cluster
     missing = np.bincount(cluster[wave.alive & ~arrived.here], minlength=cluster[-1] + 1)
     complete = arrived.here & (missing[cluster] == 0)
+    if complete.any():
+        times = np.zeros(len(wave.blocks), np.int32)  # 0 for a block of which a thread arrived with .relaxed
+        np.maximum.at(times, wave.slot[complete], arrived.times[complete])
+        times[wave.slot[complete & (arrived.times == 0)]] = 0
+        arrived.learnt[complete] = times.reshape(-1, wave.cluster)[cluster[complete]]
     arrived.complete |= complete
     arrived.here &= ~complete
     released = False
@@ -119,8 +136,9 @@ def _complete(wave: Any, *, whole: bool) -> bool:
         released, gone = True, w.threads[leaves]
         wave.state[BARRIER].remove(w)
         arrived.complete[gone] = False
-        wave.shadow.synchronise(gone)
-        wave.known.times[gone] = wave.shadow.time
+        learnt = arrived.learnt[gone]
+        wave.shadow.synchronise(gone, learnt[np.arange(len(gone)), wave.rank[wave.slot[gone]]])
+        wave.known.learn(gone, learnt)
         wave.resume(w.context.piece + 1, gone, w.context.join, w.context.age)
         if not leaves.all():
             wave.state[BARRIER].append(Waiting(w.threads[~leaves], w.context))

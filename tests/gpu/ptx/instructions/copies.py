@@ -134,7 +134,7 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
         offsets = np.zeros(len(threads), np.int64)
         offsets[reading] = wave.memory.offsets(sources[reading], num_bytes)
         group = groups_of(wave, ASYNC)
-        wave.shadow.announce(threads, at, num_bytes)
+        wave.shadow.announce(threads, at, num_bytes, asynchronous=False)
         group.copies.append(Copy(threads, group.open[index].copy(), offsets, at, num_bytes, kept))
 
     return step
@@ -207,14 +207,16 @@ def _blocks(wave: Any, thread: Array, mask: int) -> Array:
 
 def _copy_to(wave: Any, thread: Array, slot: Array, at: Array, source: int, size: int, barrier: int) -> None:
     """Begin a copy to the same place in the shared memory of a block as `at` in that of the thread's block."""
-    made = mbarriers.barrier_at(wave, barrier, slot).made[slot]
+    awaited = mbarriers.barrier_at(wave, barrier, slot)
+    number = awaited.number[slot]
     if wave.cluster > 1:
-        clusters.check_reach(wave, thread, slot, made)
+        clusters.check_reach(wave, thread, slot, awaited.made[slot])
     at = at + (slot - wave.slot[thread]) * wave.shared_stride
     target = int(at[0])
-    wave.shadow.announce(thread, at, size)
+    wave.shadow.announce(thread, at, size, asynchronous=True)
 
     def do() -> None:
+        mbarriers.check_landing(wave, barrier, slot, number)
         wave.shared[target : target + size] = wave.memory.bytes[source : source + size]
         wave.shadow.arrive(thread, np.array([target]), size, asynchronous=True)
         mbarriers.bring(wave, barrier, slot, np.array([size]))

@@ -4,6 +4,7 @@ all expected threads have arrived and all expected bytes are delivered."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.gpu.ptx.text import Sink
 from tests.gpu.ptx.wave import Context
 
 LARGEST_COUNT = (1 << 20) - 1
+NEVER = np.iinfo(np.int32).max
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +28,9 @@ class Mbarrier:
     missing: Array  # arrivals that are missing until the phase ends
     bytes: Array  # bytes that copies must still deliver until the phase ends
     phase: Array  # number of phases that have ended
-    made: Array  # when the mbarrier was initialised
+    made: Array  # when the thread that initialised the mbarrier executed fence.mbarrier_init; NEVER if it has not
+    maker: Array  # that thread
+    number: Array  # how often an mbarrier was initialised at this address
     known: Array  # what the threads that arrived know of the blocks of their cluster: [blocks, ranks]
 
 
@@ -37,6 +41,8 @@ class Waiting:
     parities: Array
     context: Context
     write: Any
+    acquires: bool  # without, the wait orders nothing
+    in_cluster: bool  # whether it acquires what other blocks have released
 
 
 def shared_offset(addresses: Array) -> Array:
@@ -78,6 +84,28 @@ def bring(wave: Any, address: int, slots: Array, num_bytes: Array) -> None:
     end_phases(wave, barrier)
 
 
+def check_landing(wave: Any, address: int, slot: Array, number: Array) -> None:
+    """Raise a fault if a copy or an arrival lands in a block that has ended, or at an mbarrier that was initialised after it was sent. The
+    arrays have one element: the block, and the number of the mbarrier to which the copy or arrival was sent."""
+    clusters.check_alive(wave, int(slot[0]))
+    barrier = barrier_at(wave, address, slot)
+    if barrier.number[slot[0]] != number[0]:
+        raise Fault(f"lands at another mbarrier that was made at shared offset {address - SHARED_BASE} in the meantime")
+
+
+def check_end(wave: Any) -> None:
+    """Raise a fault if blocks end while an mbarrier waits for the rest of a phase."""
+    for address, barrier in wave.state["mbarriers"].items():
+        check_awaited(barrier, address, np.arange(len(wave.blocks)))
+
+
+def check_awaited(barrier: Mbarrier, address: int, slots: Array) -> None:
+    """Raise a fault if the current phase of an mbarrier that is not used any more has begun: nobody waits for its arrivals."""
+    begun = (barrier.count > 0) & ((barrier.missing != barrier.count) | (barrier.bytes != 0))
+    if begun[slots].any():
+        raise Fault(f"nobody waits for the last arrivals at the mbarrier at shared offset {address - SHARED_BASE}")
+
+
 def end_phases(wave: Any, barrier: Mbarrier) -> None:
     ended = (barrier.count > 0) & (barrier.missing == 0) & (barrier.bytes == 0)
     if ended.any():
@@ -99,10 +127,12 @@ def release(wave: Any, *, whole: bool) -> bool:
         waiting.remove(w)
         threads = w.threads[ready]
         w.write(wave, threads, np.ones(1, bool))
-        _pass(wave, threads, w.addresses[ready])
+        _pass(wave, w, ready)
         wave.resume(w.context.piece + 1, threads, w.context.join, w.context.age + 1)
         if not ready.all():
-            waiting.append(Waiting(w.threads[~ready], w.addresses[~ready], w.parities[~ready], w.context, w.write))
+            waiting.append(
+                Waiting(w.threads[~ready], w.addresses[~ready], w.parities[~ready], w.context, w.write, w.acquires, w.in_cluster)
+            )
     return released
 
 
@@ -115,10 +145,12 @@ def _ended(wave: Any, w: Waiting) -> Array:
     return result
 
 
-def _pass(wave: Any, threads: Array, addresses: Array) -> None:
+def _pass(wave: Any, w: Waiting, ready: Array) -> None:
     """Let threads pass mbarriers whose phases have ended."""
-    wave.shadow.synchronise(threads)
-    if wave.cluster > 1:
+    threads, addresses = w.threads[ready], w.addresses[ready]
+    if w.acquires:
+        wave.shadow.synchronise(threads)
+    if wave.cluster > 1 and w.in_cluster:
         for address in np.unique(addresses):
             here = threads[addresses == address]
             wave.known.learn(here, barrier_at(wave, int(address), wave.slot[here]).known[wave.slot[here]])
@@ -137,13 +169,15 @@ def _wait(code: Assembler, instruction: Instruction) -> Arrive:
     to, address, parity = instruction.operands[:3]
     write, read_address, read_parity = code.write(to, np.bool_), code.address(address), code.read(parity, np.uint32)
     tests = instruction.modifiers[0] == "test_wait"
+    acquires = "relaxed" not in instruction.modifiers  # .acquire is the default, with .cta
+    in_cluster = acquires and "cluster" in instruction.modifiers
 
     def wait(wave: Any, context: Context) -> None:
         index = context.index
         addresses = np.broadcast_to(shared_offset(read_address(wave, index)), context.threads.shape)
         wave.locate("shared", index, addresses, 8)
         parities = np.broadcast_to(read_parity(wave, index) & np.uint32(1), context.threads.shape)
-        waiting = Waiting(context.threads, addresses, parities, context, write)
+        waiting = Waiting(context.threads, addresses, parities, context, write, acquires, in_cluster)
         ready = _ended(wave, waiting)
         tried = wave.state.setdefault("tried", np.full(len(wave.threads), -1))
         again = bool((tried[context.threads] == context.piece).all())
@@ -154,7 +188,7 @@ def _wait(code: Assembler, instruction: Instruction) -> Arrive:
             write(wave, index, ready)
             ready = np.broadcast_to(ready, context.threads.shape)
             if ready.any():
-                _pass(wave, context.threads[ready], addresses[ready])
+                _pass(wave, waiting, ready)
             wave.resume(context.piece + 1, context.threads, context.join, context.age + 1)
             return
         if _release_some not in wave.last_stalls:
@@ -176,7 +210,9 @@ def _mbarrier(code: Assembler, instruction: Instruction) -> Step:
             def invalidate(wave: Any, index: Index) -> None:
                 for address, positions in groups(wave, index, read(wave, index)):
                     slots = wave.slot[index][positions]
-                    barrier_at(wave, address, slots).count[slots] = 0
+                    barrier = barrier_at(wave, address, slots)
+                    check_awaited(barrier, address, slots)
+                    barrier.count[slots] = 0
 
             return invalidate
         case "arrive":
@@ -202,18 +238,28 @@ def _init(code: Assembler, instruction: Instruction) -> Step:
         if (counts < 1).any() or (counts > LARGEST_COUNT).any():
             raise Fault(f"an mbarrier counts from 1 to {LARGEST_COUNT} arrivals, not {counts.min()}")
         barriers = wave.state.setdefault("mbarriers", {})
+        if check_end not in wave.ends:
+            wave.ends.append(check_end)
         for address, positions in groups(wave, index, read(wave, index)):
             slots = wave.slot[index][positions]
             if address not in barriers:
-                zeros = [np.zeros(len(wave.blocks), np.int64) for _ in range(5)]
+                zeros = [np.zeros(len(wave.blocks), np.int64) for _ in range(7)]
                 barriers[address] = Mbarrier(*zeros, np.zeros((len(wave.blocks), wave.cluster), np.int32))
             barrier = barriers[address]
             barrier.count[slots] = barrier.missing[slots] = counts[positions]
             barrier.bytes[slots] = barrier.phase[slots] = 0
-            barrier.made[slots] = wave.shadow.time
+            barrier.made[slots], barrier.maker[slots] = NEVER, wave.threads[index][positions]
+            barrier.number[slots] += 1
             barrier.known[slots] = 0
 
     return init
+
+
+def fence(wave: Any, index: Index) -> None:
+    """Apply a fence.mbarrier_init: other blocks may see the mbarriers that these threads have initialised."""
+    for barrier in wave.state.get("mbarriers", {}).values():
+        mine = np.isin(barrier.maker, wave.threads[index]) & (barrier.made == NEVER) & (barrier.count > 0)
+        barrier.made[mine] = wave.shadow.time
 
 
 def _arrive(code: Assembler, instruction: Instruction) -> Step:
@@ -223,6 +269,8 @@ def _arrive(code: Assembler, instruction: Instruction) -> Step:
         raise UnknownPtx("only plain arrivals at an mbarrier are supported")
     if any(m.startswith("shared::cluster") for m in instruction.modifiers):
         return _arrive_in_cluster(code, instruction)
+    if "relaxed" in instruction.modifiers:
+        raise UnknownPtx("a relaxed arrival at an mbarrier of the own block is not supported")
     operands = list(instruction.operands)
     state = operands.pop(0)
     if not isinstance(state, Sink):
@@ -253,21 +301,38 @@ def _tell(wave: Any, address: int, slots: Array, threads: Array) -> None:
 
 
 def _arrive_in_cluster(code: Assembler, instruction: Instruction) -> Step:
-    """Arrive once at an mbarrier of a block of the cluster: `mbarrier.arrive.shared::cluster.b64 _, [address]`."""
+    """Arrive once at an mbarrier of a block of the cluster: `mbarrier.arrive.shared::cluster.b64 _, [address]`. At another block, the
+    arrival lands later."""
     state, *operands = instruction.operands
     if not isinstance(state, Sink) or len(operands) > 1:
         raise UnknownPtx("an arrival in another block has no state, and counts once")
     read = code.address(operands[0])
+    tells = "relaxed" not in instruction.modifiers and "cluster" in instruction.modifiers  # .release is the default, with .cta
 
     def step(wave: Any, index: Index) -> None:
         threads = wave.threads[index]
         slots, addresses = clusters.located(wave, threads, np.broadcast_to(read(wave, index), threads.shape))
         wave.locate("shared", threads, addresses, 8)
-        for address in np.unique(addresses):
-            here = addresses == address
-            barrier = barrier_at(wave, int(address), slots[here])
-            clusters.check_reach(wave, threads[here], slots[here], barrier.made[slots[here]])
-            _tell(wave, int(address), slots[here], threads[here])
-            arrive(wave, int(address), slots[here], np.ones(here.sum()), np.zeros(here.sum()))
+        for number, (slot, address) in enumerate(zip(slots, addresses, strict=True)):  # few threads arrive in another block
+            thread, to = threads[number : number + 1], np.array([slot])
+            barrier = barrier_at(wave, int(address), to)
+            clusters.check_reach(wave, thread, to, barrier.made[to])
+            told = wave.known.of_arrivals(thread) if tells else None
+            if slot == wave.slot[thread[0]]:
+                _land(wave, int(address), to, told)
+            else:
+                wave.later(partial(_land_in_other_block, wave, int(address), to, barrier.number[to], told))
 
     return step
+
+
+def _land_in_other_block(wave: Any, address: int, slot: Array, number: Array, told: Array | None) -> None:
+    check_landing(wave, address, slot, number)
+    _land(wave, address, slot, told)
+
+
+def _land(wave: Any, address: int, slot: Array, told: Array | None) -> None:
+    """Count an arrival, and note at the mbarrier what the thread told."""
+    if told is not None:
+        np.maximum.at(barrier_at(wave, address, slot).known, slot, told)
+    arrive(wave, address, slot, np.ones(1), np.zeros(1))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ptx.faults import UnknownPtx
+from tests.gpu.ptx.instructions import mbarriers
 from tests.gpu.ptx.instructions.arithmetic import maximum, minimum
 from tests.gpu.ptx.memory import AddressFault
 from tests.gpu.ptx.program import DTYPES, LOCAL_WINDOW, PACKED, SHARED_WINDOW, Array, Assembler, Index, Instruction, Step, bits_of, rule
@@ -194,4 +195,6 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
 def _fence(code: Assembler, instruction: Instruction) -> Step:
     if "proxy" in instruction.modifiers and "async" in {m.partition("::")[0] for m in instruction.modifiers}:
         return lambda wave, index: wave.shadow.fence(wave.threads[index])
+    if "mbarrier_init" in instruction.modifiers:
+        return mbarriers.fence
     return lambda wave, index: None

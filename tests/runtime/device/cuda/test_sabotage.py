@@ -13,6 +13,7 @@ from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
+from runtime.device.cuda.region import CudaRegion
 from runtime.errors import DeviceFault
 from runtime.executable import Executable
 from runtime.session import Session
@@ -28,6 +29,7 @@ func main(x: bf16[n, {DEPTH}], w: bf16[{COLUMNS}, {DEPTH}]) -> object where n in
   dataflow {{ y = linear(x, w, out_dtype="f32") }} return y
 }}
 """
+TWO_TILES = BF16.replace(f"[{COLUMNS}, ", f"[{2 * COLUMNS}, ")
 INT4 = f"""
 func main(x: bf16[n, {DEPTH}], q: u8[{COLUMNS}, {DEPTH // 2}], s: bf16[{COLUMNS}, {DEPTH // GROUP}]) -> object where n in 0..{ROWS} {{
   dataflow {{ w = dequantize(q, s, bits=4, group={GROUP}) y = linear(x, w, out_dtype="f32") }} return y
@@ -47,6 +49,7 @@ class Mistake:
     fault: str  # part of the fault's message
     number: int | None = None  # which occurrence is replaced; None: all
     program: str = BF16
+    blocks: int | None = None  # number of blocks of each launch; None: as many as have work
 
     def made_in(self, ptx: str) -> str:
         found = list(re.finditer(self.old, ptx))
@@ -58,11 +61,14 @@ class Mistake:
 
 
 CLUSTER_BARRIER = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+RELAXED_BARRIER = CLUSTER_BARRIER.replace(".release", ".relaxed")
 OTHER_BLOCK = r"(mapa\.shared::cluster\.u32 far, %r\d+), 1;"
 AWAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, "
 BLOCK_BARRIER = r"bar\.sync %r\d+, 256;"
 AWAIT_FREE = r"mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
+ACQUIRE, FAR_ARRIVAL = r"try_wait\.parity\.acquire\.cluster\.", r"arrive\.release\.cluster\.shared::cluster\."
+RACE = "a race: writes over"
 OVERWRITES = "still reads|a race|where a copy in flight is going to write"
 MASK = r"(multicast::cluster .*\]), 3;"
 MISTAKES = {
@@ -89,13 +95,25 @@ MISTAKES = {
     "a block releases its own stage twice": Mistake(OTHER_BLOCK, r"\1, 0;", "more arrivals in a phase|hang", program=WIDE),
     "a block of another cluster is told": Mistake(OTHER_BLOCK, r"\1, 2;", "rank 2 is not in the cluster", program=WIDE),
     "a stage counts as free when one block has multiplied it": Mistake(
-        r"(mbarrier\.init\.shared\.b64 .*\]), 16;", r"\1, 8;", "more arrivals in a phase", program=WIDE
+        r"(mbarrier\.init\.shared\.b64 .*\]), 16;", r"\1, 8;", f"more arrivals in a phase|{RACE}", program=WIDE
     ),
     "panels reach only one block": Mistake(MASK, r"\1, 1;", "hang", program=WIDE),
     "only the panels that the block copies itself are announced": Mistake(
         r"(expect_tx.*), 32768;", r"\1, 16384;", "hang|in flight", program=WIDE
     ),
     "a mask that names a block outside of the cluster": Mistake(MASK, r"\1, 7;", "does not name blocks", program=WIDE),
+    "mbarriers made without a fence": Mistake(r"fence\.mbarrier_init\.release\.cluster;", "", "may not have made yet", program=WIDE),
+    "a barrier of the cluster that releases nothing": Mistake(CLUSTER_BARRIER, RELAXED_BARRIER, "may not have made yet", program=WIDE),
+    "a wait that acquires in its block only": Mistake(ACQUIRE, "try_wait.parity.", RACE, program=WIDE),
+    "a wait that acquires nothing": Mistake(ACQUIRE, "try_wait.parity.relaxed.cluster.", RACE, program=WIDE),
+    "an arrival that releases in its block only": Mistake(FAR_ARRIVAL, "arrive.release.cta.shared::cluster.", RACE, program=WIDE),
+    "an arrival that releases nothing": Mistake(FAR_ARRIVAL, "arrive.relaxed.cluster.shared::cluster.", RACE, program=WIDE),
+    "a stage released that is not filled again": Mistake(
+        rf"(setp\.gt\.s64 \t%p\d+, %rd\d+), {SHORT // 64 - 1};(\s+or\.pred)", r"\1, 99;\2", "nobody waits for", program=WIDE
+    ),
+    "no fence between a stored result and the panels of the next tile": Mistake(
+        "fence.proxy.async.shared::cta;", "", "an asynchronous write .* without fence.proxy.async", 0, TWO_TILES, blocks=1
+    ),
 }
 
 
@@ -104,9 +122,9 @@ def executable(program: str) -> Executable:
     return compile_module(parse(program), Options(get("sm_90a")))
 
 
-def run(executable: Executable, program: str) -> tuple[np.ndarray, np.ndarray]:
+def run(executable: Executable, program: str, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Run a program. Return its result and the expected result."""
-    types, rows = [p.type for p in parse(program).graph("main").params], MANY_ROWS if program is WIDE else ROWS
+    types, rows = [p.type for p in parse(program).graph("main").params], rows or (MANY_ROWS if program is WIDE else ROWS)
     arrays = [random(i, *(d.const if d.is_const else rows for d in t.shape), dtype=str(t.dtype)) for i, t in enumerate(types)]
     return Session(executable).call("main", *arrays), Interpreter(parse(program)).call("main", *arrays)
 
@@ -117,8 +135,25 @@ def test_the_kernel_as_it_ships_is_right(program: str, software_gpu: SoftwareGpu
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
 
 
+def limit_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """Launch kernels with fewer blocks than there are tiles, so that blocks compute several."""
+    monkeypatch.setattr(CudaRegion, "_blocks", lambda region: (blocks,) * len(region._launches))
+
+
+@pytest.mark.parametrize(("program", "rows", "blocks"), [(TWO_TILES, ROWS, 1), (WIDE, 300, 2)], ids=["narrow", "wide"])
+def test_blocks_compute_several_tiles(
+    program: str, rows: int, blocks: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card with few multiprocessors, or with many tiles, has more tiles than blocks. The two blocks of a cluster repeat together."""
+    limit_blocks(monkeypatch, blocks)
+    found, expected = run(executable(program), program, rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
+
+
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=list(MISTAKES))
-def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu) -> None:
+def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mistake.blocks is not None:
+        limit_blocks(monkeypatch, mistake.blocks)
     broken = mistake.made_in(executable(mistake.program).object_code.decode())
     with pytest.raises(DeviceFault):
         run(replace(executable(mistake.program), object_code=broken.encode()), mistake.program)
