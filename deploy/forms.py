@@ -64,7 +64,7 @@ def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[Serv
     """Return all formats, sorted by their rounding error, and by size if errors are equal. Leave out `auto` if the files already have one
     of the other formats."""
     formats = _formats(files, load)
-    if files.held is None and formats["auto"] == AS_STORED:
+    if files.held is None and formats.get("auto") == AS_STORED:
         del formats["auto"]
     forms = [_form(files, found, name, format) for name, format in formats.items()]
     return sorted(forms, key=lambda form: (form.loss, form.weights_bytes))
