@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.layers.nn import AS_STORED, WeightFormat
 from compiler.frontend.layers.tower import sees
 from compiler.frontend.quantized.held import SCALE, Form, forms_of, is_matrix
 from compiler.frontend.weights import TensorInfo, WeightSource
@@ -31,6 +31,7 @@ from compiler.ops.tables import INTERPRET
 from deploy.inspection import Inspection
 from deploy.model_loading.files import ModelFiles, Opened
 from deploy.model_loading.known import begin
+from deploy.model_loading.modes import format_named
 from deploy.model_loading.plan import WORKER_BYTES
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
@@ -59,10 +60,13 @@ class ServedForm:
     loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
 
 
-def compare_forms(files: ModelFiles, found: Inspection) -> list[ServedForm]:
-    """Return all formats, sorted by their rounding error, and by size if errors are equal."""
-    names = FORMS if files.held is not None else FORMS[1:]
-    forms = [_form(files, found, name) for name in names if _divides(files, WeightFormat.parse(name))]
+def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[ServedForm]:
+    """Return all formats, sorted by their rounding error, and by size if errors are equal. Leave out `auto` if the files already have one
+    of the other formats."""
+    formats = _formats(files, load)
+    if files.held is None and formats.get("auto") == AS_STORED:
+        del formats["auto"]
+    forms = [_form(files, found, name, format) for name, format in formats.items()]
     return sorted(forms, key=lambda form: (form.loss, form.weights_bytes))
 
 
@@ -80,8 +84,8 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
     return min(measured, key=lambda form: qualities[form.quantize].label.kl_divergence, default=None)
 
 
-def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
-    format, plan = WeightFormat.parse(name), found.plan
+def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat) -> ServedForm:
+    plan = found.plan
     # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
     weights_bytes = plan.weights_bytes if is_inspected else bytes_of(files, format)
@@ -93,11 +97,17 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
     return ServedForm(name, weights_bytes, num_tokens, longest, num_tokens >= found.least_context, _loss(files, format))
 
 
-def estimate_forms(files: ModelFiles) -> list[FormEstimate]:
+def estimate_forms(files: ModelFiles, load: Load) -> list[FormEstimate]:
     """Return all formats with the bytes of their weights and their rounding error, the default first. Nothing is compiled, so the bytes
     lack the padding of panels."""
-    formats = [(name, WeightFormat.parse(name)) for name in FORMS]
-    return [FormEstimate(name, bytes_of(files, format), _loss(files, format)) for name, format in formats if _divides(files, format)]
+    return [FormEstimate(name, bytes_of(files, format), _loss(files, format)) for name, format in _formats(files, load).items()]
+
+
+def _formats(files: ModelFiles, load: Load) -> dict[str, WeightFormat]:
+    """Return the formats in which the model can be served, by their names. `auto` is the format that it stands for in this load."""
+    named = {name: format_named(files.config, msgspec.structs.replace(load, quantize=name)) for name in FORMS}
+    formats = {name: WeightFormat.parse(format) for name, format in named.items()}
+    return {name: format for name, format in formats.items() if _divides(files, format)}
 
 
 # --- size in bytes -----------------------------------------------------------------------------------------------------
@@ -216,7 +226,7 @@ def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
 def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     try:
-        print(msgspec.json.encode({"forms": estimate_forms(advance(begin(load), Opened).files)}).decode())
+        print(msgspec.json.encode({"forms": estimate_forms(advance(begin(load), Opened).files, load)}).decode())
     except LoadError as error:
         print(msgspec.json.encode({"code": error.code, "message": error.message}).decode())
 

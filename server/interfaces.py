@@ -14,7 +14,7 @@ from server.messages import CacheChange, Embed, Embedding, ErrorCode, GivePages,
 from server.text.templates.limits import Limits
 
 if TYPE_CHECKING:
-    from server.text.pairs import PairTemplate
+    from server.text.pairs import PairTemplate, TextTemplate
 
 ProgressCallback = Callable[[Progress], None]
 
@@ -199,6 +199,9 @@ class Tokenizer(Protocol):
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
 
     def count(self, text: str) -> int: ...
+
+    @property
+    def text_template(self) -> TextTemplate: ...
 
     @property
     def pair_template(self) -> PairTemplate: ...

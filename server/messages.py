@@ -383,6 +383,7 @@ class Ready(Message, frozen=True, tag=True):
     num_hops: int = 0  # hops of audio that the encoder takes at once, 10 ms each; 0: the model has no encoder of audio
     num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
+    pools_last: bool = False  # the vector of a text is that of its last token, a special one that truncation has to keep
     padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed

@@ -142,7 +142,9 @@ def _mixed(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     fields.require_equal("encoder_patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("downsample_factor", vision.merge, "downsample_factor in config.json")
     most_pixels = fields.integer("max_image_tokens", most) * vision.crop_size**2
-    splits, least_crops = fields.flag("do_image_splitting", True), fields.integer("min_tiles", found.least_crops)
+    splits = fields.flag("do_image_splitting", True)
+    # A grid of one tile is not served: the processor scales a large image to a single square for it.
+    least_crops = fields.integer("min_tiles", found.least_crops, minimum=2 if splits else 1)
     cutting = replace(
         found,
         filter=_filter(fields, found),

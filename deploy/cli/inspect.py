@@ -72,7 +72,7 @@ def inspect(
         known = compiled(begin(load, report))
         found = inspection_of(known)
         advice = [] if found.fits else list(remedies(known, found))
-        forms = compare_forms(known.files, found)
+        forms = compare_forms(known.files, found, load)
         qualities = _qualities(load, forms, report) if quality else {}
     labels = {name: one for name, one in qualities.items() if not isinstance(one, LoadError)}
     best = fastest_without_loss(forms, labels) if labels else recommended(forms)

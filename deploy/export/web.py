@@ -35,6 +35,7 @@ from runtime.units import in_units
 from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.speech.languages import name_of
 from server.speech.tokens import START, SpeechTokens
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.dialects.dialect import Dialect
@@ -85,6 +86,7 @@ class WebSpeech(msgspec.Struct, frozen=True):
     hop: int  # samples of a hop
     around: int  # samples of a piece beyond its hops
     tokens: WebSpeechTokens
+    names: dict[str, str]  # English names of the languages, by code
 
 
 class WebModel(msgspec.Struct, frozen=True):
@@ -180,7 +182,8 @@ def _speech(model: Servable, name: str) -> WebSpeech | None:
     own = WebSpeechTokens(
         tokens.end, tokens.start, tokens.before, tokens.no_stamps, dict(tokens.tasks), tokens.silence, dict(tokens.languages), tokens.banned
     )
-    return WebSpeech(hearing.num_hops, hearing.num_frames, hearing.num_mels, HOP, AROUND, own)
+    names = {code: name_of(code) for code in tokens.languages or ("en",)}
+    return WebSpeech(hearing.num_hops, hearing.num_frames, hearing.num_mels, HOP, AROUND, own, names)
 
 
 def web_model(model: Servable, name: str) -> WebModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
+from compiler.frontend.sentence import Pooling
 from compiler.frontend.vision import Vision as Seeing
 from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
@@ -56,6 +57,7 @@ def _ready(known: Timed) -> Ready:
         num_hops=0 if config.hearing is None else config.hearing.num_hops,
         num_mels=0 if config.hearing is None else config.hearing.num_mels,
         vision=_vision_of(config.vision) if mode.generates or isinstance(mode, Encoder) else None,
+        pools_last=isinstance(mode, Encoder) and config.classes is None and embedding.pooling is Pooling.LAST,
         padded_to=config.max_context if config.encoder is not None and config.encoder.is_padded else 0,
         normalize=embedding.normalize,
         prompts=embedding.prompts,

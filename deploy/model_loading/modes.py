@@ -219,13 +219,23 @@ class Encoder(_Mode):
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False
-    max_context: int  # the requested context, or else the context on which the model was trained, but at most its number of positions
+    # All positions if texts are padded. Otherwise the requested context, or the context on which the model was trained, but at most its
+    # number of positions.
+    max_context: int
     bounds: EncodeBounds
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
         config = files.config
-        max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or ENCODER_CONTEXT)
+        if config.encoder is not None and config.encoder.is_padded:
+            max_context = config.max_context
+            if load.max_context not in (None, max_context):
+                text = (
+                    f"max_context is {load.max_context}; {files.path.name} pads every text to {max_context} tokens: leave max_context out"
+                )
+                raise LoadError(ErrorCode.INVALID_VALUE, text)
+        else:
+            max_context = min(config.max_context, load.max_context or config.embedding.max_tokens or ENCODER_CONTEXT)
         bounds = EncodeBounds(max(MAX_STEP_TOKENS, max_context), load.max_batch)
         return cls(files, WeightFormat.parse(format_named(files.config, load)), _numerics(load), max_context, bounds)
 

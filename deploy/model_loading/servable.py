@@ -31,8 +31,13 @@ class Servable(Formed):
         if isinstance(self.mode, Transcriber):
             return ("transcriptions and translations of speech",)
         generates = ("chat and completions",) if self.mode.generates else ()
-        embeddings = "embeddings" if self.mode.generates or self.files.config.vision is None else "embeddings of texts and images"
+        embeddings = "embeddings of texts and images" if self._embeds_images else "embeddings"
         return (*generates, embeddings, "rerank and score by cosine") if self.embeds else generates
+
+    @property
+    def _embeds_images(self) -> bool:
+        """Whether images have vectors. A decoder with vision that embeds texts sees no images."""
+        return isinstance(self.mode, Encoder) and self.files.config.vision is not None
 
     @property
     def embedding_note(self) -> str:
@@ -43,7 +48,7 @@ class Servable(Formed):
         if self.mode.generates:
             return f"the model was not trained for embeddings: the embedding of a text is the hidden state of its last token; {cosine}"
         embedding = self.files.config.embedding
-        if self.files.config.vision is not None:
+        if self._embeds_images:
             return f"texts and images have vectors in one space; {cosine}"
         if isinstance(self.mode, Encoder) and not embedding.is_stated:
             return f"the model's files state no pooling, so the pooling is {embedding.pooling}; {cosine}"

@@ -149,7 +149,7 @@ export class Engine {
     else if (asked.format === 'text') yield `${text}\n`;
     else if (asked.format === 'json') yield { text, usage };
     else if (asked.format !== 'verbose_json') yield subtitles(segments, asked.format);
-    else yield { task, language: work.asked.language, duration: recording.seconds, text, usage, segments };
+    else yield { task, language: model.speech.names[work.asked.language], duration: recording.seconds, text, usage, segments };
   }
 
   async *#generate(prompt, { sampling, stops, maxTokens }, signal) {

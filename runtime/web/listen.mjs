@@ -1,5 +1,7 @@
 // The part of chat.html for models that transcribe speech: take a file, or record the microphone.
 
+const MOST_MS = 120_000;   // milliseconds of one recording
+
 export function listen(client, { part, shown }) {
   const [hearing, record, file, quit, status] = ['hearing', 'record', 'file', 'quit', 'status'].map(part);
   let recorder = null;
@@ -28,24 +30,44 @@ export function listen(client, { part, shown }) {
   }
 
   async function start() {
-    const stream = await navigator.mediaDevices.getUserMedia({ audio: true }), parts = [];
-    recorder = new MediaRecorder(stream);
-    recorder.ondataavailable = ({ data }) => parts.push(data);
-    recorder.onstop = () => {
-      for (const track of stream.getTracks()) track.stop();
+    const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+    try {
+      recorder = recording(stream);
+      record.textContent = 'Stop recording';
+    } catch (error) {
+      release(stream);
+      throw error;
+    }
+  }
+
+  /** Return a recorder that runs. */
+  function recording(stream) {
+    const running = new MediaRecorder(stream), parts = [];
+    let timer = 0;
+    running.ondataavailable = ({ data }) => parts.push(data);
+    running.onstop = () => {
+      clearTimeout(timer);
+      release(stream);
       recorder = null;
       record.textContent = 'Record';
       write('Recording', new Blob(parts, { type: parts[0]?.type }));
     };
-    recorder.start();
-    record.textContent = 'Stop recording';
+    running.start();
+    timer = setTimeout(() => running.stop(), MOST_MS);
+    return running;
   }
 
   record.addEventListener('click', async () => {
     if (recorder !== null) return recorder.stop();
+    record.disabled = file.disabled = true;   // while the microphone opens; a file can be chosen when the recording has ended
     try {
       await start();
-    } catch (error) { status.textContent = `The microphone cannot be used: ${error.message}`; }
+    } catch (error) {
+      status.textContent = `The microphone cannot be used: ${error.message}`;
+    } finally {
+      record.disabled = false;
+      file.disabled = recorder !== null;
+    }
   });
   file.addEventListener('change', () => {
     const [chosen] = file.files;
@@ -54,4 +76,8 @@ export function listen(client, { part, shown }) {
   });
   hearing.addEventListener('submit', (event) => event.preventDefault());
   hearing.hidden = false;
+}
+
+function release(stream) {
+  for (const track of stream.getTracks()) track.stop();
 }

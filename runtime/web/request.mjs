@@ -28,7 +28,7 @@ const OTHERS = new Set([
   'top_logprobs', 'n', 'user', 'tools', 'tool_choice', 'parallel_tool_calls',
 ]);
 const EMBEDDED = new Set(['model', 'input', 'encoding_format', 'dimensions', 'normalize', 'prompt_name', 'user']);
-const HEARD = new Set(['model', 'file', 'language', 'prompt', 'response_format', 'temperature', 'seed', 'stream', 'user']);
+const HEARD = new Set(['model', 'file', 'language', 'prompt', 'response_format', 'temperature', 'seed', 'stream', 'timestamp_granularities', 'user']);
 const TRANSCRIPTS = ['json', 'text', 'verbose_json', 'srt', 'vtt'];
 const MOST_TOP = 20;
 
@@ -93,19 +93,24 @@ export function parsedEmbedding(body, { hidden_size: size, embedding: { normaliz
 }
 
 /** Check a request for a transcription or a translation. */
-export function parsedAudio(body, { speech: { tokens } }, task) {
+export function parsedAudio(body, { speech: { tokens, names } }, task) {
   for (const name of Object.keys(body)) {
     if (!HEARD.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
   }
   if (!(body.file instanceof Float32Array)) throw new RequestError('file', 'file has to be a sound: a Blob or its bytes, or a Float32Array of 16000 samples per second');
   if (!body.file.every(Number.isFinite)) throw new RequestError('file', 'file has samples that are no finite numbers');
-  const known = Object.keys(tokens.languages), language = body.language ?? (known.length > 0 ? null : 'en'), isEnglish = known.length === 0;
+  const known = Object.keys(tokens.languages), isEnglish = known.length === 0, asked = body.language ?? (isEnglish ? 'en' : null);
+  const language = typeof asked === 'string' ? codeOf(asked, names) : asked;
   if (isEnglish ? language !== 'en' : language !== null && !known.includes(language)) {
-    throw new RequestError('language', `language is ${JSON.stringify(language)}; expected ${isEnglish ? 'en, the only one that' : `a code such as en, one of ${known.length} that`} the model knows`);
+    throw new RequestError('language', `language is ${JSON.stringify(asked)}; expected ${isEnglish ? 'en, the only one that' : `a code such as en, one of ${known.length} that`} the model knows`);
   }
   if (isEnglish && task === 'translate') throw new RequestError('model', 'this model only transcribes English');
   const format = body.response_format ?? 'json';
   if (!TRANSCRIPTS.includes(format)) throw new RequestError('response_format', `response_format is ${JSON.stringify(format)}; expected one of ${TRANSCRIPTS.join(', ')}`);
+  const times = body.timestamp_granularities ?? [];
+  if (!Array.isArray(times) || times.some((part) => part !== 'segment')) {
+    throw new RequestError('timestamp_granularities', `timestamp_granularities is ${JSON.stringify(times)}; expected ["segment"], as words have no times in the browser`);
+  }
   if (typeof (body.prompt ?? '') !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
   return {
     language,
@@ -115,6 +120,12 @@ export function parsedAudio(body, { speech: { tokens } }, task) {
     seed: seedOf(body.seed ?? 0),
     stream: body.stream === true,
   };
+}
+
+/** Return the code of a language that is given by its code or by its English name. `names` has the names by code. */
+function codeOf(language, names) {
+  const asked = language.trim().toLowerCase();
+  return Object.keys(names).find((code) => names[code] === asked.replaceAll('-', ' ')) ?? asked;
 }
 
 function seedOf(seed) {

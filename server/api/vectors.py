@@ -19,7 +19,7 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, InputPart, Prompts
-from server.api.request.texts import kept_of, too_long
+from server.api.request.texts import NOTHING_AROUND, kept_of, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, Crop, Embed, Ready
@@ -38,11 +38,17 @@ TURN = 32  # texts sent to the worker before other tasks may run
 
 
 def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
+    check_embedding(body, model, loaded)
+    return plan_texts(body, text, loaded, settings)
+
+
+def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:
+    """Raise ApiError if the model has no vectors like those that the request asks for, whatever its inputs are."""
     require_embeddings(model, loaded)
     size = loaded.ready.embedding_size
     if body.dimensions is not None and body.dimensions > size:
         raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
-    return plan_texts(body, text, loaded, settings)
+    _prompt_of(body, loaded.ready)
 
 
 def require_embeddings(model: Model, loaded: Loaded) -> None:
@@ -71,7 +77,8 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
         body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
     param = "input" if text is None else "messages"
-    prompts = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side)
+    around = loaded.tokenizer.text_template if loaded.ready.pools_last else NOTHING_AROUND
+    prompts = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
     for ids in prompts:
         if len(ids) > context:
             raise too_long(context, f"a text has {len(ids)} tokens", param)
@@ -92,18 +99,23 @@ def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
     """Put the prompt that the request names before each text. Without a name, use the model's default prompt; with an empty name, use no
     prompt. Token ids stay as they are."""
-    known, given = dict(ready.prompts), "" if body.input is None else body.input
-    name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
+    given, (name, prefix) = "" if body.input is None else body.input, _prompt_of(body, ready)
     parts = [given] if isinstance(given, str) else given
     if any(isinstance(part, InputPart) for part in parts):
         raise invalid("input", "input has objects; expected texts or token ids, because only /v1/embeddings takes objects")
     texts = [part for part in parts if isinstance(part, str)]
-    if name and name not in known:
-        raise invalid("prompt_name", f"prompt_name is {name!r}; expected {_names(known)}")
     if name and len(texts) < len(parts):
         raise invalid("prompt_name", f"prompt_name is {name!r} and input has token ids; a prompt goes before texts")
-    prefix = known.get(name if name is not None else ready.default_prompt or "", "")
     return [prefix + text for text in texts] if prefix and texts else cast("Prompts", given)
+
+
+def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
+    """Return the name of the prompt that the request names, and the text of the prompt that goes before its texts."""
+    known = dict(ready.prompts)
+    name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
+    if name and name not in known:
+        raise invalid("prompt_name", f"prompt_name is {name!r}; expected {_names(known)}")
+    return name, known.get(name if name is not None else ready.default_prompt or "", "")
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:

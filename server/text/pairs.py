@@ -1,4 +1,4 @@
-"""Join two texts with a tokenizer's special tokens, as in the training of rerankers."""
+"""The special tokens that a tokenizer puts around a text, and around two texts, as in the training of rerankers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from dataclasses import dataclass
 class Pair:
     ids: list[int]
     second: int | None  # index where the second text begins; None: the tokenizer does not distinguish the two
+
+
+@dataclass(frozen=True, slots=True)
+class TextTemplate:
+    """The special tokens around one text."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def text_in(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Return where the tokens of the text begin and end among `ids`, which may lack the special tokens."""
+        begin = len(self.before) if tuple(ids[: len(self.before)]) == self.before else 0
+        end = len(ids) - len(self.after)
+        return begin, end if end >= 0 and tuple(ids[end:]) == self.after else len(ids)
 
 
 @dataclass(frozen=True, slots=True)

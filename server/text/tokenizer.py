@@ -12,7 +12,7 @@ import tokenizers
 
 from runtime.files import AGAIN
 from server.defaults import Defaults
-from server.text.pairs import PairTemplate
+from server.text.pairs import PairTemplate, TextTemplate
 from server.text.templates.errors import TemplateError
 from server.text.templates.outside import OutsideTemplate
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
@@ -63,6 +63,7 @@ class Tokenizer:
         self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
         self.defaults: Defaults = found.defaults()
         self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)
+        self.text_template: TextTemplate = self._text_template()
         self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_texts: Mapping[int, bytes] = {
@@ -87,6 +88,12 @@ class Tokenizer:
     def count(self, text: str) -> int:
         """Return the number of tokens, without special tokens around the text."""
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
+
+    def _text_template(self) -> TextTemplate:
+        """Find the special tokens around a text by encoding one: tokens that do not belong to it are special."""
+        (found,) = self._tokenizer.encode_batch(["a"])
+        places = [at for at, owner in enumerate(found.sequence_ids) if owner is not None]
+        return TextTemplate(tuple(found.ids[: places[0]]), tuple(found.ids[places[-1] + 1 :])) if places else TextTemplate()
 
     def _pair_template(self) -> PairTemplate:
         """Find the special tokens around two texts by encoding a pair: tokens that belong to neither text are special."""

@@ -37,7 +37,7 @@ from server.messages import (
     TokenLogprob,
     Vision,
 )
-from server.text.pairs import PairTemplate
+from server.text.pairs import PairTemplate, TextTemplate
 from server.text.templates.errors import TemplateError
 from server.text.templates.limits import LIMITS, Limits
 
@@ -157,6 +157,10 @@ class ByteTokenizer:
         return b"".join(parts).decode(errors="replace")
 
     @property
+    def text_template(self) -> TextTemplate:
+        return TextTemplate(before=(self.BOS,))
+
+    @property
     def pair_template(self) -> PairTemplate:
         return PairTemplate(between=(0,), num_first=1)
 
@@ -184,6 +188,7 @@ class NullScript:
     embedding_note: str = ""
     embeds_tokens: bool = True
     normalize: bool = True
+    pools_last: bool = False
     padded_to: int = 0
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
@@ -248,6 +253,7 @@ class NullWorker:
             embeds_tokens=script.embeds_tokens,
             generates=script.generates,
             normalize=script.normalize,
+            pools_last=script.pools_last,
             padded_to=script.padded_to,
             prompts=script.prompts,
             default_prompt=script.default_prompt,

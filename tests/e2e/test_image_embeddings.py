@@ -89,6 +89,22 @@ def test_a_conversation_with_an_image_has_its_vector(server: DemoServer, subject
     assert answer["usage"]["prompt_tokens"] == places
 
 
+TALE = "It was a dark and stormy night; the rain fell in torrents, except at times."
+
+
+def test_the_vector_of_a_truncated_text_is_that_of_its_part(server: DemoServer, client: openai.OpenAI, subject: Joint) -> None:
+    """The vector is the state of the last token, a special one, which is kept with the one before the text."""
+    around = sum(map(len, subject.around))
+    for keep in (subject.length, 10):
+        room = keep - around
+        for side, part in (("right", TALE[:room]), ("left", TALE[-room:])):
+            found = embedded(client, subject, [TALE], truncate_prompt_tokens=keep, truncation_side=side)
+            np.testing.assert_array_equal(found, embedded(client, subject, [part]))
+    by_ollama = httpx.post(f"{server.url}/api/embed", json={"model": subject.name, "input": TALE}, timeout=60, verify=False).json()
+    expected = embedded(client, subject, [TALE[: subject.length - 1 - around]])  # one token less than the context
+    assert np.abs(np.array(by_ollama["embeddings"]) - expected).max() < 1e-6
+
+
 def test_the_model_says_what_it_embeds(server: DemoServer, subject: Joint) -> None:
     shown = httpx.get(f"{server.url}/v1/models/{subject.name}", timeout=60, verify=False).json()
     assert shown["embedding_size"] == 40 and "one space" in shown["embedding_note"]

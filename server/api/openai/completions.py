@@ -29,12 +29,13 @@ from server.api.request.prepare import (
     seed_of,
 )
 from server.api.request.schema import CompletionBody, Prompts
-from server.api.request.texts import encode_prompts, kept_of, truncate
+from server.api.request.texts import NOTHING_AROUND, encode_prompts, kept_of, truncate
 from server.api.routes import gives, new_router
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
+from server.text.pairs import TextTemplate
 
 DEFAULT_MAX_TOKENS = 16  # the API's default
 
@@ -113,12 +114,14 @@ def token_ids(
     keep: int | None,
     side: str | None,
     may_be_empty: bool = False,
+    around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Return the tokens of each prompt, truncated if requested. `prompt` is a text, token ids, or a list of texts or of token id lists."""
+    """Return the tokens of each prompt, truncated if requested. `prompt` is a text, token ids, or a list of texts or of token id lists.
+    Truncation keeps the special tokens `around` a text."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
-    encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side))
-    found = [next(encoded) if isinstance(part, str) else truncate(part, keep, side) for part in parts]
+    encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around))
+    found = [next(encoded) if isinstance(part, str) else truncate(part, keep, side, around) for part in parts]
     for ids in found:
         if ids or not may_be_empty:
             check_ids(ids, tokenizer, param)

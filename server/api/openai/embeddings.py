@@ -19,7 +19,7 @@ from server.api.request.limits import check_sizes
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, num_tokens_of, plan_embedding
+from server.api.vectors import Vector, check_embedding, embed_all, num_tokens_of, plan_embedding
 from server.errors import (
     MISSING_FIELD,
     ApiError,
@@ -61,8 +61,7 @@ def _planned(
 ) -> list[list[int]]:
     """Return the tokens of each text, with none in the places of images."""
     if crops and not body.input:
-        body = body.model_copy(update={"input": [""]})  # whose tokens are not used: only the other fields are checked
-        plan_embedding(body, text, model, loaded, settings)
+        check_embedding(body, model, loaded)
         return [[] for _ in crops]
     texts = iter(plan_embedding(body, text, model, loaded, settings))
     found = list(texts)

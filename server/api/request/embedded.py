@@ -39,9 +39,12 @@ async def separated(body: EmbeddingBody, model: Model, loaded: Loaded, settings:
 
 
 def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
-    """Yield what is to be embedded; nothing if there are only texts and token ids, which need no separation."""
-    if body.messages is not None and body.input is None and loaded.image_decoder is not None:
-        yield _conversation(body.messages)
+    """Yield what is to be embedded; nothing if there are only texts and token ids, which need no separation, or if the
+    request has both input and messages, which is refused later."""
+    if body.messages is not None:
+        if body.input is None and loaded.image_decoder is not None:
+            yield _conversation(body.messages)
+        return
     if not isinstance(body.input, list) or not any(isinstance(part, InputPart) for part in body.input):
         return
     for index, part in enumerate(body.input):

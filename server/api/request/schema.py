@@ -21,6 +21,7 @@ Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: 
 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
 MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
+MAX_INPUT_PARTS = 2048  # of the inputs of an embedding
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
@@ -324,9 +325,22 @@ class InputPart(Options):
     image: Text | None = None  # a URL, or a file in base64
 
 
+def _are_parts(value: object) -> str:
+    """Return the tag of texts and token ids, or of parts: a list with objects. Lists of token ids are long, so only as many items as parts
+    may be are looked at."""
+    items = cast("list[object]", value)[: MAX_INPUT_PARTS + 1] if isinstance(value, list) else []
+    return IN_PARTS if any(isinstance(item, (dict, InputPart)) for item in items) else AS_TEXT
+
+
+InputParts = Annotated[
+    list[Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[InputPart, Tag(IN_PARTS)], text_unless(dict, InputPart)]],
+    Field(max_length=MAX_INPUT_PARTS, fail_fast=True),
+]
+
+
 class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["messages"]}]}):
     model: Label | None = None
-    input: Prompts | Annotated[list[Text | InputPart], Field(max_length=2048, fail_fast=True)] | None = None
+    input: Annotated[Annotated[Prompts, Tag(AS_TEXT)] | Annotated[InputParts, Tag(IN_PARTS)], Discriminator(_are_parts)] | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
     add_generation_prompt: bool | None = None
     chat_template_kwargs: JsonObject | None = None

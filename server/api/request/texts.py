@@ -11,30 +11,46 @@ from collections.abc import Iterable, Sequence
 
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.interfaces import Tokenizer
+from server.text.pairs import TextTemplate
 
 PIECE_CHARS = 64 << 10  # characters encoded in one call
 DENSE = 4  # characters per token; a text with more than DENSE * context characters is first counted piece by piece
 SPARSE = 6  # characters per token; most texts have fewer, so that one piece usually holds all tokens to keep
 WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
+NOTHING_AROUND = TextTemplate()
 LEAST_TOKEN_CHARS = 128  # a token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
 
 
 def encode_texts(
-    texts: Sequence[str], tokenizer: Tokenizer, *, special: bool, keep: int | None = None, side: str | None = None
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    special: bool,
+    keep: int | None = None,
+    side: str | None = None,
+    around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
     """Encode texts that are known to fit, or keep only `keep` tokens of each. Each group of texts is truncated before the next group is
     encoded, because freeing millions of tokens at once takes 0.1 s."""
-    return [truncate(ids, keep, side) for group in _grouped(texts) for ids in tokenizer.encode_all(group, special)]
+    return [truncate(ids, keep, side, around) for group in _grouped(texts) for ids in tokenizer.encode_all(group, special)]
 
 
 def encode_prompts(
-    texts: Sequence[str], tokenizer: Tokenizer, param: str, *, special: bool, context: int, keep: int | None = None, side: str | None = None
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    param: str,
+    *,
+    special: bool,
+    context: int,
+    keep: int | None = None,
+    side: str | None = None,
+    around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
     """Encode texts. Raise ApiError if one has more tokens than the context. With `keep`, longer texts are truncated to that many tokens
-    instead, by removing tokens at `side`."""
+    instead, by removing tokens at `side`. Truncation keeps the special tokens `around` a text."""
     needed = [_needed(text, tokenizer, param, context, keep, side) for text in texts]
-    return encode_texts(needed, tokenizer, special=special, keep=keep, side=side)
+    return encode_texts(needed, tokenizer, special=special, keep=keep, side=side, around=around)
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
@@ -43,11 +59,16 @@ def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | No
     return max(1, context - min(max(1, max_tokens or 1), context // 2)) if asked == -1 else asked
 
 
-def truncate(ids: list[int], keep: int | None, side: str | None) -> list[int]:
-    """Remove tokens at `side` until `keep` are left. Return all tokens without `keep`."""
+def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTemplate = NOTHING_AROUND) -> list[int]:
+    """Remove tokens at `side` until `keep` are left, but keep the special tokens `around` the text. Without `keep`, return all tokens."""
     if keep is None or len(ids) <= keep:
         return ids
-    return ids[:keep] if side == "right" else ids[-keep:]
+    begin, end = around.text_in(ids)
+    room = keep - begin - (len(ids) - end)
+    if room < 0:
+        return ids[-keep:]
+    kept = ids[begin : begin + room] if side == "right" else ids[end - room : end]
+    return ids[:begin] + kept + ids[end:]
 
 
 def too_long(context: int, found: str, param: str) -> ApiError:

@@ -9,19 +9,23 @@ const HEAD_BYTES = 44;  // of a WAV file
 
 export class Dictation {
   #recorder = null;  // while it records
+  #asked = null;  // the id of the model that transcribes the recording, and the place where it is written
   #isBusy = false;  // while the microphone opens, or the server transcribes
 
-  /* `model` returns the model that transcribes, or null; `write` takes a transcript. */
-  constructor(button, {model, write}) {
+  /* `model` returns the model that transcribes, or null; `place` returns where the recording belongs; `write` takes a transcript and the place. */
+  constructor(button, {model, place, write}) {
     this.button = button;
     this.model = model;
+    this.place = place;
     this.write = write;
     button.addEventListener("click", () => this.#recorder ? this.#recorder.stop() : this.#begin());
   }
 
-  /* Offer dictation if the server and the browser can do it. Browsers open the microphone only on pages from this machine or over TLS. */
+  /* Offer dictation if the server and the browser can do it. Browsers open the microphone only on pages from this machine or over TLS. A running
+     recording can be stopped, also if the model is gone. */
   show() {
-    this.button.hidden = !this.model() || !navigator.mediaDevices?.getUserMedia;
+    const isRunning = this.#recorder !== null || this.#isBusy;
+    this.button.hidden = !isRunning && (!this.model() || !navigator.mediaDevices?.getUserMedia);
     const label = this.#recorder ? "Stop and write" : "Dictate";
     this.button.replaceChildren(icon(this.#recorder ? "stop" : "microphone"));
     this.button.title = label;
@@ -30,36 +34,44 @@ export class Dictation {
   }
 
   async #begin() {
+    this.#asked = {model: this.model()?.id ?? "", place: this.place()};
     this.#setBusy(true);
-    let stream;
+    let stream = null;
     try {
       stream = await navigator.mediaDevices.getUserMedia({audio: true});
+      this.#recorder = this.#record(stream);
     } catch (error) {
+      release(stream);
       toast(`The microphone cannot be used: ${error.message}.`);
-      return this.#setBusy(false);
     }
+    this.#setBusy(false);
+  }
+
+  /* Return a recorder that runs. */
+  #record(stream) {
     const parts = [], recorder = new MediaRecorder(stream);
-    const timer = setTimeout(() => recorder.stop(), MOST_MS);
+    let timer = 0;
     recorder.addEventListener("dataavailable", event => parts.push(event.data));
     recorder.addEventListener("stop", () => {
       clearTimeout(timer);
-      for (const track of stream.getTracks()) track.stop();
+      release(stream);
       this.#recorder = null;
       this.#transcribe(new Blob(parts, {type: recorder.mimeType}));
     });
     recorder.start();
-    this.#recorder = recorder;
-    this.#setBusy(false);
+    timer = setTimeout(() => recorder.stop(), MOST_MS);
+    return recorder;
   }
 
   async #transcribe(recording) {
+    const {model, place} = this.#asked;
     this.#setBusy(true);
     try {
       const form = new FormData();
-      form.append("model", this.model()?.id ?? "");
+      form.append("model", model);
       form.append("file", await asWav(recording), "dictation.wav");
       const text = (await ask("/v1/audio/transcriptions", {method: "POST", body: form})).text.trim();
-      if (text) this.write(text);
+      if (text) this.write(text, place);
       else toast("Nothing was heard.");
     } catch (error) {
       toast(`The recording could not be transcribed: ${error.message}`);
@@ -71,6 +83,10 @@ export class Dictation {
     this.#isBusy = isBusy;
     this.show();
   }
+}
+
+function release(stream) {
+  for (const track of stream?.getTracks() ?? []) track.stop();
 }
 
 /* Return a recording as a WAV file with one channel, which every server can read without further packages. */

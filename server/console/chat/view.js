@@ -21,6 +21,8 @@ const SAVE_EVERY_MS = 2000;  // milliseconds between saves of a streaming answer
 export class ChatView {
   #runs = new Map();  // running answers, by conversation: {node, abort}
   #counting = null;
+  #place = {conversation: null};  // where a dictation belongs: it gets the conversation that begins here
+  #late = new Map();  // transcripts of recordings that were made in conversations that are not shown, by conversation
 
   constructor(app) {
     this.app = app;
@@ -40,7 +42,8 @@ export class ChatView {
     });
     this.dictation = new Dictation(this.root.querySelector("[data-action=dictate]"), {
       model: () => app.hearing,
-      write: text => this.composer.insert(text),
+      place: () => this.#place,
+      write: (text, place) => this.#write(text, place.conversation),
     });
     find("#prompts").addEventListener("click", () => openPrompts({use: text => this.composer.insert(text), draft: this.composer.text}));
     find("#share").addEventListener("click", () => openShare(this.conversation));
@@ -66,8 +69,11 @@ export class ChatView {
     const found = id ? this.app.conversations.get(id) : null;
     if (id && !found) return this.app.go("#/chat");
     this.conversation = found;
+    this.#place = {conversation: found};
     this.transcript.clear();
     this.show();
+    this.#write(this.#late.get(found) ?? "", found);
+    this.#late.delete(found);
     this.transcript.toEnd();
     this.composer.focus();
   }
@@ -79,7 +85,7 @@ export class ChatView {
   send(text, files = []) {
     const parent = this.conversation?.leaf ?? null;
     if (!this.conversation) {
-      this.conversation = newConversation(load("options", {}));
+      this.conversation = this.#place.conversation = newConversation(load("options", {}));
       this.app.adopt(this.conversation);
       history.replaceState(null, "", `#/chat/${this.conversation.id}`);
     }
@@ -114,6 +120,15 @@ export class ChatView {
     if (!last) return;
     if (key === "again") this.#answer(last.parent);
     else copy(last.content).then(isDone => toast(isDone ? "The answer is copied." : "The browser does not allow copying."));
+  }
+
+  /* Write a transcript into the message of a conversation, which may be shown later. */
+  #write(text, conversation) {
+    if (!text) return;
+    const isThere = conversation === null || this.app.conversations.has(conversation.id);
+    if (conversation === this.conversation || !isThere) return this.composer.insert(text);
+    this.#late.set(conversation, [this.#late.get(conversation), text].filter(Boolean).join(" "));
+    toast("The transcript is in the conversation in which you dictated it.");
   }
 
   #editLast() {

@@ -57,6 +57,7 @@ def files() -> ModelFiles:
         ("lfm2_vl", "max_image_tokens", 11),
         ("lfm2_vl", "max_image_tokens", 1025),
         ("lfm2_vl", "max_tiles", 1),
+        ("lfm2_vl", "min_tiles", 1),
         ("lfm2_vl", "max_tiles", 65),
         ("lfm2_vl", "resample", 0),
         ("lfm2_vl", "do_rescale", False),
@@ -67,6 +68,13 @@ def test_other_processors_of_images_of_any_size_are_refused(tmp_path: Path, name
     assert vision is not None
     with pytest.raises(ConfigError, match=f"{field} of .* expected"):
         read_cutting(written(tmp_path, "preprocessor_config.json", {**SUBJECTS[name].processor, field: value}), vision)
+
+
+def test_a_processor_that_cuts_no_tiles_may_name_any_number_of_them(tmp_path: Path) -> None:
+    vision = load_config(SUBJECTS["lfm2_vl"].folder).vision
+    assert vision is not None
+    given = {**SUBJECTS["lfm2_vl"].processor, "min_tiles": 1, "do_image_splitting": False}
+    assert not read_cutting(written(tmp_path, "preprocessor_config.json", given), vision).splits
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "mistral3", "pixtral"])

@@ -119,7 +119,7 @@ def test_it_hears_with_the_bits_of_the_native_program(site: Path, tmp_path: Path
     assert found.tobytes() == np.stack(rows).tobytes()
 
 
-@pytest.mark.parametrize("options", [{"language": "en"}, {"temperature": 0.6, "seed": 7}, {"language": "en", "prompt": "a word"}])
+@pytest.mark.parametrize("options", [{"language": "en"}, {"temperature": 0.6, "seed": 7}, {"language": "English ", "prompt": "a word"}])
 def test_transcripts_are_those_of_the_server(server: DemoServer, site: Path, options: dict[str, Any]) -> None:
     """Recordings of several windows, of one, and of almost none have the same segments, at the same times, with the same tokens."""
     recordings = [noise(1.3), noise(0.2, 1), noise(0.01, 2)]
@@ -130,7 +130,7 @@ def test_transcripts_are_those_of_the_server(server: DemoServer, site: Path, opt
         expected = httpx.post(
             f"{server.url}/v1/audio/transcriptions", data=form, files={"file": file_of(samples)}, timeout=PATIENCE_S, verify=False
         ).json()
-        assert whole["text"] == expected["text"]
+        assert (whole["text"], whole["language"]) == (expected["text"], expected["language"])
         assert [one["tokens"] for one in whole["segments"]] == [one["tokens"] for one in expected["segments"]]
         for one, other in zip(whole["segments"], expected["segments"], strict=True):
             assert one["text"] == other["text"] and one["temperature"] == other["temperature"]
@@ -142,7 +142,8 @@ def test_transcripts_are_those_of_the_server(server: DemoServer, site: Path, opt
 @pytest.mark.parametrize("format", ["text", "srt", "vtt"])
 def test_subtitles_are_those_of_the_server(server: DemoServer, site: Path, format: str) -> None:
     samples, body = noise(1.3), {"response_format": format, "language": "en"}
-    [[found]] = asked(site, {"method": "transcriptions", "body": {**body, "file": samples.tolist()}})
+    further = {"timestamp_granularities": ["segment"], "file": samples.tolist()}
+    [[found]] = asked(site, {"method": "transcriptions", "body": {**body, **further}})
     url, files = f"{server.url}/v1/audio/transcriptions", {"file": file_of(samples)}
     assert found == httpx.post(url, data=body, files=files, timeout=PATIENCE_S, verify=False).text
 
@@ -165,7 +166,8 @@ def test_a_stream_and_an_abort(site: Path) -> None:
         ("transcriptions", {"language": "xx"}, "language", 'language is "xx"; expected a code such as en, one of 1'),
         ("transcriptions", {"response_format": "pdf"}, "response_format", "expected one of json, text, verbose_json, srt, vtt"),
         ("transcriptions", {"temperature": 2}, "temperature", "expected a number from 0 to 1"),
-        ("transcriptions", {"timestamp_granularities": ["word"]}, "timestamp_granularities", "is not supported in the browser"),
+        ("transcriptions", {"timestamp_granularities": ["word"]}, "timestamp_granularities", 'is ["word"]; expected ["segment"]'),
+        ("transcriptions", {"chunking_strategy": "auto"}, "chunking_strategy", "is not supported in the browser"),
         ("chat", {"messages": []}, "model", "whisper transcribes speech; use audio.transcriptions.create"),
     ],
 )
@@ -210,4 +212,42 @@ def test_the_page_writes_down_a_file_and_a_recording(page: Page, site: Path) -> 
         assert asked_for[loaded_files:] == [], "the sound stays in the browser"
         page.js(FILE.replace("DATA", json.dumps(base64.b64encode(b"no sound").decode())))
         page.see("noise.wav cannot be transcribed", "#status")
+        page.expect_no_faults()
+
+
+COUNTED = """window.streams = [];
+navigator.mediaDevices.getUserMedia = async () => {
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  window.streams.push(new MediaStreamAudioDestinationNode(new AudioContext()).stream);
+  return window.streams.at(-1);
+}"""
+CLOSED = "window.streams.every((stream) => stream.getTracks().every((track) => track.readyState === 'ended'))"
+
+
+def test_the_page_records_once_at_a_time(page: Page, site: Path) -> None:
+    """A second click while the microphone opens begins no second recording. A recorder that cannot begin closes the microphone, and a
+    recording ends after two minutes by itself."""
+    with serving(site) as (address, _):
+        page.open(f"{address}/chat.html")
+        page.see("Ready, wasm-relaxed", "#status")
+        page.js(COUNTED)
+        page.js(
+            "window.Recorder = MediaRecorder; window.MediaRecorder = class { constructor() { throw new Error('no codec'); } }; undefined"
+        )
+        page.click("#record")
+        page.see("The microphone cannot be used: no codec", "#status")
+        assert page.js(CLOSED) and page.js("window.streams.length === 1 && !document.getElementById('record').disabled")
+        page.js("window.MediaRecorder = window.Recorder; undefined")
+        page.js("""window.timers = [];
+          const later = window.setTimeout;
+          window.setTimeout = (act, ms) => (ms === 120_000 ? window.timers.push(act) : later(act, ms));""")
+        page.js("document.getElementById('record').click(); document.getElementById('record').click()")
+        page.see("Stop recording", "#record")
+        assert page.js("window.streams.length") == 2 and page.js("window.timers.length") == 1 and not page.js(CLOSED)
+        assert page.js("document.getElementById('file').disabled")
+        page.js("new Promise((resolve) => setTimeout(resolve, 300))")
+        page.js("window.timers[0]()")
+        page.wait("document.querySelectorAll('.assistant').length === 1 && document.getElementById('quit').hidden")
+        assert page.js(CLOSED) and page.js("document.getElementById('record').textContent") == "Record"
+        assert not page.js("document.getElementById('file').disabled")
         page.expect_no_faults()

@@ -78,6 +78,35 @@ def test_texts_are_padded_if_the_model_was_trained_so(serve, answering):
     assert {embed.prompt_ids[-1] for embed in server.worker.embeds} == {257, ord("n")}
 
 
+@pytest.mark.parametrize(
+    ("pools_last", "side", "expected"), [(True, "left", [256, 101, 102]), (False, "left", [100, 101, 102]), (True, "right", [256, 97, 98])]
+)
+@pytest.mark.parametrize("given", ["abcdef", [256, *b"abcdef"]], ids=["text", "tokens"])
+def test_special_tokens_are_kept_where_a_vector_is_made_of_one(serve, answering, pools_last, side, expected, given):
+    server = serve(script=answering("", embedding_size=8, generates=False, pools_last=pools_last))
+    body = {"input": given, "truncate_prompt_tokens": 3, "truncation_side": side}
+    assert server.http().post(PATH, json=body).status_code == 200
+    assert [list(embed.prompt_ids) for embed in server.worker.embeds] == [expected]
+
+
+def test_an_image_alone_needs_no_special_tokens(looker):
+    expected = vectors(looker, input=[{"image": data_url(FILE)}])
+    assert vectors(looker, input=[{"image": data_url(FILE)}], add_special_tokens=False) == expected
+
+
+def test_an_error_names_the_field_of_the_part(looker):
+    for given, param in (
+        ([{"image": 5}], "input[0].image"),
+        (["x", {"text": [1]}], "input[1].text"),
+        ([{"image": "x"}, 5], "input[1]"),
+        ([{"image": "x"}] * 2049, "input"),
+        ([5, {"text": "x"}], "input[0]"),
+    ):
+        answer = looker.http().post(PATH, json={"input": given})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param), error
+
+
 IMAGE = {"image": data_url(FILE)}
 PART = {"type": "image_url", "image_url": {"url": data_url(FILE)}}
 
@@ -94,6 +123,9 @@ PART = {"type": "image_url", "image_url": {"url": data_url(FILE)}}
         ({"messages": [{"role": "user", "content": [PART, PART]}]}, "messages", "2 images and 0 texts"),
         ({"messages": [{"role": "user", "content": [PART, {"type": "text", "text": "x"}]}]}, "messages", "1 images and 1 texts"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type", "'input_audio'"),
+        ({"input": [IMAGE], "messages": [{"role": "user", "content": "x"}]}, "messages", "input and messages are given"),
+        ({"input": [{"text": "x"}], "messages": [{"role": "user", "content": [PART]}]}, "messages", "input and messages are given"),
+        ({"input": [IMAGE], "prompt_name": "query"}, "prompt_name", "expected none"),
         ({"input": [IMAGE], "dimensions": 9}, "dimensions", "at most the model's 8"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from server.api.request import texts
 from server.errors import ApiError
 from server.http.json_scan import MAX_NUMBERS, MAX_PARTS
+from server.text.pairs import TextTemplate
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
 from tests.doubles.worker import ByteTokenizer
@@ -147,6 +148,24 @@ def test_tokens_kept_of_a_text_are_those_of_the_whole(text, keep, side):
     expected = texts.truncate(tokenizer.encode(text, True), keep, side)
     (ids,) = texts.encode_prompts([text], tokenizer, "prompt", special=True, context=1024, keep=keep, side=side)
     assert ids == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "keep", "left", "right"),
+    [
+        ([1, 5, 6, 7, 2], 4, [1, 6, 7, 2], [1, 5, 6, 2]),
+        ([1, 5, 6, 7, 2], 5, [1, 5, 6, 7, 2], [1, 5, 6, 7, 2]),
+        ([1, 5, 6, 7, 2], 2, [1, 2], [1, 2]),
+        ([1, 5, 6, 7, 2], 1, [2], [2]),
+        ([5, 6, 7], 2, [6, 7], [5, 6]),  # token ids without special tokens
+        ([5, 6, 7, 2], 2, [7, 2], [5, 2]),
+    ],
+)
+def test_the_special_tokens_around_a_text_are_kept(ids, keep, left, right):
+    around = TextTemplate((1,), (2,))
+    assert texts.truncate(ids, keep, "left", around) == texts.truncate(ids, keep, None, around) == left
+    assert texts.truncate(ids, keep, "right", around) == right
+    assert texts.truncate(ids, keep, "right") == ids[:keep]
 
 
 def test_of_a_text_to_be_cut_little_more_than_is_kept_is_encoded():
