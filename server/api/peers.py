@@ -21,10 +21,8 @@ from server.http.auth import Access
 from server.interfaces import RequestError
 from server.messages import IDLE, GivePages, SamplingParams, Submit
 from server.models.model import Loaded
-from server.peers.wire import PATH, PROOF_HEADER, Ask, Proofs, decode_ask, digest_of, encode_offer
+from server.peers.wire import MOST_GIVINGS, PATH, PROOF_HEADER, Ask, Proofs, decode_ask, digest_of, encode_offer
 from server.secret_file import read_secret
-
-MOST_GIVINGS = 8  # servers that pages are read for at a time
 
 
 def router(context: Context) -> APIRouter:

@@ -30,6 +30,7 @@ NONCE_BYTES = 16
 HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
 FRAME_BYTES = 256 << 10  # of a frame with several pages; a larger page has a frame of its own
 MOST_FRAME_BYTES = 256 << 20
+MOST_GIVINGS = 8  # servers that a server gives pages to at a time
 FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
