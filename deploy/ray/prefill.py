@@ -14,7 +14,6 @@ from deploy.ray.directory import Directory
 from deploy.ray.lease import Lease
 from deploy.ray.wish import BLOCK, Wish
 
-
 MOST_REPEATED = 2  # times as much as is new, that a prefill replica may compute for lack of the beginning
 
 
@@ -32,8 +31,8 @@ class Prefill:
         self._asking: asyncio.Future[Lease | None] | None = None
 
     def added(self, lease: Lease, wish: Wish) -> Lease:
-        """Return the lease with a replica that computes the prompt, if much of it is new, such a replica is known, and it has not to compute
-        much more than what is new. Otherwise the lease keeps the giver that it may have."""
+        """Return the lease with a replica that computes the prompt, if much of it is new, such a replica is known, and that replica need not
+        compute much more than what is new. Otherwise the lease keeps the giver that it may have."""
         if lease.num_new < self._least_blocks:
             return lease
         prompt = Wish(wish.keys[: wish.num_blocks], num_blocks=wish.num_blocks)
