@@ -31,7 +31,7 @@ class Prefill:
         self._asking: asyncio.Future[Lease | None] | None = None
 
     def added(self, lease: Lease, wish: Wish) -> Lease:
-        """Return the lease with a replica that computes the prompt, if much of it is new, such a replica is known, and that replica need not
+        """Return the lease with a replica that computes the prompt, if much of the prompt is new, such a replica is known, and it need not
         compute much more than what is new. Otherwise the lease keeps the giver that it may have."""
         if lease.num_new < self._least_blocks:
             return lease
