@@ -482,7 +482,7 @@ class PageCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     num_taken: int = 0
     num_tries: int = 0  # requests for which this server asked another one
     num_failed: int = 0  # tries that ended before all pages of the offer were here
-    num_left_out: int = 0  # requests that named a server which was not asked, because computing is faster, or too many ask already
+    num_left_out: int = 0  # requests that named a server which was not asked: computing is faster, too many wait, or it has failed
     waited_s: float = 0.0  # time for which requests waited for pages
 
 

@@ -85,7 +85,7 @@ class PageExchange:
         self._takings: dict[Request, Taking] = {}
         self._done: list[Request] = []
         self._has_moved = False  # the last portion had pages
-        self._failed_s: dict[Giver, float] = {}  # when a server has failed
+        self._failed_s: dict[tuple[str, int], float] = {}  # when a server has failed, by its address
         self._num_given = self._num_taken = self._num_tries = self._num_failed = self._num_left_out = 0
         self._waited_s = 0.0
 
@@ -216,7 +216,7 @@ class PageExchange:
             except Exception as error:
                 pool.withdraw(page)
                 log.exception("a page that another server has sent cannot be written")
-                self._end(request, taking, f"page {index} of cache group {group} cannot be written: {error}")
+                self._end(request, taking, f"page {index} of cache group {group} cannot be written: {error}", blames=False)
                 return True
             self._num_taken += 1
         if not taking.pages and not taking.data:
@@ -293,7 +293,7 @@ class PageExchange:
         self._num_failed += 1
         giver = taking.transfer.giver
         if blames:
-            self._failed_s[giver] = self._clock()
+            self._failed_s[giver.host, giver.port] = self._clock()
         if not request.is_finished:
             log.warning("pages of %s:%d were not taken, and the prompt is computed here: %s", giver.host, giver.port, fault)
 
@@ -301,7 +301,7 @@ class PageExchange:
         """Return whether a server has failed a short time ago."""
         since_s = self._clock() - self._peering.avoid_s
         self._failed_s = {other: failed_s for other, failed_s in self._failed_s.items() if failed_s > since_s}
-        return giver in self._failed_s
+        return (giver.host, giver.port) in self._failed_s
 
     # --- between steps ---------------------------------------------------------------------------------------------------
 

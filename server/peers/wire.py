@@ -4,8 +4,9 @@
     giver -> taker    a stream of frames: an Offer as MessagePack, then the pages that it names
 
 A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b of what it proves;
-that of a frame covers the nonce of the ask and the number of the frame, so frames of other answers do not fit. A page is the bytes that
-`KVPool.read_page` returns. Pages are known by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+that of a frame covers the nonce of the ask and the number of the frame, so frames of other answers do not fit. An ask has the time of its
+sending, and is refused if it is old. A page is the bytes that `KVPool.read_page` returns. Pages are known by the digests of
+`server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
