@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from deploy.bench.fleet.costs import SMOLLM2
+from deploy.bench.fleet.replica import Job
 from deploy.bench.fleet.simulate import Failure, Outcome, Plan, simulate
 from deploy.bench.fleet.traces import Arrival, Shape, extended, poisson
 from deploy.bench.fleet.transfers import Network
+from server.engine.page_exchange import MOST_TRANSFERS
 from server.peers.wire import MOST_GIVINGS
 
 FAST = Network(1e12)
@@ -91,17 +93,37 @@ def test_transfers_share_the_rate_of_their_giver_and_end_at_their_limit() -> Non
     assert 12.2 < first.first_s < 14.0 < second.first_s < third.first_s
 
 
+def short(at_s: float, name: str) -> Arrival:
+    """Return a request that only takes its turn, so that the next one goes to the replica after."""
+    return Arrival(at_s, 0, 64, 10, extended((), f"short {name}", 64))
+
+
+def prompts(number: int) -> list[Arrival]:
+    """Return long prompts that the second and the third of three replicas compute in turn, and later all of them for the first one."""
+    keys = [extended((), f"prompt {at}", 2048) for at in range(number)]
+    trace: list[Arrival] = []
+    for at in range(0, number, 2):
+        trace += [Arrival(0.0, at, 2048, 10, keys[at]), Arrival(0.0, at + 1, 2048, 10, keys[at + 1]), short(0.0, f"{at}")]
+    for at in range(number):
+        trace += [short(60.0, f"a {at}"), short(60.0, f"b {at}"), Arrival(60.0, at, 2048, 10, keys[at])]
+    return trace
+
+
+def taken(outcome: Outcome) -> list[Job]:
+    return [job for job in outcome.jobs if job.arrival.at_s == 60.0 and job.arrival.num_prompt == 2048]
+
+
 def test_a_taker_receives_one_transfer_after_the_other() -> None:
-    """Two replicas give at the same time, and one takes both."""
-    other = extended((), "another", 2048)
-    trace = [Arrival(0.0, 1, 2048, 10, KEYS), Arrival(0.0, 2, 2048, 10, other)]
-    trace += [Arrival(10.0 + at, 3 + at, 64, 10, extended((), f"short {at}", 64)) for at in range(2)]
-    trace += [Arrival(20.0, 5, 2048, 10, other), Arrival(20.0, 6, 2048, 10, KEYS)]
-    outcome = simulate(replace(TURNS, network=Network(2 * SHARED_S)), trace)
-    waits = sorted(job.first_s - job.arrival.at_s for job in outcome.jobs[-2:] if job.first_s is not None)
-    assert [job.num_cached for job in outcome.jobs[-2:]] == [2047, 2047] and len(waits) == 2
-    assert waits[0] < 1.5, "the two replicas take from each other"
-    assert waits[1] > 2.2, "each of them has one line, in which the second transfer waits"
+    """Each of the two comes from another replica."""
+    outcome = simulate(replace(TURNS, num_replicas=3, network=Network(2 * SHARED_S)), prompts(2))
+    first, second = taken(outcome)
+    assert first.num_cached == second.num_cached == 2047 and first.first_s is not None and second.first_s is not None
+    assert first.first_s - 60.0 < 1.5 and second.first_s - 60.0 > 2.2
+
+
+def test_a_taker_takes_so_many_at_a_time() -> None:
+    outcome = simulate(replace(TURNS, num_replicas=3), prompts(MOST_TRANSFERS + 2))
+    assert [job.num_cached for job in taken(outcome)] == [2047] * MOST_TRANSFERS + [0] * 2
 
 
 def test_a_giver_gives_to_so_many_at_a_time() -> None:
