@@ -164,6 +164,7 @@ class Peering(msgspec.Struct, frozen=True):
     secret: str
     rate_bytes: float  # bytes per second at which pages arrive; pages that would arrive later than they are computed are not asked for
     patience_s: float  # how much longer than computing a request waits for pages
+    avoid_s: float = 5.0  # for how long a server that has failed is not asked again
 
 
 class Load(LoadSettings, Message, frozen=True, tag=True):
@@ -228,11 +229,12 @@ class Abort(Message, frozen=True, tag=True):
 
 
 class GivePages(Message, frozen=True, tag=True):
-    """Read the pages that another server asks for. The first PagesGiven has the offer; each MorePages asks for another one."""
+    """Read the pages that another server asks for. The first PagesGiven has the offer."""
 
     request_id: str
     digests: bytes  # as in an Ask
     num_held: int
+    num_frames: int  # messages with pages that may be on the way; each MorePages allows another one
 
 
 class MorePages(Message, frozen=True, tag=True):
@@ -481,7 +483,7 @@ class PageCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     num_taken: int = 0
     num_tries: int = 0  # requests for which this server asked another one
     num_failed: int = 0  # tries that ended before all pages of the offer were here
-    num_left_out: int = 0  # requests that named a server which was not asked, because computing is faster, or too many ask already
+    num_left_out: int = 0  # requests that named a server which was not asked: computing is faster, too many wait, or it has failed
     waited_s: float = 0.0  # time for which requests waited for pages
 
 
@@ -553,7 +555,7 @@ class CacheChanged(Message, frozen=True, tag=True):
 
 
 class PagesGiven(Message, frozen=True, tag=True):
-    """The answer to a GivePages, or to a MorePages."""
+    """A part of the answer to a GivePages."""
 
     request_id: str
     offer: Offer | None = None  # in the first answer

@@ -206,7 +206,7 @@ class _Gauges(Collector):
             ("relaxserve:peer_takes_failed", "Of these, those that did not get all pages.", lambda m: m.stats.pages.num_failed),
             (
                 "relaxserve:peer_takes_left_out",
-                "Requests that named a server which was not asked: computing is faster, or too many wait.",
+                "Requests that named a server which was not asked: computing is faster, too many wait, or it has failed.",
                 lambda m: m.stats.pages.num_left_out,
             ),
             ("relaxserve:peer_wait_seconds", "Time for which requests waited for pages.", lambda m: m.stats.pages.waited_s),

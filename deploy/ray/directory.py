@@ -51,9 +51,14 @@ class Directory:
         with self._lock:
             self._owners.learn(wish.keys, replica)
 
-    def choose(self, wish: Wish, *, shares: bool = False) -> Lease | None:
+    def num_kept(self, wish: Wish, replica: str) -> int:
+        """Return how many blocks of the prompt a replica has."""
+        return self._kept(wish, [replica])[replica]
+
+    def choose(self, wish: Wish, *, shares: bool = False, learns: bool = True) -> Lease | None:
         """Return the best replica, or None if each has failed this request or no replica has said where its server is. If replicas share
-        pages, the lease names the replica with most of the prompt if it has at least LEAST_BLOCKS more of it than the best one."""
+        pages, the lease names the replica with most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless
+        `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, time.monotonic()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
         failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
@@ -67,7 +72,8 @@ class Directory:
             owner = max(kept, key=kept.__getitem__)
             giver = str(stats[owner]["url"]) if kept[owner] - kept[best] >= LEAST_BLOCKS else ""
             lease = replace(lease, giver=giver, num_new=wish.num_blocks - kept[owner])
-        self.learn(wish, best)
+        if learns:
+            self.learn(wish, best)
         return lease
 
     def _kept(self, wish: Wish, names: Sequence[str]) -> Mapping[str, int]:

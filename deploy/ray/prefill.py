@@ -14,6 +14,13 @@ from deploy.ray.directory import Directory
 from deploy.ray.lease import Lease
 from deploy.ray.wish import BLOCK, Wish
 
+MOST_REPEATED = 2  # times as much as is new, that a prefill replica may compute for lack of the beginning
+
+
+def pays(num_computed: int, num_new: int) -> bool:
+    """Return whether a prefill replica is to compute so much of a prompt, where so much is new to the replicas that answer."""
+    return num_computed <= MOST_REPEATED * num_new
+
 
 class Prefill:
     def __init__(self, directory: Directory, lease: Callable[[Wish], Awaitable[Lease | None]], least_characters: int) -> None:
@@ -24,12 +31,17 @@ class Prefill:
         self._asking: asyncio.Future[Lease | None] | None = None
 
     def added(self, lease: Lease, wish: Wish) -> Lease:
-        """Add a prefill replica to a lease, if at least `least_characters` of the prompt are new and such a replica is known."""
+        """Return the lease with a prefill replica, if at least `least_characters` of the prompt are new, such a replica is known, and it
+        need not compute much more than what is new. Otherwise the lease keeps the giver that it may have."""
         if lease.num_new < self._least_blocks:
             return lease
-        found = self._directory.choose(Wish(wish.keys[: wish.num_blocks]))
+        prompt = Wish(wish.keys[: wish.num_blocks], num_blocks=wish.num_blocks)
+        found = self._directory.choose(prompt, learns=False)
         if found is None:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._lease(Wish()))
             return lease
+        if not pays(wish.num_blocks - self._directory.num_kept(prompt, found.replica), lease.num_new):
+            return lease
+        self._directory.learn(prompt, found.replica)
         return replace(lease, giver=found.url, computes=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from server.api.answer.sse import until_disconnect
 from server.api.context import Context, caller
@@ -21,10 +23,13 @@ from server.http.auth import Access
 from server.interfaces import RequestError
 from server.messages import IDLE, GivePages, SamplingParams, Submit
 from server.models.model import Loaded
-from server.peers.wire import PATH, PROOF_HEADER, Ask, Proofs, decode_ask, digest_of, encode_offer
+from server.peers.wire import MOST_GIVINGS, PATH, PROOF_HEADER, Ask, Proofs, decode_ask, digest_of, encode_offer
 from server.secret_file import read_secret
 
-MOST_GIVINGS = 8  # servers that pages are read for at a time
+log = logging.getLogger(__name__)
+
+MOST_GIVING_S = 600.0  # for which a stream of pages lasts at most, whatever the other server says
+AHEAD_BYTES = 16 << 20  # of pages that wait in this process for one other server
 
 
 def router(context: Context) -> APIRouter:
@@ -43,6 +48,8 @@ def router(context: Context) -> APIRouter:
             raise ApiError(INVALID_API_KEY, f"{PROOF_HEADER} proves another body than the one that was sent")
         ask = _ask_in(body)
         loaded = _model_of(context, ask)
+        if ask.num_tokens > (most := (loaded.worker.ready or loaded.ready).max_context):
+            raise ApiError(INVALID_VALUE, f"digests has the pages of {ask.num_tokens} tokens; expected at most max_context, {most}")
         if places.locked():
             raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} others; compute the prompt")
         if ask.prompt_ids:
@@ -55,9 +62,26 @@ def router(context: Context) -> APIRouter:
                 for task in (work, gone):
                     task.cancel()
                 await asyncio.gather(work, gone, return_exceptions=True)
-        return StreamingResponse(_frames(loaded, ask, proofs, places), media_type="application/octet-stream")
+        return _Pages(_frames(loaded, ask, proofs, places), caller(request).arrived_s + ask.limit_s)
 
     return routes
+
+
+class _Pages(StreamingResponse):
+    """A stream of frames. It ends when the taker waits no longer, because a taker that is gone, or does not read, keeps a place."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
+        """`end_s`: monotonic time."""
+        super().__init__(frames, media_type="application/octet-stream")
+        self._frames = frames
+        self._limit_s = min(end_s - time.monotonic(), MOST_GIVING_S)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._frames), asyncio.timeout(self._limit_s):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            log.warning("a server that asked for pages has not read all of them within %.3g s; their stream ends", self._limit_s)
 
 
 def _ask_in(body: bytes) -> Ask:
@@ -65,6 +89,8 @@ def _ask_in(body: bytes) -> Ask:
         ask = decode_ask(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(INVALID_VALUE, f"the body is no ask for pages: {error}") from error
+    if fault := ask.fault(time.time()):
+        raise ApiError(INVALID_VALUE, fault)
     if ask.prompt_ids and len(ask.prompt_ids) != 4 * ask.num_tokens:
         raise ApiError(INVALID_VALUE, f"prompt_ids has {len(ask.prompt_ids)} bytes; expected 4 for each of {ask.num_tokens} tokens")
     return ask
@@ -108,7 +134,8 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
-    asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held)
+    num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
+    asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0
     async with places, aclosing(loaded.worker.give(asked)) as answers:
         async for given in answers:

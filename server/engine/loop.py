@@ -106,10 +106,10 @@ class Engine:
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one step. Return False if no sequence could run."""
+        """Run one step. Return False if no sequence could run, and no page of another server's was there to read or write."""
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
-        self._move_pages(plan)
+        has_moved = self._move_pages(plan)
         if plan.items:
             launched = self._clock()
             self._announce(plan)
@@ -117,7 +117,7 @@ class Engine:
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
         self._publish()
-        return bool(plan.items)
+        return bool(plan.items) or has_moved
 
     def _announce(self, plan: Plan) -> None:
         """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
@@ -147,12 +147,12 @@ class Engine:
                 masks[seq] = mask
         return masks
 
-    def _move_pages(self, plan: Plan) -> None:
-        """Make the copies of a plan, then exchange pages with other servers: a page that is written might be the source of a copy."""
+    def _move_pages(self, plan: Plan) -> bool:
+        """Make the copies of a plan, then exchange pages with other servers: a page that is written might be the source of a copy. Return
+        whether there were pages to exchange."""
         for copy in plan.copies:
             self._model.copy_page(*copy)
-        if self.exchange is not None:
-            self.exchange.work()
+        return self.exchange is not None and self.exchange.work()
 
     def _run(self, batch: StepBatch) -> tuple[Logits, float]:
         started = self._clock()

@@ -24,10 +24,10 @@ class OverlappedEngine(Engine):
     def step(self) -> bool:
         self._requests.admit()
         plan = self._next_plan()
-        self._move_pages(plan)
+        has_moved = self._move_pages(plan)
         if not plan.items:
             self._publish()
-            return False
+            return has_moved
         launched = self._clock()
         self._announce(plan)
         batch = self._batches.build(plan)

@@ -11,7 +11,7 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,8 +40,9 @@ class _Giving:
     """Pages that another server asks for."""
 
     request_id: str
-    names: list[tuple[int, bytes]]  # of the pages that are left: cache group and digest, the first one last
-    wants: bool = True  # the front asks for the next pages
+    chain: Chain
+    order: Iterator[tuple[int, int]]  # cache group and index of the pages that are left
+    credit: int  # messages with pages that may be sent until the front asks for more
     data: list[bytes] = field(default_factory=list[bytes])
     num_bytes: int = 0
 
@@ -54,6 +55,7 @@ class Taking:
     transfer: Transfer
     began_s: float
     pages: list[tuple[int, int]] | None = None  # cache group and index of those that have not arrived, the first one last; None: no offer
+    room: list[int] = field(default_factory=list[int])  # pages of each cache group that the transfer needs, also those that are here
     data: memoryview = field(default_factory=lambda: memoryview(b""))  # has arrived, and is not written
 
 
@@ -82,16 +84,19 @@ class PageExchange:
         self._givings: dict[str, _Giving] = {}
         self._takings: dict[Request, Taking] = {}
         self._done: list[Request] = []
+        self._has_moved = False  # the last portion had pages
+        self._failed_s: dict[tuple[str, int], float] = {}  # when a server has failed, by its address
         self._num_given = self._num_taken = self._num_tries = self._num_failed = self._num_left_out = 0
         self._waited_s = 0.0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._takings) or any(giving.wants for giving in self._givings.values())
+        return bool(self._takings) or any(giving.credit for giving in self._givings.values()) or self._has_moved
 
     @property
     def is_giving(self) -> bool:
-        return bool(self._givings)
+        """Whether pages are given, or the last portion had some, so that the counts are to be told."""
+        return bool(self._givings) or self._has_moved
 
     @property
     def counts(self) -> PageCounts:
@@ -108,35 +113,34 @@ class PageExchange:
         )
         offer = Offer(num_tokens, firsts) if num_tokens > asked.num_held else Offer(0, (0,) * len(pools))
         order = offer.order([group.page_size for group in self._groups])
-        names = [(group, pools[group].name(chain, index, ())) for group, index in reversed(order)]
-        self._givings[asked.request_id] = _Giving(asked.request_id, names, wants=False)
+        self._givings[asked.request_id] = _Giving(asked.request_id, chain, order, asked.num_frames)
         self._send(PagesGiven(asked.request_id, offer))
 
     def more(self, request_id: str) -> None:
         if (giving := self._givings.get(request_id)) is not None:
-            giving.wants = True
+            giving.credit += 1
 
     def stop(self, request_id: str) -> None:
         self._givings.pop(request_id, None)
 
     def _read(self, giving: _Giving) -> None:
-        """Read the next page, and send what was read if that is enough."""
-        page = None
-        if giving.names:
-            group, digest = giving.names.pop()
-            page = self._scheduler.pool.pools[group].page_of(digest)
-            if page is None:
-                giving.names.clear()  # it is evicted, and what follows would be of no use
-            else:
-                giving.data.append(self._model.read_page(group, page))
-                giving.num_bytes += len(giving.data[-1])
-        if giving.names and giving.num_bytes < FRAME_BYTES:
-            return
-        self._num_given += len(giving.data)
-        self._send(PagesGiven(giving.request_id, data=b"".join(giving.data)))
-        if not giving.data:
+        """Read the next page, and send what was read if that is enough. If the page is evicted, what follows would be of no use."""
+        group, index = next(giving.order, (0, None))
+        pool = self._scheduler.pool.pools[group]
+        page = None if index is None else pool.page_of(pool.name(giving.chain, index, ()))
+        if page is not None:
+            giving.data.append(self._model.read_page(group, page))
+            giving.num_bytes += len(giving.data[-1])
+            if giving.num_bytes < FRAME_BYTES:
+                return
+        if giving.data:
+            self._num_given += len(giving.data)
+            self._send(PagesGiven(giving.request_id, data=b"".join(giving.data)))
+            giving.data, giving.num_bytes = [], 0
+            giving.credit -= 1
+        if page is None:
+            self._send(PagesGiven(giving.request_id))
             self.stop(giving.request_id)
-        giving.data, giving.num_bytes, giving.wants = [], 0, False
 
     # --- take ------------------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class PageExchange:
             return False
         computing_s = self._scheduler.pace.prompt_s(num_tokens - num_held)
         is_slow = computing_s and self._bytes_of(num_tokens - num_held) > computing_s * self._peering.rate_bytes
-        if is_slow or len(self._takings) >= MOST_TRANSFERS:
+        if is_slow or len(self._takings) >= MOST_TRANSFERS or self._has_failed(giver):
             self._num_left_out += 1
             return False
         seq.held.chain.digest(num_tokens // PAGE_SIZE - 1, seq.token_ids)
@@ -163,6 +167,7 @@ class PageExchange:
             b"".join(seq.held.chain.digests[: num_tokens // PAGE_SIZE]),
             num_held,
             min(self._peering.patience_s + computing_s * (1 + giver.computes), 3600.0),
+            time.time(),
             np.asarray(seq.token_ids[:num_tokens], "<i4").tobytes() if giver.computes else b"",
             submit.cache_salt if giver.computes else "",
             submit.fairness_key if giver.computes else "",
@@ -176,8 +181,8 @@ class PageExchange:
 
     def drop(self, request: Request) -> None:
         """Stop taking pages for a request, which has ended."""
-        if (taking := self._takings.pop(request, None)) is not None:
-            taking.transfer.cancel()
+        if (taking := self._takings.get(request)) is not None:
+            self._end(request, taking, "the request has ended", blames=False)
 
     @property
     def takings(self) -> Collection[Taking]:
@@ -206,7 +211,13 @@ class PageExchange:
         pool, seq = self._scheduler.pool.pools[group], taking.seq
         page = pool.adopt(seq.held.chain, index, seq.token_ids)
         if page is not None:
-            self._model.write_page(group, page, data)
+            try:
+                self._model.write_page(group, page, data)
+            except Exception as error:
+                pool.withdraw(page)
+                log.exception("a page that another server has sent cannot be written")
+                self._end(request, taking, f"page {index} of cache group {group} cannot be written: {error}", blames=False)
+                return True
             self._num_taken += 1
         if not taking.pages and not taking.data:
             self._end(request, taking, "")
@@ -223,10 +234,13 @@ class PageExchange:
         try:
             match arrival:
                 case None:
-                    self._end(request, taking, taking.transfer.fault or "it ended before the last page")
+                    fault = taking.transfer.fault
+                    self._end(request, taking, fault or "it ended before the last page", blames=bool(fault))
                 case Offer():
-                    taking.pages = self._pages_of(arrival, taking)
-                    if not taking.pages:
+                    self._plan(taking, arrival)
+                    if not self._has_room(taking):
+                        self._end(request, taking, "the pages do not fit into this server's cache now", blames=False)
+                    elif not taking.pages:
                         self._end(request, taking, "")
                 case bytes():
                     self._require_whole(taking, len(arrival))
@@ -236,20 +250,26 @@ class PageExchange:
             self._end(request, taking, str(error))
         return False
 
-    def _pages_of(self, offer: Offer, taking: Taking) -> list[tuple[int, int]]:
-        """Return the pages of an offer, the first one last. Raise PeerFault if it offers what was not asked for."""
-        ask, pools = taking.transfer.ask, self._scheduler.pool.pools
+    def _plan(self, taking: Taking, offer: Offer) -> None:
+        """Expect the pages of an offer. Raise PeerFault if it offers what was not asked for."""
+        ask = taking.transfer.ask
         if offer.num_tokens > ask.num_tokens or len(offer.firsts) != len(self._groups):
             raise PeerFault(f"it offers {offer.num_tokens} tokens in {len(offer.firsts)} cache groups, which nobody asked for")
-        order = offer.order([group.page_size for group in self._groups])
-        for number, pool in enumerate(pools):
-            # Pages that are taken must not evict each other, so all of them must fit beside those that sequences hold.
-            if sum(group == number for group, _ in order) + ask.num_held // pool.page_size > pool.num_available:
-                raise PeerFault("the pages do not fit into this server's cache now")
-        return order[::-1]
+        sizes = [group.page_size for group in self._groups]
+        pages = list(offer.order(sizes))[::-1]
+        taking.room = [ask.num_held // size + sum(group == number for group, _ in pages) for number, size in enumerate(sizes)]
+        taking.pages = pages
+
+    def _has_room(self, taking: Taking) -> bool:
+        """Return whether the pages of this transfer and of all others fit beside those that sequences hold: they must not evict each
+        other."""
+        needed = zip(*(other.room for other in self._takings.values() if other.room), strict=True)
+        return all(sum(room) <= pool.num_available for pool, room in zip(self._scheduler.pool.pools, needed, strict=True))
 
     def _require_whole(self, taking: Taking, num_bytes: int) -> None:
-        """Raise PeerFault unless so many bytes are the next pages."""
+        """Raise PeerFault unless so many bytes are the next pages, at least one."""
+        if not num_bytes:
+            raise PeerFault("it sent a frame without pages")
         if taking.pages is None:
             raise PeerFault("it sent pages before its offer")
         at = len(taking.pages)
@@ -259,33 +279,49 @@ class PageExchange:
         if num_bytes:
             raise PeerFault("it sent other bytes than the pages that it offers")
 
-    def _end(self, request: Request, taking: Taking, fault: str) -> None:
+    def _end(self, request: Request, taking: Taking, fault: str, *, blames: bool = True) -> None:
+        """End a transfer. `fault` says why not all pages have come; `blames`: the giver is the reason, so it is not asked for a while."""
         del self._takings[request]
-        self._done.append(request)
         taking.transfer.cancel()
         self._waited_s += self._clock() - taking.began_s
-        if fault:
-            self._num_failed += 1
-            giver = taking.transfer.giver
+        if taking.pages is not None:  # the beginning was written first; let it be evicted last
+            self._scheduler.pool.touch(taking.seq.held.chain, taking.seq.token_ids, taking.transfer.ask.num_tokens)
+        if not request.is_finished:
+            self._done.append(request)
+        if not fault:
+            return
+        self._num_failed += 1
+        giver = taking.transfer.giver
+        if blames:
+            self._failed_s[giver.host, giver.port] = self._clock()
+        if not request.is_finished:
             log.warning("pages of %s:%d were not taken, and the prompt is computed here: %s", giver.host, giver.port, fault)
+
+    def _has_failed(self, giver: Giver) -> bool:
+        """Return whether a server has failed a short time ago."""
+        since_s = self._clock() - self._peering.avoid_s
+        self._failed_s = {other: failed_s for other, failed_s in self._failed_s.items() if failed_s > since_s}
+        return (giver.host, giver.port) in self._failed_s
 
     # --- between steps ---------------------------------------------------------------------------------------------------
 
-    def work(self) -> None:
-        """Write pages that have arrived and read pages that are wanted, for about PORTION_S."""
+    def work(self) -> bool:
+        """Write pages that have arrived and read pages that are wanted, for about PORTION_S. Return whether there were any."""
         if not self.has_work:
-            return
+            return False
         end_s = self._clock() + PORTION_S
-        has_more = True
+        has_more, self._has_moved = True, False
         while has_more:
             has_more = False
             for request, taking in list(self._takings.items()):
                 has_more |= self._write(request, taking)
             for giving in list(self._givings.values()):
-                if giving.wants:
+                if giving.credit:
                     self._read(giving)
-                    has_more |= giving.wants
+                    has_more = True
+            self._has_moved |= has_more
             has_more &= self._clock() < end_s
+        return self._has_moved
 
     def close(self) -> None:
         for taking in self._takings.values():

@@ -9,13 +9,16 @@ KEY is the value of the setting `ingress_key`. Without a key, any client could m
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 from contextvars import ContextVar
 
 import msgspec
 
+log = logging.getLogger(__name__)
+
 HEADER = "x-relaxserve-pages"
-FORM = re.compile(r"(\S+) http://([\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})( compute)?", re.ASCII)
+FORM = re.compile(r"http://([\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})( compute)?", re.ASCII)
 
 
 class Giver(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,12 +33,15 @@ GIVER: ContextVar[Giver | None] = ContextVar("giver", default=None)  # the serve
 
 
 def named(header: str, key: str | None) -> Giver | None:
-    """Return the server that an ingress names, or None if the header has another form or not the ingress's key."""
-    found = FORM.fullmatch(header)
-    if key is None or found is None or not hmac.compare_digest(found[1].encode(), key.encode()):
+    """Return the server that an ingress names, or None if the header has not the ingress's key, or has another form."""
+    given, _, value = header.partition(" ")
+    if key is None or not hmac.compare_digest(given.encode(), key.encode()):
         return None
-    port = int(found[3])
-    return Giver(found[2].strip("[]"), port, found[4] is not None) if 0 < port < 1 << 16 else None
+    found = FORM.fullmatch(value)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        log.warning("%s is KEY %.200r; expected KEY http://HOST:PORT, maybe with ' compute' at its end: no pages are taken", HEADER, value)
+        return None
+    return Giver(found[1].strip("[]"), int(found[2]), found[3] is not None)
 
 
 def header_of(key: str, url: str, *, computes: bool) -> str:

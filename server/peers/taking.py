@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from server.peers.named import Giver
-from server.peers.wire import HEAD, MOST_FRAME_BYTES, PATH, PROOF_HEADER, Ask, Offer, PeerFault, Proofs, decode_offer, encode_ask
+from server.peers.wire import HEAD, PATH, PROOF_HEADER, Ask, Offer, PeerFault, Proofs, decode_offer, encode_ask
 
 CONNECT_S = 1.0
 FRAMES_AHEAD = 4  # maximum number of frames in the queue to the engine
@@ -73,6 +73,8 @@ class Transfer:
         with closing(_Connection(self.giver.host, self.giver.port, timeout=CONNECT_S)) as connection:
             connection.connect()
             self._socket = plain = connection.sock
+            if self._is_cancelled:  # before there was a socket to shut down
+                return
             plain.settimeout(self._left_s)
             connection.request("POST", PATH, body, headers)
             with connection.getresponse() as answer:
@@ -88,8 +90,8 @@ class Transfer:
             if len(head) < HEAD.size:
                 raise PeerFault("it ended in the middle of a frame")
             size, proof = HEAD.unpack(head)
-            if size > MOST_FRAME_BYTES:
-                raise PeerFault(f"it announces a frame of {size} bytes; expected at most {MOST_FRAME_BYTES}")
+            if size > self.ask.most_frame_bytes:  # nothing proves the length before the whole frame is here
+                raise PeerFault(f"it announces a frame of {size} bytes; expected at most {self.ask.most_frame_bytes}")
             payload = answer.read(size)
             if len(payload) < size:
                 raise PeerFault("it ended in the middle of a frame")

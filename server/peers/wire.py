@@ -4,8 +4,9 @@
     giver -> taker    a stream of frames: an Offer as MessagePack, then the pages that it names
 
 A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b hash. The proof of
-a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. A page is the bytes
-that `KVPool.read_page` returns. An Ask names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. An Ask states when
+it was sent, and is refused if it is old. A page is the bytes that `KVPool.read_page` returns. An Ask names pages by the digests of
+`server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import hmac
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from heapq import merge
+from itertools import repeat
 from typing import Annotated
 
 import msgspec
@@ -29,7 +32,8 @@ PROOF_BYTES = 32
 NONCE_BYTES = 16
 HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
 FRAME_BYTES = 256 << 10  # maximum size of a frame with several pages; a larger page has a frame of its own
-MOST_FRAME_BYTES = 256 << 20
+MOST_GIVINGS = 8  # maximum number of servers to which a server gives pages at a time
+SKEW_S = 30.0  # by how much the clocks of two servers may differ
 FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -44,6 +48,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     digests: bytes  # the digests of the prompt's blocks of PAGE_SIZE tokens, one after the other
     num_held: Count  # number of tokens whose pages the taker holds
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # how long the taker waits
+    sent_s: float  # seconds since 1970 by the taker's clock
     prompt_ids: bytes = b""  # tokens as little-endian i32, if the giver is to compute the prompt first
     cache_salt: str = ""
     fairness_key: str = ""
@@ -53,6 +58,19 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     def num_tokens(self) -> int:
         return len(self.digests) // DIGEST_BYTES * PAGE_SIZE
 
+    @property
+    def most_frame_bytes(self) -> int:
+        """The largest frame of an answer: a giver sends one as soon as it has FRAME_BYTES."""
+        return FRAME_BYTES + max(self.page_bytes, default=0)
+
+    def fault(self, now_s: float) -> str:
+        """Return why an ask is too old to be answered, or "". Whoever has recorded it might send it again."""
+        age_s = now_s - self.sent_s
+        if -SKEW_S <= age_s <= self.limit_s + SKEW_S:
+            return ""
+        most = f"expected at most {self.limit_s + SKEW_S:g} s, or {SKEW_S:g} s in the future"
+        return f"sent_s is {self.sent_s:.1f}, which is {age_s:.1f} s ago by this server's clock; {most}: set the clocks of both servers"
+
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The giver's answer: which pages follow. The taker needs them to continue the prompt after `num_tokens` tokens."""
@@ -60,11 +78,11 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: Count
     firsts: tuple[Count, ...]  # for each cache group, the index of the first page that follows
 
-    def order(self, page_sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the pages in the order in which they are sent, as pairs of cache group and index. They are ordered by the position of
-        their last token, so that the taker can use the beginning of the prompt if the rest does not arrive."""
-        found = [(group, i) for group, size in enumerate(page_sizes) for i in range(self.firsts[group], self.num_tokens // size)]
-        return sorted(found, key=lambda page: ((page[1] + 1) * page_sizes[page[0]], page[0]))
+    def order(self, page_sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield the pages in the order in which they are sent, as pairs of cache group and index. They are ordered by the position of their
+        last token, so that the taker can use the beginning of the prompt if the rest does not arrive."""
+        groups = [zip(repeat(group), range(self.firsts[group], self.num_tokens // size)) for group, size in enumerate(page_sizes)]
+        return merge(*groups, key=lambda page: ((page[1] + 1) * page_sizes[page[0]], page[0]))
 
 
 class PeerFault(Exception):

@@ -164,7 +164,9 @@ class Supervisor:
         try:
             while (given := await news.get()) is not None:
                 yield given
-                if given.offer is None and not given.data:
+                if given.offer is not None:
+                    continue
+                if not given.data:
                     return
                 worker.send(MorePages(asked.request_id))
         finally:

@@ -14,7 +14,7 @@ from server.peers.named import Giver
 from server.peers.taking import Arrival, Transfer
 from server.peers.wire import Ask, Proofs
 
-PEERING = Peering("a secret of tests", 1e18, 600.0)  # a busy machine must not make a transfer too late
+PEERING = Peering("a secret of tests", 1e18, 600.0, 0.0)  # a busy machine must not make a transfer too late
 GIVER = Giver("127.0.0.1", 1)
 Change = Callable[[list[Arrival]], list[Arrival]]
 
@@ -40,7 +40,7 @@ def giving_of(model: StepModel, engine: Engine) -> Callable[[Ask], list[Arrival]
     def answer(ask: Ask) -> list[Arrival]:
         sent: list[FromWorker] = []
         exchange = PageExchange(model, engine.scheduler, sent.append, peering=PEERING, fingerprint="")
-        exchange.give(GivePages("give", ask.digests, ask.num_held))
+        exchange.give(GivePages("give", ask.digests, ask.num_held, 1))
         while exchange.is_giving:
             exchange.more("give")
             exchange.work()

@@ -7,7 +7,7 @@ import copy
 import json
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -202,6 +202,7 @@ class NullScript:
     facts: Facts = NO_FACTS
     label: QualityLabel | None = None
     vision: Vision | None = None
+    pages: Iterable[bytes] = ()  # the frames that another server gets which asks for pages
 
 
 class NullWorker:
@@ -329,7 +330,9 @@ class NullWorker:
         return Embedding(embed.request_id, b"".join(vectors), len(ids))
 
     async def give(self, asked: GivePages) -> AsyncGenerator[PagesGiven, None]:
-        yield PagesGiven(asked.request_id)  # there is no cache
+        for data in self.script.pages:
+            yield PagesGiven(asked.request_id, data=data)
+        yield PagesGiven(asked.request_id)
 
     async def sleep(self, *, keep: bool) -> None:
         self.state = NullState.SLEEPING

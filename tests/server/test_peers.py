@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from server.api import peers
 from server.messages import Load, Peering
 from server.models.state import ModelSpec
 from server.peers.named import HEADER, header_of
-from server.peers.wire import PATH, PROOF_HEADER, Ask, Proofs, encode_ask
+from server.peers.wire import PATH, PROOF_HEADER, SKEW_S, Ask, Proofs, encode_ask
 from server.workers.supervisor import Supervisor
 from tests.doubles.process import NullConfig, null_source
 from tests.doubles.worker import NullScript
@@ -32,7 +33,7 @@ KEY = "0123456789abcdef"
 SECRET = "a secret of the fleet"
 SOURCE = null_source(NullConfig(vocab_size=256))
 ANSWER = {"max_tokens": 24, "temperature": 1.0, "seed": 7, "logprobs": 2}
-UNLIMITED = Peering(SECRET, 1e18, 600.0)  # a busy machine must not make a transfer too late
+UNLIMITED = Peering(SECRET, 1e18, 600.0, 0.0)  # a busy machine must not make a transfer too late
 
 
 def make_worker(spec: ModelSpec, progress, peering: Peering | None = UNLIMITED, source: str = SOURCE) -> Supervisor:
@@ -173,7 +174,7 @@ def test_a_giver_that_dies_in_the_middle(meddled):
 
 
 def test_a_giver_that_hangs_is_waited_for_no_longer_than_the_patience(meddled):
-    patience = Peering(SECRET, 1e18, 0.2)
+    patience = Peering(SECRET, 1e18, 0.2, 0.0)
     giver, taker, meddler = meddled(lambda _answer: None, make_worker=partial(make_worker, peering=patience))
     ids = prompt(400)
     first = ask(giver, ids)
@@ -212,7 +213,7 @@ def test_pages_of_another_model_are_refused_by_name(peer, tmp_path, caplog):
 
 
 def asked(digests: bytes, *, fingerprint: str = "fp_null", sizes: tuple[int, ...] = (196,), **more) -> bytes:
-    return encode_ask(Ask(fingerprint, sizes, b"\1" * 16, digests, 0, 5.0, **more))
+    return encode_ask(Ask(fingerprint, sizes, b"\1" * 16, digests, 0, 5.0, **{"sent_s": time.time(), **more}))
 
 
 def give(server, body: bytes, secret: str = SECRET, proved: bytes | None = None) -> httpx.Response:
@@ -269,6 +270,42 @@ def test_a_prompt_is_not_computed_for_a_taker_that_has_gone(serve, tmp_path):
         wait_until(lambda: server.worker.submits)
         assert server.worker.submits[0].params.max_tokens == 1 and not server.worker.aborted
     wait_until(lambda: server.worker.aborted)
+
+
+def test_an_ask_is_not_answered_much_later(peer):
+    """Whoever has recorded an ask cannot get pages for it for ever."""
+    server, now_s = peer(), time.time()
+    for sent_s, status in ((now_s, 200), (now_s - 5 - SKEW_S - 60, 400), (now_s + SKEW_S + 60, 400), (0.0, 400)):
+        answer = give(server, asked(b"\0" * 16, sent_s=sent_s))
+        assert answer.status_code == status, answer.text
+    assert "sent_s is 0.0" in answer.text and "set the clocks" in answer.text
+
+
+def test_more_pages_than_a_prompt_may_have_are_refused(peer):
+    server = peer()
+    most = server.registry.models()[0].loaded.ready.max_context
+    assert give(server, asked(b"\0" * (most // 16 * 16))).status_code == 200
+    refused = give(server, asked(b"\0" * (most // 16 * 16 + 16)))
+    assert refused.status_code == 400 and f"expected at most max_context, {most}" in refused.text
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_taker_that_does_not_go_on_loses_its_place(serve, tmp_path, monkeypatch, reads: bool):
+    """It neither reads nor leaves, or the worker sends nothing more. The place is free again when the taker waits no longer."""
+    monkeypatch.setattr(peers, "MOST_GIVINGS", 1)
+    (tmp_path / "secret").write_text(SECRET)
+    script = NullScript(pages=repeat(bytes(1 << 20)))
+    server = serve(script=script, peer_secret_file=tmp_path / "secret")
+    sizes = tuple(group.page_bytes for group in server.worker.ready.cache_groups)
+    body = encode_ask(Ask(server.worker.ready.fingerprint, sizes, b"\1" * 16, bytes(16), 0, 1.0, time.time()))
+    with server.connect() as taker:
+        head = f"POST {PATH} HTTP/1.1", "host: a", f"content-length: {len(body)}", f"{PROOF_HEADER}: {Proofs(SECRET).head_of(body)}"
+        taker.sendall("\r\n".join((*head, "", "")).encode() + body)
+        assert taker.recv(12) == b"HTTP/1.1 200"
+        while reads and taker.recv(1 << 20):
+            pass  # until the server ends the stream
+        script.pages = ()
+        wait_until(lambda: give(server, asked(bytes(16), fingerprint=server.worker.ready.fingerprint, sizes=sizes)).status_code == 200)
 
 
 def test_only_so_many_are_given_pages_at_a_time(peer, monkeypatch):

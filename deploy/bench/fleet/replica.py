@@ -98,6 +98,14 @@ class Replica:
         job.num_sent += 1
         self.waiting.append(job)
 
+    def drop(self, job: Job) -> None:
+        """Take back a job that nobody waits for any more, if its prompt is not computed yet."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+        elif job in self._prompts:
+            self._prompts.remove(job)
+            self._num_held -= job.arrival.num_prompt + job.arrival.num_new
+
     def fail(self) -> list[Job]:
         """Lose everything. Return the jobs that were not answered."""
         lost = [*self.waiting, *self._prompts, *(job for _, _, job in self._decoding)]

@@ -93,8 +93,6 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     outcome, timeline, last_s = Outcome(), Timeline(), trace[-1].at_s if trace else 0.0
     scalers = [Scaler(cell, plan.num_replicas, plan.target_requests) for cell in cells] if plan.most_replicas else []
 
-    transfers = {} if plan.network is None else {cell.name: Transfers(cell, plan.network, plan.costs, timeline.at) for cell in cells}
-
     def send(job: Job, now_s: float, most_requests: float) -> bool:
         """Send a job to a replica of the first cell that takes it. Return whether a cell took it."""
         cell = _cell_for(job, now_s, cells, most_requests)
@@ -106,6 +104,14 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
             transfers[cell.name].deliver(job, now_s)
         return True
 
+    def again(job: Job, now_s: float) -> None:
+        """Send a job to another replica, without a limit, because the fleet has admitted it before."""
+        outcome.num_again += 1
+        send(job, now_s, inf)
+
+    network = plan.network
+    transfers = {} if network is None else {cell.name: Transfers(cell, network, plan.costs, timeline.at, again) for cell in cells}
+
     def fail(failure: Failure, now_s: float) -> None:
         cell = cells[failure.cell]
         cell.advance(now_s)
@@ -114,9 +120,8 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
         cell.forget()
         if not scalers:  # a scaler starts other replicas in their place
             timeline.at(now_s + failure.lasting_s, lambda now_s: recover(cell, gone, now_s))
-        outcome.num_again += len(lost)
         for job in lost:
-            send(job, now_s, inf)  # without a limit, because the fleet has admitted it before
+            again(job, now_s)
 
     def recover(cell: Cell, gone: Sequence[Replica], now_s: float) -> None:
         cell.advance(now_s)

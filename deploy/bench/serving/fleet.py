@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--rate, --minutes and --prompt make more than {MOST_TOKENS} tokens of prompts; make one of them smaller")
         if options.most_replicas and options.most_replicas < options.replicas:
             raise ValueError(f"--most-replicas is {options.most_replicas}; expected at least --replicas, {options.replicas}")
-        network = None if options.network is None else Network(options.network, options.prefill_tokens)
+        network = None if options.network is None else Network(options.network, options.prefill_tokens, options.patience)
         if options.prefill_replicas and network is None:
             raise ValueError(f"--prefill-replicas is {options.prefill_replicas}, and --network is not set; say how fast pages travel")
         if network is not None and not costs.token_bytes:
@@ -155,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--prefill-replicas", type=_whole, default=0, help="further replicas of each cell, which only compute long prompts")
     parser.add_argument("--prefill-tokens", type=_whole, default=2048, help="tokens of a new prompt from which on they compute it")
+    parser.add_argument(
+        "--patience", type=_number, default=2.0, help="seconds for which a request waits for pages beyond the time of computing them"
+    )
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
     parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")

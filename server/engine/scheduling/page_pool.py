@@ -135,6 +135,15 @@ class PagePool:
         self._drop(page)
         return page
 
+    def withdraw(self, page: int) -> None:
+        """Take back a page that `adopt` has just published, because it could not be written."""
+        del self._cached[page]
+        digest = self._digest_of.pop(page)
+        del self._page_of[digest]
+        if self._log is not None:
+            self._log.removed(self._group, digest)
+        self._free.append(page)
+
     def can_go_on(self, held: PageList, start: int) -> bool:
         """Return whether `held` still has all pages that a token at position `start` reads."""
         return held.num_returned <= self.first_needed(start)

@@ -161,3 +161,17 @@ def test_long_new_prompts_are_computed_by_a_prefill_replica() -> None:
     assert len(asked) == 1, "Ray is asked, so that it begins to tell of these replicas"
     assert not unknown.giver and not short.giver
     assert long == Lease("b", "http://b:1", "key", giver="http://p:1", computes=True, num_new=10)
+
+
+def test_a_prefill_replica_does_not_compute_a_long_history_again() -> None:
+    """It has nothing of the prompt until it has computed one with the same beginning."""
+    others = Directory()
+    others.hear({"p": reported("p")})
+    prefill = Prefill(others, lambda _wish: pytest.fail("Ray is asked, although a replica is known"), 4 * BLOCK)
+    owned = Lease("b", "http://b:1", "key", giver="http://a:1", num_new=9)
+    assert prefill.added(owned, Wish(LONG, num_blocks=19)) == owned, "19 blocks are more than twice 9, so the owner still gives"
+    assert prefill.added(owned, Wish(LONG, num_blocks=19)) == owned, "it has not got the prompt, so nothing was learnt"
+    computed = prefill.added(replace(owned, num_new=10), Wish(LONG, num_blocks=20))
+    assert (computed.giver, computed.computes) == ("http://p:1", True)
+    known = prefill.added(owned, Wish(LONG, num_blocks=19))
+    assert (known.giver, known.computes) == ("http://p:1", True), "now it has the beginning"

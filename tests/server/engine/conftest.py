@@ -24,6 +24,7 @@ from server.messages import (
     Failed,
     FinishReason,
     FromWorker,
+    PagesGiven,
     SamplingParams,
     Stats,
     Step,
@@ -70,6 +71,7 @@ class Rig:
         self.stats: Stats | None = None
         self.announced_s: list[float] = []  # limits of long steps
         self.num_cached: dict[str, int] = {}
+        self.given: list[PagesGiven] = []
         self.model = NullModel(self.limits, logits_of=logits_of, cost=cost)
         self.engine = engine(
             self.model,
@@ -101,6 +103,8 @@ class Rig:
                 self.embedded[message.request_id] = message
             case Stats():
                 self.stats = message
+            case PagesGiven():
+                self.given.append(message)
             case Step():
                 self.announced_s.append(message.limit_s)
             case _:

@@ -110,6 +110,8 @@ def broken(random_of: random.Random) -> Callable[[list[Arrival]], list[Arrival]]
             [offer, *pages[: random_of.randrange(len(pages) + 1)], end],
             [offer, *(page[: random_of.randrange(len(page))] for page in pages if page), end],
             [offer, *pages, b"more", end],
+            [offer, b"", *pages, end],
+            [offer, *pages[:1], b"", *pages[1:], end],
             [Offer(offer.num_tokens + PAGE_SIZE, offer.firsts), *pages, end],
             [Offer(1 << 40, offer.firsts), *pages, end],
             [Offer(offer.num_tokens, ()), *pages, end],
@@ -160,7 +162,9 @@ def test_a_request_that_ends_takes_nothing_more() -> None:
     taker.step()
     taker.engine.abort(Abort("a"))
     taker.run()
+    counts = taker.engine.exchange.counts
     assert not taker.engine.has_work and not taker.engine.exchange.takings
+    assert counts.num_failed == 1 and counts.waited_s > 0
 
 
 def test_a_small_cache_is_not_emptied_for_pages(random_submits) -> None:
@@ -183,7 +187,7 @@ def test_a_giver_evicts_while_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = page_exchange.PageExchange(giver.model, giver.engine.scheduler, sent.append, peering=PEERING, fingerprint="")
     chain = page_exchange.Chain(b"")
     chain.digest(299 // PAGE_SIZE - 1, one.prompt_ids)
-    exchange.give(page_exchange.GivePages("g", b"".join(chain.digests), 0))
+    exchange.give(page_exchange.GivePages("g", b"".join(chain.digests), 0, 0))
     for _ in range(5):
         exchange.more("g")
         exchange.work()
@@ -225,8 +229,7 @@ def test_pages_move_in_small_portions() -> None:
     )
     chain = page_exchange.Chain(b"")
     chain.digest(299 // PAGE_SIZE - 1, one.prompt_ids)
-    exchange.give(page_exchange.GivePages("g", b"".join(chain.digests), 0))
-    exchange.more("g")
+    exchange.give(page_exchange.GivePages("g", b"".join(chain.digests), 0, 1))
     num_portions = 0
     while exchange.has_work:
         before_s = given.now_s
@@ -272,3 +275,124 @@ def test_only_so_many_requests_wait_for_pages() -> None:
         taker.engine.abort(Abort(f"r{number}"))
     taker.run()
     assert not taker.engine.exchange.takings
+
+
+def asked(giver: Rig, prompt_ids: tuple[int, ...], num_frames: int) -> page_exchange.GivePages:
+    chain = page_exchange.Chain(b"")
+    chain.digest(len(prompt_ids) // PAGE_SIZE - 1, prompt_ids)
+    return page_exchange.GivePages("g", b"".join(chain.digests), 0, num_frames)
+
+
+def test_a_giver_reads_as_many_frames_as_it_may_in_one_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page fills a frame, as it does with most models. The front need not ask for each of them."""
+    monkeypatch.setattr(page_exchange, "FRAME_BYTES", BYTES)
+    monkeypatch.setattr(page_exchange, "PORTION_S", 0.0045)
+    one, giver = submit("a", 300), Rig(limits=limits(WHOLE))
+    giver.run([one])
+    model, sent = SlowModel(limits(WHOLE)), list[PagesGiven]()
+    exchange = page_exchange.PageExchange(
+        model, giver.engine.scheduler, sent.append, peering=PEERING, fingerprint="", clock=lambda: model.now_s
+    )
+    exchange.give(asked(giver, one.prompt_ids, 8))
+    assert exchange.work() and len(sent) - 1 == 5, "a page takes a millisecond, and the fifth one exceeds the portion"
+    assert exchange.work() and len(sent) - 1 == 8, "no more frames may be on the way"
+    assert not exchange.work() and not exchange.has_work
+    exchange.more("g")
+    assert exchange.work() and len(sent) - 1 == 9
+    assert not exchange.work() and not exchange.has_work
+
+
+def test_an_idle_giver_does_not_pause_between_portions() -> None:
+    one, giver = submit("a", 300), Rig(limits=limits(WHOLE), exchange=exchange_with(NullModel(limits(WHOLE)), Rig().engine))
+    giver.run([one])
+    assert giver.engine.exchange is not None
+    giver.engine.exchange.give(asked(giver, one.prompt_ids, 8))
+    assert giver.engine.step(), "a step that has read pages counts as work"
+    giver.stats = None
+    assert not giver.engine.step() and giver.stats is not None and giver.stats.pages.num_given == 299 // PAGE_SIZE
+    assert sum(len(message.data) for message in giver.given) == 299 // PAGE_SIZE * BYTES
+
+
+def test_no_name_of_a_page_is_made_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt may have thousands of pages, and the engine must not wait for all of their names."""
+    one, giver, num_names = submit("a", 300), Rig(limits=limits(WHOLE)), 0
+    giver.run([one])
+    exchange = page_exchange.PageExchange(giver.model, giver.engine.scheduler, lambda _: None, peering=PEERING, fingerprint="")
+    (pool,) = giver.engine.scheduler.pool.pools
+    monkeypatch.setattr(type(giver.engine.scheduler.pool), "touch", lambda _pool, _chain, _ids, most: most)
+    name = type(pool).name
+
+    def counted(*args) -> bytes:
+        nonlocal num_names
+        num_names += 1
+        return name(*args)
+
+    monkeypatch.setattr(type(pool), "name", counted)
+    exchange.give(asked(giver, one.prompt_ids, 8))
+    assert num_names == 0
+    exchange.work()
+    assert num_names == 299 // PAGE_SIZE
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_a_page_that_cannot_be_written_ends_only_its_transfer(groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, (giver, taker) = submit("a", 300), pair(groups)
+    expected, number, write = giver.run([one]), 0, taker.model.write_page
+
+    def broken_after_five(*args) -> None:
+        nonlocal number
+        number += 1
+        if number > 5:
+            raise RuntimeError("the device has no memory for this copy")
+        write(*args)
+
+    monkeypatch.setattr(taker.model, "write_page", broken_after_five)
+    assert taker.run(with_giver([one])) == expected
+    counts = taker.engine.exchange.counts
+    assert (counts.num_taken, counts.num_failed, number) == (5, 1, 6)
+
+
+def test_transfers_do_not_evict_each_others_pages() -> None:
+    """Each of two transfers would fit alone."""
+    giver = Rig(limits=limits(WHOLE))
+    submits = [submit("a", 300), submit("b", 310)]
+    expected = giver.run(submits)
+    small = GroupLimits(31, page_bytes=BYTES)
+    taker = Rig(limits=limits(small), exchange=exchange_with(giver.model, giver.engine))
+    assert taker.run(with_giver(submits)) == expected
+    counts = taker.engine.exchange.counts
+    assert (counts.num_tries, counts.num_failed) == (2, 1) and counts.num_taken == 299 // PAGE_SIZE
+
+
+def test_the_beginning_of_a_prompt_that_was_taken_is_evicted_last() -> None:
+    giver = Rig(limits=limits(WHOLE))
+    one = submit("a", 300)
+    giver.run([one])
+    taker = Rig(limits=limits(GroupLimits(41, page_bytes=BYTES)))
+    exchange = exchange_with(giver.model, giver.engine)(taker.model, taker.engine.scheduler, lambda _: None)
+    request = open_request(*with_giver([one]), 0, limits=taker.limits, eos_ids=())
+    assert exchange.begin(request)
+    while exchange.is_taking(request):
+        exchange.work()
+    taker.run([submit("b", 400)])  # needs 27 of 40 pages, 22 of which are free
+    short = msgspec.structs.replace(one, request_id="c", prompt_ids=one.prompt_ids[: 10 * PAGE_SIZE])
+    taker.run([short])
+    assert taker.num_cached["c"] >= 9 * PAGE_SIZE
+
+
+def test_a_giver_that_has_failed_is_left_out_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    giver = Rig(limits=limits(WHOLE))
+    submits = [submit(f"r{at}", 100 + at) for at in range(4)]
+    expected, now_s = giver.run(submits), 100.0
+    exchange = exchange_with(
+        giver.model, giver.engine, lambda arrivals: [b"pages before the offer", *arrivals], Peering("a secret of tests", 1e18, 600.0, 5.0)
+    )
+    taker = Rig(limits=limits(WHOLE), exchange=lambda *args: exchange(*args, clock=lambda: now_s))
+    assert taker.engine.exchange is not None
+    found, tries = {}, []
+    for one, pause_s in zip(submits, (0.0, 4.0, 2.0, 0.0), strict=True):
+        now_s += pause_s
+        found |= taker.run(with_giver([one]))
+        tries.append(taker.engine.exchange.counts.num_tries)
+    assert tries == [1, 1, 2, 2] and taker.engine.exchange.counts.num_left_out == 2
+    assert found == expected

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from deploy.bench.fleet.costs import SMOLLM2
-from deploy.bench.fleet.simulate import Outcome, Plan, simulate
-from deploy.bench.fleet.traces import Arrival, Shape, extended, poisson, sessions
+from deploy.bench.fleet.replica import Job
+from deploy.bench.fleet.simulate import Failure, Outcome, Plan, simulate
+from deploy.bench.fleet.traces import Arrival, Shape, extended, poisson
 from deploy.bench.fleet.transfers import Network
+from server.engine.page_exchange import MOST_TRANSFERS
+from server.peers.wire import MOST_GIVINGS
 
 FAST = Network(1e12)
 PLAN = Plan(SMOLLM2, num_replicas=2, network=FAST)
@@ -46,12 +51,95 @@ def test_prefill_replicas_compute_long_prompts() -> None:
     assert outcome.paid_s / outcome.wall_s == 4 and alone.paid_s / alone.wall_s == 2
 
 
+def growing(first: int, more: int, number: int) -> list[Arrival]:
+    """Return a session whose prompt is `first` tokens long, and grows by `more` tokens with each request."""
+    keys, found = (), list[Arrival]()
+    for at in range(number):
+        keys = extended(keys, "session", first + at * more)
+        found.append(Arrival(30.0 * at, 1, first + at * more, 10, keys))
+    return found
+
+
 def test_prompts_whose_beginning_is_known_are_computed_where_it_is() -> None:
-    trace = sessions(Shape(rate=1.0, duration_s=200.0, num_prompt=256, num_new=32))
-    plan = replace(PLAN, num_replicas=4, num_prefill=1)
-    outcome = simulate(plan, trace)
-    assert sum(job.num_cached for job in outcome.jobs) > 0.5 * sum(job.arrival.num_prompt for job in outcome.jobs)
-    assert all(job.end_s is not None for job in outcome.jobs)
+    trace = growing(4096, 512, 5)
+    outcome = simulate(replace(PLAN, num_prefill=1), trace)
+    *_, prefill = outcome.busy
+    assert prefill and max(end_s for _, end_s in prefill) < trace[1].at_s, "the prefill replica computes the first prompt only"
+    assert [job.num_cached for job in outcome.jobs[1:]] == [job.arrival.num_prompt for job in outcome.jobs[:-1]]
+
+
+def test_a_prefill_replica_does_not_compute_a_long_history_again() -> None:
+    """Each prompt but the last adds too little for the prefill replica, which therefore has nothing of the history."""
+    *trace, last = growing(1920, 1920, 4)
+    long = replace(last, num_prompt=5760 + 2112, keys=extended(trace[-1].keys, "session", 5760 + 2112))
+    outcome = simulate(replace(PLAN, num_prefill=1), [*trace, long])
+    assert not outcome.busy[-1] and outcome.jobs[-1].num_cached == 5760
+
+
+SHARED_S = SMOLLM2.token_bytes * 2048 / 2.2  # bytes per second at which the long prompt takes 2.2 s; it is computed in 2.3 s
+
+
+def burst(number: int) -> list[Arrival]:
+    """Return a long prompt that one replica computes, and later the same prompt for each of the others, all at once."""
+    return [TWICE[0], *(Arrival(10.0, 2 + at, 2048, 10, KEYS) for at in range(number))]
+
+
+def test_transfers_share_the_rate_of_their_giver_and_end_at_their_limit() -> None:
+    """The second transfer gets what is left until its limit, 4.3 s, and the third one nothing."""
+    outcome = simulate(replace(TURNS, num_replicas=4, network=Network(SHARED_S)), burst(3))
+    _, first, second, third = outcome.jobs
+    assert first.num_cached == 2047 and 1024 < second.num_cached < 2047 and third.num_cached == 0
+    assert first.first_s is not None and second.first_s is not None and third.first_s is not None
+    assert 12.2 < first.first_s < 14.0 < second.first_s < third.first_s
+
+
+def short(at_s: float, name: str) -> Arrival:
+    """Return a request that only takes its turn, so that the next one goes to the replica after."""
+    return Arrival(at_s, 0, 64, 10, extended((), f"short {name}", 64))
+
+
+def prompts(number: int) -> list[Arrival]:
+    """Return long prompts that the second and the third of three replicas compute in turn, and later all of them for the first one."""
+    keys = [extended((), f"prompt {at}", 2048) for at in range(number)]
+    trace: list[Arrival] = []
+    for at in range(0, number, 2):
+        trace += [Arrival(0.0, at, 2048, 10, keys[at]), Arrival(0.0, at + 1, 2048, 10, keys[at + 1]), short(0.0, f"{at}")]
+    for at in range(number):
+        trace += [short(60.0, f"a {at}"), short(60.0, f"b {at}"), Arrival(60.0, at, 2048, 10, keys[at])]
+    return trace
+
+
+def taken(outcome: Outcome) -> list[Job]:
+    return [job for job in outcome.jobs if job.arrival.at_s == 60.0 and job.arrival.num_prompt == 2048]
+
+
+def test_a_taker_receives_one_transfer_after_the_other() -> None:
+    """Each of the two comes from another replica."""
+    outcome = simulate(replace(TURNS, num_replicas=3, network=Network(2 * SHARED_S)), prompts(2))
+    first, second = taken(outcome)
+    assert first.num_cached == second.num_cached == 2047 and first.first_s is not None and second.first_s is not None
+    assert first.first_s - 60.0 < 1.5 and second.first_s - 60.0 > 2.2
+
+
+def test_a_taker_takes_so_many_at_a_time() -> None:
+    outcome = simulate(replace(TURNS, num_replicas=3), prompts(MOST_TRANSFERS + 2))
+    assert [job.num_cached for job in taken(outcome)] == [2047] * MOST_TRANSFERS + [0] * 2
+
+
+def test_a_giver_gives_to_so_many_at_a_time() -> None:
+    number = MOST_GIVINGS + 3
+    outcome = simulate(replace(TURNS, num_replicas=number + 1), burst(number))
+    assert sorted(hits(outcome)[1:]) == [0] * 3 + [2047] * MOST_GIVINGS
+
+
+@pytest.mark.parametrize("num_cells", [1, 2])
+def test_a_replica_that_is_lost_while_pages_are_on_the_way(num_cells: int) -> None:
+    """The second request is lost with its cell. It goes to the other cell, or has no answer if there is none."""
+    plan, found = replace(TURNS, num_cells=num_cells, network=Network(SHARED_S)), list[Outcome]()
+    for cell in range(num_cells):
+        found.append(simulate(replace(plan, failures=(Failure(11.0, 60.0, cell, 2),)), TWICE))
+    assert sum(outcome.num_again for outcome in found) == 1
+    assert [outcome.jobs[1].end_s is not None for outcome in found] == [num_cells == 2] * num_cells
 
 
 def test_each_request_ends_once() -> None:
