@@ -161,7 +161,7 @@ def _in_stages(entry: str | dict[str, Any], stages: StagePlaces) -> dict[str, An
     """Return a model of the configuration file whose last stage is the server's own."""
     if isinstance(entry, str):
         spec = model_spec(entry)
-        entry = {"source": spec.source, "name": spec.name}
+        entry = {"source": spec.source, "name": spec.name, "aliases": [*spec.aliases]}
     return {**entry, "stages": [*stages.early, LOCAL]}
 
 
