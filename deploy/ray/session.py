@@ -25,7 +25,8 @@ def new_session() -> aiohttp.ClientSession:
 
 
 def _watched_socket(address: Any) -> socket.socket:
-    """Return a socket whose connection breaks soon if the other machine is gone."""
+    """Return a socket whose connection breaks soon if the other machine is gone. Servers read a body as it arrives, also while they are
+    busy: one that takes nothing for LOST_S hangs."""
     made = socket.socket(address[0], address[1], address[2])
     notice_loss(made, LOST_S)
     made.setblocking(False)
