@@ -92,7 +92,7 @@ def test_a_model_in_stages_keeps_its_names(tmp_path: Path) -> None:
         config.write_text(yaml.safe_dump({"models": [entry], "stage_secret_file": str(secret)}))
         return gather({}, {}, config=config)[1][0]
 
-    for entry in (str(file), f"other={file}", {"source": str(file), "aliases": ["a"]}):
+    for entry in (str(file), f"{file}=other", {"source": str(file), "aliases": ["a"]}):
         whole, divided = parsed(entry), parsed(_in_stages(entry, StagePlaces(("10.0.0.2:7070",), secret.read_text())))
         assert (divided.name, divided.aliases) == (whole.name, whole.aliases)
         assert [*divided.stages] == ["10.0.0.2:7070", "local"]
