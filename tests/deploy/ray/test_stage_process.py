@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import socket
@@ -11,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
+
 from deploy.ray import stage_process
+from deploy.ray.process import ServerProcess, StagePlaces
 from deploy.ray.stage_process import StageProcess
+from tests.deploy.ray.streams import comparable, streams, undisturbed
 from tests.process_states import is_running
 
 SECRET = "a secret of some length"
@@ -33,6 +39,23 @@ def say(monkeypatch: pytest.MonkeyPatch):
 def end(stage: StageProcess) -> None:
     os.kill(stage.pid, signal.SIGKILL)
     stage.wait()
+
+
+def test_a_server_finds_the_stages_of_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAXSERVE_STAGE_SECRET_FILE", "/nowhere")  # of the cluster, whose stages have another secret
+    stage = StageProcess(SECRET, "127.0.0.1", 0, 1)
+    server = ServerProcess(["demo"], {}, address="127.0.0.1", num_threads=1, stages=StagePlaces((stage.place,), SECRET))
+    try:
+        server.wait_until_ready()
+        found = [comparable(one) for one in asyncio.run(streams(server.url, 2))]
+        stages = json.loads(server.ask("/admin/models/demo"))["stages"]
+        assert [one["place"] for one in stages] == [stage.place, "local"]
+        assert SECRET not in repr(StagePlaces((stage.place,), SECRET))
+    finally:
+        server.stop()
+        end(stage)
+    monkeypatch.delenv("RELAXSERVE_STAGE_SECRET_FILE")
+    assert found == undisturbed(2)
 
 
 def test_it_listens_again_at_the_same_place_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
