@@ -2,8 +2,8 @@
 
 A step may be cut into parts of its tokens. While a later stage computes one part, an earlier stage computes the next one.
 
-The worker has a connection to each stage. One thread per stage reads its residual streams as they arrive, and passes them to the next stage,
-or to the step. If nobody read while the step computes a part, a stage with more to send would take the worker's machine for lost.
+The worker has a connection to each stage. One thread per stage reads its residual streams as they arrive, and passes them to the next
+stage, or to the step. If nobody read while the step computes a part, a stage with more to send would take the worker's machine for lost.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def sparse_buffer(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def use_huge_pages(block: NDArray[np.uint8]) -> None:
-    """Collapse each part of a block into a huge page of which at least half is written, and let parts that are not touched yet begin as
-    huge pages. Other parts stay in small pages, so the block takes at most twice what is written. Other threads may read and write
+    """Make a huge page of each part of a block that is at least half written, and let parts that are not touched yet begin as huge pages.
+    Other parts keep their small pages, because huge pages would more than double what they take. Other threads may read and write
     meanwhile. A system that refuses the advice leaves all as it is."""
     address = block.ctypes.data
     begin, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + block.nbytes) // HUGE_PAGE * HUGE_PAGE

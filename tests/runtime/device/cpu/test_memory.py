@@ -67,8 +67,8 @@ def has_huge_pages() -> bool:
 
 @pytest.mark.skipif(not has_huge_pages(), reason="needs Linux 6.1 with transparent huge pages")
 def test_parts_become_huge_that_are_at_least_half_written_or_not_touched() -> None:
-    """Each layer of a cache begins with written pages, and untouched ones follow. All written parts become huge, also those behind untouched
-    ones. A part with few written pages stays small."""
+    """Each layer of a cache begins with written pages, and untouched ones follow. All written parts become huge, also those behind
+    untouched ones. A part with few written pages stays small."""
     whole = sparse_buffer(14 * HUGE_PAGE)
     buffer = whole[HUGE_PAGE:-HUGE_PAGE]  # the kernel does not join its mapping with mappings beyond `whole`
     parts = buffer.reshape(12, HUGE_PAGE)
