@@ -59,7 +59,11 @@ async def unanswered(fleet: Cluster, num: int) -> list[int]:
     async with httpx.AsyncClient(base_url=fleet.url, timeout=TIMEOUT_S, trust_env=False) as client:
         asked = [asyncio.create_task(client.post("/v1/completions", json={**LONG, "seed": seed})) for seed in range(num)]
         urls = [*fleet.servers().values()]
-        await asyncio.to_thread(wait_until, lambda: num_running(urls) >= num, "servers compute all requests")
+
+        def is_reached() -> bool:
+            return any(one.done() for one in asked) or num_running(urls) >= num
+
+        await asyncio.to_thread(wait_until, is_reached, "servers compute all requests")
         kill(fleet.ingresses()[:1])
         assert not any(one.done() for one in asked), "requests had ended before the blow"
         return [answer.status_code for answer in await asyncio.gather(*asked)]
