@@ -1,4 +1,4 @@
-"""Break a TCP connection soon after the other machine has lost power or its network: such a machine says nothing."""
+"""Break a TCP connection soon after the other machine has lost power or its network, or the program there has stopped reading."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ NUM_PROBES = 3
 
 
 def notice_loss(connection: socket.socket, within_s: float) -> None:
-    """Let the kernel break the connection if the other machine acknowledges neither data nor probes. That takes about `within_s` seconds,
-    which are counted from the first loss."""
+    """Let the kernel break the connection if the other machine acknowledges neither data nor probes, or takes no bytes although some wait
+    to be sent. That takes about `within_s` seconds, which are counted from the first loss. Linux has one limit for both, so this is for
+    connections whose other end always reads."""
     pause_s = max(1, round(within_s / (NUM_PROBES + 1)))  # the kernel takes whole seconds
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, pause_s),
         (socket.TCP_KEEPINTVL, pause_s),
         (socket.TCP_KEEPCNT, NUM_PROBES),
-        (socket.TCP_USER_TIMEOUT, round(within_s * 1000)),  # of data that is not acknowledged
+        (socket.TCP_USER_TIMEOUT, round(within_s * 1000)),  # of data that is not acknowledged, or that the other end does not take
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

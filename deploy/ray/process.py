@@ -161,7 +161,7 @@ def _in_stages(entry: str | dict[str, Any], stages: StagePlaces) -> dict[str, An
     """Return an entry of `models` with the stages of the model: the early ones, and the server's own worker as the last."""
     if isinstance(entry, str):
         spec = model_spec(entry)
-        entry = {"source": spec.source, "name": spec.name}
+        entry = {"source": spec.source, "name": spec.name, "aliases": [*spec.aliases]}
     return {**entry, "stages": [*stages.early, LOCAL]}
 
 

@@ -9,67 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.ray.process import BOUND, StagePlaces
-from runtime.launch import command
+from deploy.ray.process import StagePlaces
+from deploy.ray.stage_process import StageProcess
 
-LISTENS = re.compile(r"relaxserve stage at \S+ port (\d+)\n")
 SECRET_BYTES = 32
-LOG_S = 1.0  # maximum wait for the end of the log: a process that the stage has started may keep the pipe open
-
-
-class StageProcess:
-    """A process `relaxserve stage`. The kernel kills it when this process ends."""
-
-    def __init__(self, secret: str, address: str, port: int, num_threads: int) -> None:
-        """Listen on `address`, on any port if `port` is 0. Raise OSError if that fails."""
-        folder = Path(tempfile.mkdtemp(prefix="relaxserve-stage-"))
-        try:
-            file = folder / "secret"
-            file.write_text(secret)  # others cannot read the folder
-            listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-            words = (*command("deploy.cli"), "stage", "--listen", listen, "--secret-file", str(file))
-            environment = {"RELAXSERVE_THREADS": str(num_threads), **os.environ}
-            bound = (sys.executable, str(BOUND), str(os.getpid()), *words)
-            self._process = subprocess.Popen(bound, env=environment, stderr=subprocess.PIPE, text=True)
-            assert self._process.stderr is not None
-            self._said = self._process.stderr
-            first = self._said.readline()
-        finally:
-            shutil.rmtree(folder)  # the stage has read the file, or has ended
-        if (found := LISTENS.fullmatch(first)) is None:
-            rest = self._process.communicate()[1]
-            raise OSError(f"relaxserve stage did not start: {first}{rest}")
-        self.place = f"{listen.rpartition(':')[0]}:{found[1]}"
-        self._log = threading.Thread(target=self._pass_on, name="stage-log", daemon=True)
-        self._log.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait(self) -> None:
-        """Wait until the process has ended and its last lines are in this process's log."""
-        self._process.wait()
-        self._log.join(LOG_S)
-
-    def _pass_on(self) -> None:
-        """Copy the log of the stage to that of this process, which Ray keeps."""
-        with self._said:
-            for line in self._said:
-                sys.stderr.write(line)
 
 
 class StageHost:

@@ -38,6 +38,7 @@ from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, LoadFailed, Progress, Working
 from server.pauses import collect_in_small_portions
+from server.settling import REST_S, Settling
 from server.stages.link import Link, StageLost
 from server.stages.messages import CopyPage, Greeting, Loaded, Planned, Reserve, Run, StageMessage, Stream
 
@@ -132,12 +133,20 @@ class Stage:
         self._begins = begins
         self._packed = packed
         self._is_busy = is_busy
+        self._settling = Settling(session.device.settle)
 
     def serve(self, inbox: Inbox) -> None:
         """Compute what the worker asks for, in the order in which it asks, until it is gone. A run of later layers waits for its residual
         stream."""
         waiting: list[Any] = []  # arrays of a run whose stream has not arrived
-        while (received := inbox.get()) is not None:
+        while True:
+            try:
+                received = inbox.get(timeout=REST_S if self._settling.is_due else None)
+            except queue.Empty:
+                self._settling.rest()
+                continue
+            if received is None:
+                return
             message, arrays = received
             match message:
                 case CopyPage():
@@ -167,6 +176,7 @@ class Stage:
         stream = self._session.call(PART, *arguments, *self._pool.arguments, views=True)
         self._is_busy.clear()
         self._link.send(Stream(), [np.asarray(self._session.download(stream))])
+        self._settling.note_step()
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ class Device(Protocol):
 
     def settle(self) -> None:
         """Do for sparse memory what makes later calls faster, and would have delayed the first ones. Another thread may call this while
-        calls run."""
+        calls run. Memory that is written afterwards may need it again."""
         ...
 
     def part(self, memory: Memory, begin: int, end: int) -> Memory: ...

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,13 +46,13 @@ from server.messages import (
     Submit,
     Working,
 )
+from server.settling import REST_S, Settling
 from server.stages.link import StageLost
 from server.stages.relay import Relay
 
 log = logging.getLogger(__name__)
 
 ProgressFn = Callable[[str, float], None]
-WARM_AFTER_S = 1.0  # idle seconds before the warm-up, because right after a restart, resubmitted requests come first
 RECEIVE_S = 0.005  # longest time for handling messages between two steps, so that a burst of new requests does not delay running ones
 CARD_S = 2.0  # seconds between two reports about the GPU
 STALL_S = 0.002  # seconds between polls while no sequence can run: all wait for a constraint, or the front does not read
@@ -149,7 +150,7 @@ class Worker:
         self._channel = channel
         self._clock = clock
         self._constraints = _constraints_of(model)
-        self._settle = model.settle
+        self._settling = None if model.settle is None else Settling(model.settle, clock)
         self._engine = engine_of(model, channel.send, self._constraints, logs_cache=logs_cache, peering=peering)
         self._card_usage = None if model.ready.card is None else model.card_usage
         self._next_report_s = clock() + CARD_S
@@ -168,20 +169,24 @@ class Worker:
             self._engine.pause(not self._channel.has_room)
             if not self._engine.step():
                 time.sleep(STALL_S)
+            elif self._settling is not None:
+                self._settling.note_step()
         self._engine.close()
 
     def _receive(self) -> None:
         """Handle messages for at most RECEIVE_S. Wait for the first message if the engine has no work."""
-        try:
-            if not self._engine.has_work and not self._draining:
-                timeout_s = WARM_AFTER_S if self._is_cold else None if self._card_usage is None else CARD_S
+        if not self._engine.has_work and not self._draining:
+            will_rest = self._is_cold or (self._settling is not None and self._settling.is_due)
+            timeout_s = REST_S if will_rest else None if self._card_usage is None else CARD_S
+            try:
                 self._handle(self._channel.inbox.get(timeout=timeout_s))
-            end_s = self._clock() + RECEIVE_S
+            except queue.Empty:
+                self._rest()
+                return
+        end_s = self._clock() + RECEIVE_S
+        with suppress(queue.Empty):
             while self._clock() < end_s:
                 self._handle(self._channel.inbox.get_nowait())
-        except queue.Empty:
-            if not self._engine.has_work and self._is_cold:
-                self._warm()
 
     def _report_card(self) -> None:
         if self._card_usage is not None and self._clock() >= self._next_report_s:
@@ -189,12 +194,13 @@ class Worker:
             if (usage := self._card_usage()) is not None:
                 self._channel.send(Card(usage))
 
-    def _warm(self) -> None:
-        self._is_cold = False
-        if self._settle is not None:
-            threading.Thread(target=self._settle, name="settle", daemon=True).start()
-        if self._constraints is not None:
+    def _rest(self) -> None:
+        """Use a moment without work: right after a restart, resubmitted requests come first."""
+        if self._settling is not None:
+            self._settling.rest()
+        if self._is_cold and self._constraints is not None:
             self._constraints.warm()
+        self._is_cold = False
 
     def _handle(self, message: FromFront) -> None:
         match message:

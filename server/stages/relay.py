@@ -2,11 +2,13 @@
 
 A step may be cut into parts of its tokens. While a later stage computes one part, an earlier stage computes the next one.
 
-The worker has a connection to each stage. One thread per stage except the last of them passes its residual stream to the next stage.
+The worker has a connection to each stage. One thread per stage reads its residual streams as they arrive, and passes them to the next
+stage, or to the step. If nobody read while the step computes a part, a stage with more to send would take the worker's machine for lost.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,7 +56,8 @@ class Relay:
         self._fault: StageLost | None = None
         self._is_closing = False
         self._num_awaited = 0  # parts of the present step that are not received
-        self._threads = [threading.Thread(target=self._pass_on, args=(number,), daemon=True) for number in range(len(links) - 1)]
+        self._arrived: queue.SimpleQueue[NDArray[np.float32] | None] = queue.SimpleQueue()  # None: a stage is lost, as `_fault` says
+        self._threads = [threading.Thread(target=self._pass_on, args=(number,), daemon=True) for number in range(len(links))]
         for thread in self._threads:
             thread.start()
 
@@ -74,9 +77,12 @@ class Relay:
         return parts
 
     def receive(self) -> NDArray[np.float32]:
-        """Return the residual stream [tokens, size] of the next part."""
+        """Return the residual stream [tokens, size] of the next part. Raise StageLost if it will not arrive."""
         began_s = time.perf_counter()
-        stream = self._stream(len(self._links) - 1)
+        if (stream := self._arrived.get()) is None:
+            self._arrived.put(None)
+            assert self._fault is not None, "a stage is lost"
+            raise self._fault
         self._num_awaited -= 1
         self.waited_s += time.perf_counter() - began_s
         return stream
@@ -112,10 +118,7 @@ class Relay:
 
     def _stream(self, number: int) -> NDArray[np.float32]:
         while True:
-            try:
-                message, arrays = self._links[number].receive()
-            except StageLost as error:
-                raise (self._fault or error) from None
+            message, arrays = self._links[number].receive()
             match message:
                 case Stream() if arrays:
                     return arrays[0]
@@ -126,13 +129,21 @@ class Relay:
                     raise StageLost(f"{self._links[number].place} sent {type(message).__name__} in the middle of a step")
 
     def _pass_on(self, number: int) -> None:
-        """Pass the residual streams of a stage to the next one. If either is lost, end the last connection, which wakes the worker."""
+        """Pass the residual streams of a stage on. If a stage is lost, end the last connection, whose thread wakes the worker."""
+        is_last = number == len(self._links) - 1
         try:
             while True:
-                self._links[number + 1].send(Stream(), [self._stream(number)])
+                stream = self._stream(number)
+                if is_last:
+                    self._arrived.put(stream)
+                else:
+                    self._links[number + 1].send(Stream(), [stream])
         except Exception as error:
             self._fault = self._fault or (error if isinstance(error, StageLost) else StageLost(f"{type(error).__name__}: {error}"))
-            self._links[-1].shut()
+            if is_last:
+                self._arrived.put(None)
+            else:
+                self._links[-1].shut()
 
 
 def parts_of(batch: StepBatch, num_parts: int) -> list[StepBatch]:

@@ -201,7 +201,7 @@ def test_a_host_that_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 @pytest.mark.parametrize(
     "lost", [{}, {"to_near": False}, {"to_far": False}], ids=["both directions", "what is sent", "what would be received"]
 )

@@ -1,4 +1,5 @@
-"""Connections to a machine that falls silent break, whichever direction is lost, and whether they are idle or not."""
+"""Connections to a machine that falls silent break, whichever direction is lost, and whether they are idle or not. So do connections to
+a program that does not read."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 from server.lost_machines import notice_loss
 from tests.network import Machine, can_cut, other_machine
 
-pytestmark = pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+needs_network = pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 
 ECHO = """
 import socket, sys, threading
@@ -43,6 +44,7 @@ def echo() -> Generator[Machine]:
             far.kill()
 
 
+@needs_network
 @pytest.mark.parametrize(
     "lost", [{}, {"to_near": False}, {"to_far": False}], ids=["both directions", "what is sent", "what would be received"]
 )
@@ -62,6 +64,7 @@ def test_a_connection_breaks(lost: dict[str, bool]) -> None:
         assert time.monotonic() - began_s < PATIENCE_S / 2, "the kernel broke them, and not the patience of this test"
 
 
+@needs_network
 def test_a_connection_outlives_a_short_loss() -> None:
     with echo() as machine, socket.create_connection((machine.far, 7000), PATIENCE_S) as connection:
         notice_loss(connection, PATIENCE_S)
@@ -70,3 +73,34 @@ def test_a_connection_outlives_a_short_loss() -> None:
         time.sleep(0.5)
         machine.mend()
         assert connection.recv(1) == b"y"
+
+
+@pytest.fixture
+def connected() -> Generator[tuple[socket.socket, socket.socket]]:
+    """Return both ends of a connection on this machine, with small buffers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        with socket.create_connection(listener.getsockname(), PATIENCE_S) as near, listener.accept()[0] as far:
+            yield near, far
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts this")
+def test_a_connection_to_a_program_that_does_not_read_breaks(connected: tuple[socket.socket, socket.socket]) -> None:
+    """Its kernel acknowledges all probes of the closed window."""
+    near, _ = connected
+    notice_loss(near, WITHIN_S)
+    began_s = time.monotonic()
+    with pytest.raises(OSError, match="Connection timed out"):
+        while True:
+            near.sendall(bytes(1 << 20))
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_an_idle_connection_to_a_program_that_does_not_read_stays(connected: tuple[socket.socket, socket.socket]) -> None:
+    """No bytes wait to be sent."""
+    near, far = connected
+    notice_loss(near, WITHIN_S)
+    near.sendall(b"x")
+    time.sleep(3 * WITHIN_S)
+    far.sendall(far.recv(1))
+    assert near.recv(1) == b"x"

@@ -141,6 +141,7 @@ class Model:
         self.limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, limits)
         self.pool = KVPool(self.groups, counts, MemoryAccount(), self.session.device)
         fill(self.pool, self.session.device)
+        self.session.device.settle()  # as in a server that has filled its cache
 
     def product_bytes(self, tokens: int) -> float:
         """Return the bytes of weights that a step with this many tokens reads."""

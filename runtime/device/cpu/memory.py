@@ -17,8 +17,10 @@ from runtime.sections import ALIGNMENT
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25  # of Linux 6.1; Python has no name for it
 
-_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_libc = ctypes.CDLL(None, use_errno=True)
+_madvise, _mincore = _libc.madvise, _libc.mincore
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
@@ -34,13 +36,30 @@ def sparse_buffer(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def use_huge_pages(block: NDArray[np.uint8]) -> None:
-    """Back the written parts of a block by huge pages where the system has them, and other parts once they are written. Other threads may
-    read and write meanwhile. A system that refuses the advice leaves all as it is."""
+    """Make a huge page of each part of a block that is at least half written, and let parts that are not touched yet begin as huge pages.
+    Other parts keep their small pages, because huge pages would more than double what they take. Other threads may read and write
+    meanwhile. A system that refuses the advice leaves all as it is."""
     address = block.ctypes.data
     begin, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + block.nbytes) // HUGE_PAGE * HUGE_PAGE
     if begin < end and sys.platform == "linux":
-        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
-            _madvise(begin, end - begin, advice)
+        _madvise(begin, end - begin, mmap.MADV_HUGEPAGE)
+        for first, last in _runs(_is_dense(begin, end)):  # a collapse ends at the first part that has no page
+            _madvise(begin + first * HUGE_PAGE, (last - first) * HUGE_PAGE, MADV_COLLAPSE)
+
+
+def _is_dense(begin: int, end: int) -> NDArray[np.bool_]:
+    """Return for each huge page from `begin` to `end` whether at least half of its small pages take memory."""
+    present = np.zeros((end - begin) // mmap.PAGESIZE, np.uint8)
+    if _mincore(begin, end - begin, present.ctypes.data):
+        present[:] = 0
+    per_huge_page = HUGE_PAGE // mmap.PAGESIZE
+    return (present & 1).reshape(-1, per_huge_page).sum(1) >= per_huge_page / 2
+
+
+def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the ranges in which all flags are set."""
+    changes = np.flatnonzero(np.diff(flags, prepend=False, append=False))
+    return [(int(first), int(last)) for first, last in changes.reshape(-1, 2)]
 
 
 def _buffer(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:

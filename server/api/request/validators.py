@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 from server.api.request.fields import Options
@@ -10,13 +11,18 @@ from server.api.request.fields import Options
 AFTER_S = 1.0  # the first requests come first
 PAUSE_S = 0.01  # between two validators, of which the largest takes 20 ms
 
+log = logging.getLogger(__name__)
+
 
 async def build_validators() -> None:
     """Building all of them at once would take a tenth of a second of the start."""
     await asyncio.sleep(AFTER_S)
     for body in _below(Options):
         if not body.__pydantic_complete__:
-            body.model_rebuild()
+            try:
+                body.model_rebuild()
+            except Exception:
+                log.exception("the validator of %s cannot be built", body.__name__)
             await asyncio.sleep(PAUSE_S)
 
 

@@ -25,9 +25,11 @@ log = logging.getLogger(__name__)
 
 class Zygote:
     def __init__(self, settings: GrammarSettings, read_tokenizer: Callable[[], bytes]) -> None:
-        """`read_tokenizer` returns the content of tokenizer.json. Another thread calls it once, when the zygote is started first."""
+        """`read_tokenizer` returns the content of tokenizer.json. Another thread calls it when the zygote is started first, and again only
+        if it has failed."""
         self._settings = settings
-        self._read_tokenizer: Callable[[], bytes] | None = read_tokenizer
+        self._read_tokenizer: Callable[[], bytes] | None = read_tokenizer  # None: it has been read
+        self._tokenizer_json: bytes | None = None  # read and not written yet
         self._settings_fd = os.memfd_create("constraint-settings")  # holds the settings and tokenizer.json, for every start
         # Starting a process takes milliseconds, so a thread does it. The thread lives on, because the kernel ends the zygote when the
         # thread that started it ends.
@@ -69,16 +71,22 @@ class Zygote:
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
         arguments = str(self._settings_fd), str(os.getpid())
         with far, suppress(OSError):  # if no process can be started, closing `far` makes the socket receive `ENDED`
-            if self._read_tokenizer is not None:
-                try:
-                    self._write(self._read_tokenizer())
-                except Exception:
-                    log.exception("the tokenizer of the constraints cannot be read")
-                    return
-                self._read_tokenizer = None
+            try:
+                self._provide_tokenizer()
+            except Exception:
+                log.exception("the tokenizer of the constraints cannot be provided; the next start tries again")
+                return
             # The process gets its own process group, so that signals from the terminal reach only the server.
             self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._settings_fd], process_group=0)
             own.pid = self._process.pid
+
+    def _provide_tokenizer(self) -> None:
+        """Read the tokenizer, which is possible once, and write it for the processes. If writing fails, keep it for the next start."""
+        if self._read_tokenizer is not None:
+            self._tokenizer_json, self._read_tokenizer = self._read_tokenizer(), None
+        if self._tokenizer_json is not None:
+            self._write(self._tokenizer_json)
+            self._tokenizer_json = None
 
     def _write(self, tokenizer_json: bytes) -> None:
         os.ftruncate(self._settings_fd, 0)

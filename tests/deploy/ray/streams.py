@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from deploy.ray.process import ServerProcess
+
 AT_ONCE = 16
 NUM_TOKENS = 160
 TIMEOUT_S = 300.0
@@ -68,3 +70,13 @@ async def streams(url: str, num: int, at_once: int = AT_ONCE) -> list[bytes]:
 def require_whole(found: bytes) -> None:
     ends = (b"data: [DONE]\n\n", b'"message_stop"}\n\n', b"}\n", b"}\n\n")
     assert found.endswith(ends) and b'"error":{' not in found, found[-500:]
+
+
+def undisturbed(num: int) -> list[list[bytes]]:
+    """Return the streams of a server that is not in a fleet and computes all layers itself, as `comparable` returns them."""
+    server = ServerProcess(["demo"], {}, address="127.0.0.1", num_threads=1)
+    try:
+        server.wait_until_ready()
+        return [comparable(one) for one in asyncio.run(streams(server.url, num))]
+    finally:
+        server.stop()

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deploy.ray.blows import Blow, num_running, struck_streams, url_of, wait_until
 from tests.deploy.ray.cluster import START_S, Cluster, Node, running_fleet
 from tests.deploy.ray.streams import TIMEOUT_S, comparable, require_whole, streams
 from tests.network import can_cut, other_machine
@@ -47,10 +48,6 @@ def generated(fleet: Cluster) -> float:
     return sum(float(found) for page in pages for found in GENERATED.findall(page))
 
 
-def num_running(fleet: Cluster) -> int:
-    return sum(httpx.get(f"{url}/load", timeout=TIMEOUT_S).json()["server_load"] for url in fleet.servers().values())
-
-
 def kill(pids: list[int]) -> None:
     assert pids
     for pid in pids:
@@ -61,9 +58,14 @@ async def unanswered(fleet: Cluster, num: int) -> list[int]:
     """Send long requests that are answered in one piece, and kill an ingress as soon as servers compute. Return the statuses."""
     async with httpx.AsyncClient(base_url=fleet.url, timeout=TIMEOUT_S, trust_env=False) as client:
         asked = [asyncio.create_task(client.post("/v1/completions", json={**LONG, "seed": seed})) for seed in range(num)]
-        while await asyncio.to_thread(num_running, fleet) < num:
-            await asyncio.sleep(0.05)
+        urls = [*fleet.servers().values()]
+
+        def is_reached() -> bool:
+            return any(one.done() for one in asked) or num_running(urls) >= num
+
+        await asyncio.to_thread(wait_until, is_reached, "servers compute all requests")
         kill(fleet.ingresses()[:1])
+        assert not any(one.done() for one in asked), "requests had ended before the blow"
         return [answer.status_code for answer in await asyncio.gather(*asked)]
 
 
@@ -111,8 +113,7 @@ def test_what_is_in_front_dies(fleet: Cluster, parts: Callable[[Cluster], list[i
     found = asyncio.run(broken(fleet.url, 8, lambda: kill(parts(fleet))))
     for received, error in found:
         assert error is not None or b'"error"' in received[-1000:], received[-1000:]
-    while num_running(fleet):
-        time.sleep(0.1)
+    wait_until(lambda: num_running([*fleet.servers().values()]) == 0, "replicas stop computing")
     assert generated(fleet) - before < 8 * LONG["n"] * LONG["max_tokens"] / 2, "replicas computed to the end"
     assert {*first_answer(fleet)} <= {200, 503}
     assert len(fleet.servers()) == 2
@@ -130,19 +131,11 @@ def test_a_silent_replica_is_passed_over(fleet: Cluster, parts: Callable[[Cluste
     fleet.wait_for(2)
     undisturbed = [comparable(one) for one in asyncio.run(streams(fleet.url, NUM_STREAMS, at_once=NUM_STREAMS))]
 
-    async def disturbed() -> list[bytes]:
-        running = asyncio.create_task(streams(fleet.url, NUM_STREAMS, at_once=NUM_STREAMS))
-        struck = parts(fleet)[0]
-        await asyncio.sleep(0.2)
-        os.kill(struck, signal.SIGSTOP)
-        began_s = time.monotonic()
-        found = await running
-        print(f"the streams ended {time.monotonic() - began_s:.1f} s after their replica fell silent")
-        while is_running(struck):
-            await asyncio.sleep(0.1)
-        return found
-
-    found = asyncio.run(asyncio.wait_for(disturbed(), START_S))
+    struck = parts(fleet)[0]
+    blow = Blow(lambda: os.kill(struck, signal.SIGSTOP))
+    found = asyncio.run(struck_streams(fleet, NUM_STREAMS, blow.strike, on=[url_of(fleet, struck)], at_once=NUM_STREAMS))
+    print(f"the streams ended {blow.seconds_ago():.1f} s after their replica fell silent")
+    wait_until(lambda: not is_running(struck), "the silent process is killed")
     for one in found:
         require_whole(one)
     assert [comparable(one) for one in found] == undisturbed
@@ -153,18 +146,12 @@ def test_streams_outlive_the_head(cache_folder: Path) -> None:
     """Requests do not pass through Ray's control store, so they go on without it, new ones too."""
     with running_fleet(cache_folder, {"replicas": POOL}, 2) as fleet:
         undisturbed = [comparable(one) for one in asyncio.run(streams(fleet.url, NUM_STREAMS))]
-
-        async def disturbed() -> list[bytes]:
-            running = asyncio.create_task(streams(fleet.url, NUM_STREAMS))
-            await asyncio.sleep(0.2)
-            kill(fleet.processes(b"gcs_server"))
-            return await running
-
-        for found in (asyncio.run(disturbed()), asyncio.run(streams(fleet.url, NUM_STREAMS))):
+        disturbed = asyncio.run(struck_streams(fleet, NUM_STREAMS, lambda: kill(fleet.processes(b"gcs_server"))))
+        for found in (disturbed, asyncio.run(streams(fleet.url, NUM_STREAMS))):
             assert [comparable(one) for one in found] == undisturbed
 
 
-@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 @pytest.mark.parametrize("lost", [{}, {"to_near": False}, {"to_far": False}], ids=["both directions", "requests", "answers"])
 def test_streams_go_on_when_the_network_of_a_replica_is_lost(cache_folder: Path, lost: dict[str, bool]) -> None:
     pool = {"models": ["demo"], "num_cpus": 1, "settings": {"insecure": True}}
@@ -172,19 +159,11 @@ def test_streams_go_on_when_the_network_of_a_replica_is_lost(cache_folder: Path,
         nodes = (Node(1, {"near": 1}), Node(1, {}, machine))
         ingress = {"name": "Ingress", "ray_actor_options": {"num_cpus": 0, "resources": {"near": 0.001}}}
         with running_fleet(cache_folder, {"replicas": pool}, 2, nodes=nodes, deployments=[ingress]) as fleet:
-            assert sum(machine.far in url for url in fleet.servers().values()) == 1
+            (lost_url,) = (url for url in fleet.servers().values() if machine.far in url)
             undisturbed = [comparable(one) for one in asyncio.run(streams(fleet.url, NUM_STREAMS))]
-
-            async def disturbed() -> list[bytes]:
-                running = asyncio.create_task(streams(fleet.url, NUM_STREAMS, at_once=NUM_STREAMS))
-                await asyncio.sleep(0.2)
-                machine.cut(**lost)
-                began_s = time.monotonic()
-                found = await running
-                print(f"the streams ended {time.monotonic() - began_s:.1f} s after their machine was lost")
-                return found
-
-            found = asyncio.run(disturbed())
+            blow = Blow(lambda: machine.cut(**lost))
+            found = asyncio.run(struck_streams(fleet, NUM_STREAMS, blow.strike, on=[lost_url], at_once=NUM_STREAMS))
+            print(f"the streams ended {blow.seconds_ago():.1f} s after their machine was lost")
             for one in found:
                 require_whole(one)
             assert [comparable(one) for one in found] == undisturbed

@@ -292,7 +292,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 def test_a_stream_goes_on_when_its_machine_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """No packet says that the machine is lost, in the middle of a stream that has sent a few events."""
     monkeypatch.setattr("deploy.ray.session.LOST_S", 1.0)

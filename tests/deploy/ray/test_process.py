@@ -9,12 +9,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 
-from deploy.ray.process import FOLDER, ServerEnded, ServerProcess
+from deploy.ray.process import FOLDER, ServerEnded, ServerProcess, StagePlaces, _in_stages
+from deploy.settings import ModelSpec, gather
 from server.settings import SettingsError
 from tests.conftest import ROOT
 from tests.process_states import is_running
@@ -77,6 +80,23 @@ def test_an_owner_that_has_ended_starts_nothing() -> None:
 def test_wrong_settings_are_refused_before_a_process_starts() -> None:
     with pytest.raises(SettingsError, match="unknown_setting"):
         ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
+
+
+def test_a_model_in_stages_keeps_its_names(tmp_path: Path) -> None:
+    """A file can also be asked for with its ending, as without stages."""
+    (file := tmp_path / "tiny-Q4_K_M.gguf").touch()
+    (secret := tmp_path / "secret").write_text("a secret of some length")
+    config = tmp_path / "relaxserve.yaml"
+
+    def parsed(entry: str | dict[str, Any]) -> ModelSpec:
+        config.write_text(yaml.safe_dump({"models": [entry], "stage_secret_file": str(secret)}))
+        return gather({}, {}, config=config)[1][0]
+
+    for entry in (str(file), f"{file}=other", {"source": str(file), "aliases": ["a"]}):
+        whole, divided = parsed(entry), parsed(_in_stages(entry, StagePlaces(("10.0.0.2:7070",), secret.read_text())))
+        assert (divided.name, divided.aliases) == (whole.name, whole.aliases)
+        assert [*divided.stages] == ["10.0.0.2:7070", "local"]
+    assert "tiny-Q4_K_M.gguf" in parsed(_in_stages(str(file), StagePlaces(("10.0.0.2:7070",), ""))).aliases
 
 
 def test_a_server_that_ends_early_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

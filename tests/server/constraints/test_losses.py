@@ -17,6 +17,7 @@ from server.constraints.compiler import ConstraintCompiler
 from server.constraints.grammar import Grammar
 from server.constraints.matcher import ConstraintLost
 from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.zygote import Zygote
 from server.constraints.retries import MAX_LOSSES
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
@@ -32,8 +33,8 @@ from tests.server.constraints.processes import (
     wait_until,
     zygote_of,
 )
+from tests.server.engine.conftest import EOS, VOCAB
 
-EOS = 0
 TRIGGER = 310
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 LIST = Constraint(ConstraintKind.REGEX, "([a-f]{1,4}, ?){50}!")
@@ -328,3 +329,23 @@ def test_nobody_outlives_a_worker_that_is_killed(spaces, tmp_path, number) -> No
         finally:
             worker.kill()
     wait_until(lambda: not any(map(is_running, left)))
+
+
+def test_a_tokenizer_that_could_not_be_written_is_written_by_the_next_start(tokenizer_json, monkeypatch) -> None:
+    """It can be read only once."""
+    write, num_failed = Zygote._write, 0
+
+    def fails_once(self: Zygote, tokenizer_json: bytes) -> None:
+        nonlocal num_failed
+        if not num_failed:
+            num_failed += 1
+            raise OSError(28, "No space left on device")
+        write(self, tokenizer_json)
+
+    monkeypatch.setattr(Zygote, "_write", fails_once)
+    compiler = ConstraintCompiler([tokenizer_json.encode()].pop, eos_ids=[EOS], vocab_size=VOCAB)
+    try:
+        assert mask_of(matcher_of(compiler, LIST)) is not None
+        assert num_failed == 1
+    finally:
+        compiler.close()

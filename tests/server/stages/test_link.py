@@ -121,7 +121,7 @@ while True:
 """
 
 
-@pytest.mark.skipif(not can_cut(), reason="only root can cut the network between two machines")
+@pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_stage_whose_machine_falls_silent_is_lost(is_busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "LOST_S", 1.0)

@@ -168,3 +168,18 @@ def test_a_step_that_runs_tells_itself_that_a_stage_is_lost(monkeypatch: pytest.
     assert not lost.value.from_outside and not told
     relay.close()
     host.close()
+
+
+def test_streams_are_read_while_the_step_computes() -> None:
+    """A stage sends more than sockets hold. It ends sending before the step asks for the first part."""
+    batch, stream = batch_of([4], [0]), np.ones((1 << 20, SIZE), np.float32)
+    near, far = socket.socketpair()
+    relay, stage = Relay([Link(near, "stage 1")], lambda _num_tokens: 3), Link(far, "the worker")
+    relay.begin(batch)
+    sending = threading.Thread(target=lambda: [stage.send(Stream(), [stream * part]) for part in range(3)], daemon=True)
+    sending.start()
+    sending.join(60)
+    assert not sending.is_alive()
+    assert [relay.receive()[0, 0] for _ in range(3)] == [0, 1, 2]
+    relay.close()
+    stage.close()

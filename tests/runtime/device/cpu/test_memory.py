@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,49 @@ def test_what_is_written_into_sparse_memory_takes_small_pages_and_stays() -> Non
     assert buffer[::HUGE_PAGE].tolist() == [*range(32)] and not buffer[1::HUGE_PAGE].any()
     buffer[:] = 7
     assert (buffer == 7).all()
+
+
+def huge_bytes(buffer: np.ndarray) -> int:
+    """Return how many bytes of a buffer's mapping are in huge pages."""
+    begin, total, is_inside = buffer.ctypes.data, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_inside = int(found[1], 16) < begin + buffer.nbytes and begin < int(found[2], 16)
+        elif is_inside and line.startswith("AnonHugePages:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def has_huge_pages() -> bool:
+    """Return whether this system collapses a written part into a huge page."""
+    if sys.platform != "linux":
+        return False
+    buffer = sparse_buffer(2 * HUGE_PAGE)
+    buffer[:] = 1
+    use_huge_pages(buffer.base)
+    return huge_bytes(buffer) > 0
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="needs Linux 6.1 with transparent huge pages")
+def test_parts_become_huge_that_are_at_least_half_written_or_not_touched() -> None:
+    """Each layer of a cache begins with written pages, and untouched ones follow. All written parts become huge, also those behind
+    untouched ones. A part with few written pages stays small."""
+    whole = sparse_buffer(14 * HUGE_PAGE)
+    buffer = whole[HUGE_PAGE:-HUGE_PAGE]  # the kernel does not join its mapping with mappings beyond `whole`
+    parts = buffer.reshape(12, HUGE_PAGE)
+    parts[[0, 1, 5, 9]] = 1
+    parts[6, HUGE_PAGE // 2 :] = 2
+    parts[3, : HUGE_PAGE // 2 - 8192] = 3
+    parts[10, 0] = 4
+    assert huge_bytes(buffer) == 0
+    use_huge_pages(buffer)
+    assert huge_bytes(buffer) == 5 * HUGE_PAGE
+    assert (parts[[0, 1, 5, 9]] == 1).all() and (parts[6, HUGE_PAGE // 2 :] == 2).all() and not parts[6, : HUGE_PAGE // 2].any()
+    parts[4, 0] = 5  # not touched before
+    parts[10] = 4
+    assert huge_bytes(buffer) == 6 * HUGE_PAGE
+    use_huge_pages(buffer)
+    assert huge_bytes(buffer) == 7 * HUGE_PAGE and (parts[10] == 4).all()
 
 
 def test_a_device_settles_the_sparse_memory_that_is_left() -> None:

@@ -1,0 +1,43 @@
+"""Decide when a model settles: does, on another thread, what makes later steps faster and would have delayed the first ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+REST_S = 1.0  # idle seconds after which a model settles
+STEADY_S = 10.0  # seconds between a step and the settling of a process that is never idle
+
+
+class Settling:
+    """Settle once the process has been idle for a moment after some steps, and also while it computes without a pause. Before the first
+    step there is nothing to settle. All calls come from one thread."""
+
+    def __init__(self, settle: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._settle = settle
+        self._clock = clock
+        self._due_s: float | None = None  # None: no step has ended since the last time
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to call `rest` after REST_S without work."""
+        return self._due_s is not None
+
+    def note_step(self) -> None:
+        now_s = self._clock()
+        if self._due_s is None:
+            self._due_s = now_s + STEADY_S
+        elif now_s >= self._due_s:
+            self._start()
+
+    def rest(self) -> None:
+        if self._due_s is not None:
+            self._start()
+
+    def _start(self) -> None:
+        self._due_s = None
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._settle, name="settle", daemon=True)
+            self._thread.start()
