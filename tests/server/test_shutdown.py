@@ -22,6 +22,7 @@ PROGRAM = """
 import sys
 from contextlib import suppress
 from deploy.logs import configure
+from deploy.serve import ignore_field_warnings
 from server.app import create_app
 from server.http.server import Server
 from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
@@ -32,6 +33,7 @@ from server.models.state import ModelSpec
 port, drain_s = int(sys.argv[1]), float(sys.argv[2])
 settings = ServerSettings(port=port, drain_s=drain_s, lame_duck_s=float(sys.argv[4]))
 configure(settings.log_level, settings.log_format)
+ignore_field_warnings()
 script = NullScript(answer=lambda _submit, _choice: [[120]] * int(sys.argv[3]), interval_s=0.05)
 initial = [ModelSpec("null", "x")]
 registry = Registry(settings, lambda _spec, progress: NullWorker(script, progress), lambda _: ByteTokenizer(), initial=initial)

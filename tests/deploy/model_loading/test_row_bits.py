@@ -32,15 +32,15 @@ def test_a_gpu_whose_shapes_agree_keeps_its_target(software_gpu: SoftwareGpu) ->
 
 @needs_pycuda
 def test_shapes_that_disagree_are_named_and_not_used(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If products of 32 rows and more are added in another order, rows of the smaller shape differ from those of the largest batch. The
-    model then runs code whose products have one shape."""
+    """If instructions of 32 rows and more add in another order, the rows of smaller batches differ from those of the largest one: with 32
+    rows, two warpgroups multiply 16 each. The model then runs code whose products have one shape."""
     from tests.gpu.driver.card import machine
 
     monkeypatch.setattr(machine, "uneven", 32)
-    assert differences(get("sm_90a"), HEIGHTS, 0, None, "model") == [f"8 rows by {name}" for name in RESULTS]
+    assert differences(get("sm_90a"), HEIGHTS, 0, None, "model") == [f"{count} rows by {name}" for count in (8, 32) for name in RESULTS]
     found = trusted(get("sm_90a"), 0, None, "model")
     assert found.target is get("sm_89")
-    assert found.note.startswith("on this GPU the bits of a row depend on the number of rows (8 rows by bf16, 8 rows by int8), so")
+    assert found.note.startswith("on this GPU the bits of a row depend on the number of rows (8 rows by bf16, 8 rows by int8, 32 ")
 
 
 @needs_pycuda
