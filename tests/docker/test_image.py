@@ -41,11 +41,12 @@ def installed() -> set[str]:
 
 
 def test_what_is_installed_leaves_the_image_below_450_mb(stripped: Path) -> None:
+    assert "-type d -name tests -prune" in DOCKERFILE and "-name '*.pyi' -delete" in DOCKERFILE
     own = (path for top in ("server", "compiler", "runtime", "deploy") for path in (ROOT / top).rglob("*"))
     num_bytes = sum(path.stat().st_size for path in own if path.is_file())
     for name in installed():
-        # The Dockerfile removes the folders `tests` of packages.
-        files = [file for file in distribution(name).files or () if "tests" not in file.parts[:-1]]
+        # The Dockerfile removes the folders `tests` of packages, and stubs.
+        files = [file for file in distribution(name).files or () if "tests" not in file.parts[:-1] and file.suffix != ".pyi"]
         paths = [Path(str(file.locate())) for file in files]
         paths = [stripped if path.name == stripped.name else path for path in paths]
         num_bytes += sum(path.stat().st_size for path in paths if path.is_file())

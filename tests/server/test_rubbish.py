@@ -90,7 +90,10 @@ def narrowed(body, required):
 
 
 def with_texts(body):
-    """Replace the messages of the body by plain user messages. The chat template would refuse most random messages."""
+    """Replace the messages of the body by plain user messages. The chat template would refuse most random messages. Replace `input` by a
+    text, without messages beside it: most random lists of parts have both a text and an image in one part, or none."""
+    if isinstance(body, dict) and "input" in body:
+        return {**{name: value for name, value in body.items() if name != "messages"}, "input": "x"}
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         return body
     plain = [{**message, "role": "user", "content": "x", "tool_calls": None} for message in body["messages"]]
