@@ -208,7 +208,7 @@ class Dim(_Operators):
 
     @property
     def key(self) -> Key:
-        """What Dims are sorted by. It is computed when first needed, because most Dims are never sorted."""
+        """The key by which Dims are sorted. It is computed when first needed, because most Dims are never sorted."""
         if self._key is None:
             self._key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in self.terms])
         return self._key

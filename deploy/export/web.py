@@ -78,7 +78,7 @@ class WebSpeechTokens(msgspec.Struct, frozen=True):
 
 
 class WebSpeech(msgspec.Struct, frozen=True):
-    """What the model hears at once, and how it writes transcripts."""
+    """The size of the audio window that the model hears at once, and the tokens with which it writes transcripts."""
 
     num_hops: int
     num_frames: int

@@ -24,7 +24,7 @@ from yarl import URL
 from deploy.ray.lease import Lease
 from deploy.ray.progress import Events, Progress, is_comment
 from deploy.ray.wish import Reading, Wish, place_of
-from server.api.answer.sse import until_disconnect
+from server.api.answer.sse import while_connected
 from server.open_values import HEADER
 from server.peers.named import HEADER as GIVER_HEADER
 from server.peers.named import header_of
@@ -88,16 +88,7 @@ class Passage(Response):
     num_lost: int = 0  # replicas that have broken off since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._run(send))
-        gone = asyncio.ensure_future(until_disconnect(receive))
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                await work
-        finally:
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+        await while_connected(self._run(send), receive)
 
     async def _run(self, send: Send) -> None:
         num_pauses = 0

@@ -1,4 +1,4 @@
-"""What an export takes of a model: of one that sees, only what reads text."""
+"""An export takes from a vision model only the part that reads text."""
 
 from __future__ import annotations
 

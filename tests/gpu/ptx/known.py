@@ -1,4 +1,4 @@
-"""What threads know of the other blocks of their cluster: up to which time the accesses of a block are ordered before their own.
+"""Record, for each thread, up to which time the accesses of other blocks of its cluster are ordered before its own.
 
 A barrier of the cluster orders everything before it. An arrival at an mbarrier passes on what the arriving thread knows, and a thread that
 waits for the mbarrier learns it. The threads of a block share what they know at a barrier of the block. It is a fault to overwrite what

@@ -199,8 +199,8 @@ def test_a_message_has_a_largest_size() -> None:
 
 
 def test_a_model_settles_when_the_worker_is_idle_after_its_steps(monkeypatch) -> None:
-    """What would delay requests waits until the worker has had nothing to do for a moment. Before the first request there is nothing to
-    settle."""
+    """The worker settles its model when it has been idle for a moment after steps, because settling would delay requests. Before the first
+    request there is nothing to settle."""
     monkeypatch.setattr("server.engine.worker.REST_S", 0.0)
     near, far = socket.socketpair()
     channel, settled = WorkerChannel(far, on_lost=lambda: None), threading.Semaphore(0)
