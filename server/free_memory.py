@@ -1,12 +1,29 @@
-"""Give memory that this process has freed back to the system, which the C library's allocator keeps for later use."""
+"""Give memory back to the system that this process needed only for a moment."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\.so[.\d]*$\n(?:\w+: .*\n)*?Anonymous: +0 kB$", re.MULTILINE)
 
 
 def return_free_memory() -> None:
-    """Call this after work that needs much memory for a moment. Reading a tokenizer.json of 260,000 tokens leaves 190 MB unused; to give
-    them back takes 10 ms."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # only glibc has it
+    """Call this after work that needs much memory for a moment. Reading a tokenizer.json of 260,000 tokens leaves 190 MB unused, and
+    compiling a program leaves 60 MB of LLVM's code; to give them back takes 10 ms each. Code that runs again is mapped again."""
+    libc = ctypes.CDLL(None)
+    if (trim := getattr(libc, "malloc_trim", None)) is not None:  # only glibc has it
         trim(0)
+    for begin, end in _code():
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def _code() -> Iterator[tuple[int, int]]:
+    """Yield the addresses of the code of libraries that is as it is in their files. What this process has changed would be lost."""
+    with suppress(OSError):  # not Linux
+        for begin, end in _MAPPING.findall(Path("/proc/self/smaps").read_bytes()):
+            yield int(begin, 16), int(end, 16)

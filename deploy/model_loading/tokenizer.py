@@ -1,27 +1,20 @@
 """Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the readers
 of vocabularies. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model.
-
-The tokenizer files made from a GGUF file are stored in the cache, because a vocabulary of 260,000 tokens takes a second, in both processes.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-import tokenizers
-
 from compiler.frontend.errors import ModelError
-from deploy.cache import keep, kept, recall
 from deploy.model_loading.locate import defaults_of, locate
-from runtime.files import digest_of_sources
+from deploy.model_loading.made_tokenizer import is_made, made_of
 from server.defaults import FILE as DEFAULTS
 from server.defaults import BesideModel
 from server.free_memory import return_free_memory
@@ -62,10 +55,10 @@ class TokenizerSource:
         """Return a function that returns the content of tokenizer.json, which constraints need, and may be called once. It computes
         nothing: what must be computed is computed now, because it would delay requests."""
         with _refusal(self.path):
-            if self.gguf is None or not _is_made(self.gguf):
+            if self.gguf is None or not is_made(self.gguf):
                 return [self._files.tokenizer()].pop  # holds no memory after the call
             gguf = self.gguf
-            return lambda: _made_of(gguf)[TOKENIZER]
+            return lambda: made_of(gguf)[TOKENIZER]
 
     @cached_property
     def _files(self) -> TokenizerFiles:
@@ -102,36 +95,7 @@ def _files_in(folder: Path) -> TokenizerFiles:
 
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
     beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
-    return TokenizerFiles({**_made_of(file), **beside})
-
-
-def _is_made(file: GgufFile) -> bool:
-    return (cache := kept()) is not None and cache.tokenizer_of(_key_of(file)).exists()
-
-
-def _made_of(file: GgufFile) -> dict[str, bytes]:
-    """Return the tokenizer files that are made from a GGUF file, from the cache if an earlier start stored them."""
-    from compiler.frontend.gguf.tokenizer import tokenizer_files
-
-    if (cache := kept()) is None:
-        return tokenizer_files(file.metadata)
-    place = cache.tokenizer_of(_key_of(file))
-    if (stored := recall(place)) is not None:
-        with suppress(msgspec.ValidationError):  # an earlier version stored something else
-            return msgspec.msgpack.decode(stored, type=dict[str, bytes])
-    made = tokenizer_files(file.metadata)
-    keep(place, msgspec.msgpack.encode(made), "the tokenizer")
-    return made
-
-
-def _key_of(file: GgufFile) -> str:
-    """Return a digest of the file's metadata, and of the code that reads vocabularies."""
-    import compiler.frontend.gguf
-    import compiler.frontend.vocabulary
-
-    readers = (Path(package.__path__[0]) for package in (compiler.frontend.gguf, compiler.frontend.vocabulary))
-    parts = file.digest(), tokenizers.__version__, *map(digest_of_sources, readers)
-    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
+    return TokenizerFiles({**made_of(file), **beside})
 
 
 def _ends_of(file: GgufFile) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.tokenizer import tokenizer_files
 from deploy import demo
 from deploy.cache import Kept, Part
@@ -103,3 +104,18 @@ def test_the_tokenizer_of_a_gguf_file_is_stored(tmp_path: Path, monkeypatch: pyt
     assert load_tokenizer(source).to_json() == first and len(made) == 3
     cache = Kept(tmp_path / "cache")
     assert [item.part for item in cache.items()] == [Part.TOKENIZER] * 2 and {*dict(cache.verify()).values()} == {""}
+
+
+def test_a_process_of_its_own_reads_a_large_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it stores is what this process would make. A file that it cannot read is refused with the reason."""
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("deploy.model_loading.made_tokenizer.LARGE", 2)
+    write_gguf(tmp_path / "m.gguf")
+    expected = tokenizer_files(GgufFile(tmp_path / "m.gguf").metadata)["tokenizer.json"]
+    with monkeypatch.context() as patch:
+        patch.setattr("compiler.frontend.gguf.tokenizer.tokenizer_files", None)  # this process makes nothing
+        tokenizer = load_tokenizer(str(tmp_path / "m.gguf"))
+    assert tokenizer.to_json() == tokenizers.Tokenizer.from_buffer(expected).to_str()
+    write_gguf(tmp_path / "n.gguf", merges=False)
+    with pytest.raises(LoadError, match="merges is a NoneType"):
+        load_tokenizer(str(tmp_path / "n.gguf"))
