@@ -106,7 +106,7 @@ types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
 # Where BASE is not given: the commit where the branch left its upstream, or else the last commit.
-check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## check a change in five minutes: lint, types, and the tests it can reach
+check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## check a change in three minutes: lint, types, and the tests it can reach
 	@$(BIN)/python -m tests.check $(if $(BASE),--base $(BASE)) $(ARGS)
 
 test: lint $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## lint, types and all tests except the slow ones
