@@ -741,6 +741,26 @@ def test_byte_level_tokenizers_come_back(pre: str, words: str | None) -> None:
         assert restored.decode(ids) == original.decode(ids)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "merge", "form"),
+    [
+        (["a", "b", "ab"], "a b", str),
+        (["a", " b", "a b"], "a  b", list),  # a text would not say where the first token ends
+        (["#version", "b", "#versionb"], "#version b", list),  # as a text, the package would skip it
+    ],
+)
+def test_a_merge_is_a_text_where_a_text_says_the_same(tokens: list[str], merge: str, form: type) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": [*tokens, "<s>"],
+        "tokenizer.ggml.merges": [merge],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    made = json.loads(content := tokenizer_files(metadata)["tokenizer.json"])
+    assert [type(pair) for pair in made["model"]["merges"]] == [form]
+    assert json.loads(tokenizers.Tokenizer.from_buffer(content).to_str())["model"]["merges"] == [tokens[:2]]
+
+
 SPLIT = "HelloWorld don't 1234 東京12 a/b!\n\nx"
 WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/", "b", "!", "\n", "\n", "x"]
 
@@ -867,9 +887,11 @@ def user_defined(values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("values", [byte_level(None)[1], user_defined(sentencepiece(True)), user_defined(sentencepiece(False))])
 def test_the_package_would_write_the_same_file(values: dict[str, Any]) -> None:
-    """The file is written without building the tokenizer. It has everything that the package writes after it has read the file."""
+    """The file is written without building the tokenizer. It has everything that the package writes after it has read the file, except
+    that merges are texts, and the package writes pairs."""
     text = tokenizer_files(values)["tokenizer.json"].decode()
     fields = json.loads(text)
+    fields["model"]["merges"] = [merge.split(" ") for merge in fields["model"]["merges"]]
     assert json.loads(tokenizers.Tokenizer.from_str(text).to_str()) == fields
     assert list(fields["model"]["vocab"]) == values["tokenizer.ggml.tokens"]
     assert len(fields["added_tokens"]) == sum(int(kind) in (2, 3, 4) for kind in values["tokenizer.ggml.token_type"])
