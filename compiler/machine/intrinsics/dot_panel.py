@@ -245,12 +245,19 @@ class _Panel:
             lines, left = self._lines(rows, first, count, 8 * size), code.alloca("i64")
             with code.when(code.op(f"icmp ne i64 {lines}, 0")):
                 code.do(f"store i64 {lines}, ptr {left}")
+                totals, added = self._totals(dict.fromkeys(self.places, "zeroinitializer"))
                 with code.loop("0", code.op(f"call i64 @llvm.ctpop.i64(i64 {lines})"), runs=True):
                     some = code.op(f"load i64, ptr {left}")
                     line = code.op(f"call i64 @llvm.cttz.i64(i64 {some}, i1 true)")
-                    less = code.op(f"sub i64 {some}, 1")
+                    less, gathered = code.op(f"sub i64 {some}, 1"), dict[str, str]()
                     code.do(f"store i64 {code.op(f'and i64 {some}, {less}')}, ptr {left}")
-                    self._add_line(rows, code.op(f"add nsw i64 {first}, {line}"))
+                    self._deep(totals, gathered, added, rows, code.op(f"add nsw i64 {first}, {line}"))
+                    self._widen(gathered)
+                for place in self.places:
+                    value = code.op(f"shl {self.vector} {self._total(totals, added, *place)}, {splat('8', 'i32', self.step.lanes)}")
+                    accumulator = self._accumulator(*place)
+                    total = code.op(f"add {self.vector} {self._load(accumulator)}, {value}")
+                    code.do(f"store {self.vector} {total}, ptr {accumulator}, align 4")
 
     def _lines(self, rows: Sequence[str], first: str, count: int, bits: int) -> str:
         """Return an integer with a bit for each of `count` lines: 1 if a row has a number other than zero beside this line. A row has
@@ -264,16 +271,6 @@ class _Panel:
         differ = code.op(f"icmp ne {kind} {found}, {splat('0', f'i{bits}', count)}")
         differ = differ if count == 1 else code.op(f"bitcast <{count} x i1> {differ} to i{count}")
         return code.op(f"zext i{count} {differ} to i64")
-
-    def _add_line(self, rows: list[str], at: str) -> None:
-        code, gathered = self.code, dict[str, str]()
-        totals, added = self._totals(dict.fromkeys(self.places, "zeroinitializer"))
-        self._deep(totals, gathered, added, rows, at)
-        self._widen(gathered)
-        for place in self.places:
-            accumulator = self._accumulator(*place)
-            value = code.op(f"shl {self.vector} {self._total(totals, added, *place)}, {splat('8', 'i32', self.step.lanes)}")
-            code.do(f"store {self.vector} {code.op(f'add {self.vector} {self._load(accumulator)}, {value}')}, ptr {accumulator}, align 4")
 
     def _rows(self) -> list[str]:
         element = "i16" if self.words == 2 else "i8"
