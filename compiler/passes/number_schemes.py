@@ -40,7 +40,7 @@ from compiler.ops.products.quantize import DEQUANTIZE
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
 LONGEST_ON_UNIT: Final = 1 << 16  # the maximum for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
 COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
-CAP: Final = 4.0  # beside weights of 4 bits, numbers beyond this many root mean squares of their row are outliers
+CAP: Final = 4.0  # beside weights of 4 bits, numbers beyond this many mean magnitudes of their row are outliers
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
 
@@ -48,7 +48,7 @@ SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each 
 class Scheme:
     bits: int  # bits per element of the rows
     group: int  # number of elements of a row that share a scale; their products are added exactly, and the groups are added in order
-    cap: float = 0.0  # if it is not 0, only outliers take more than 8 bits: numbers that exceed `cap` root mean squares of their row
+    cap: float = 0.0  # if it is not 0, only outliers take more than 8 bits: numbers that exceed `cap` mean magnitudes of their row
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,20 @@ def test_only_outliers_of_capped_rows_take_more_than_eight_bits(run, rng, group)
     q, scale, total = run(QUANTIZE_ROWS, x, bits=16, group=group, cap=CAP, shapes="n 1024", compiled=True)
     steps = np.repeat(scale, group or 1024, -1)
     assert (np.abs(of_planes(q) * steps - x) <= steps * 0.501).all()
-    rms = np.sqrt(np.square(x).mean(-1, keepdims=True))
-    assert (steps <= np.maximum(CAP * rms / 120, np.abs(x).max(-1, keepdims=True) / 32639)).all()
+    mean = np.abs(x).mean(-1, keepdims=True)
+    assert (steps <= np.maximum(CAP * mean / 120, np.abs(x).max(-1, keepdims=True) / 32639)).all()
     np.testing.assert_array_equal(q[:, 0] != 0, np.abs(x) > steps * 127.5)
     np.testing.assert_array_equal(np.flatnonzero(q[2, 0]), [7, 40])
     np.testing.assert_array_equal(total, q.astype(np.int32).reshape(5, 2, -1, group or 1024).sum(-1))
+
+
+def test_an_outlier_does_not_hide_smaller_ones(run, rng):
+    x = rng.uniform(-1, 1, (2, 1024)).astype(np.float32)
+    x[1, 7] = 500
+    x[:, 40] = 8
+    q, scale, _ = run(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP, compiled=True)
+    assert (scale * 127 < 8).all()
+    np.testing.assert_array_equal(np.flatnonzero(q[0, 0]), [40])
 
 
 def test_rows_without_outliers_are_those_of_eight_bits(run, meaning):
