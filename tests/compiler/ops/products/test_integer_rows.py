@@ -138,7 +138,7 @@ def test_deduction(deduced):
         deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
     with pytest.raises(AnnotationError, match="attribute bits is 8, expected 16 of rows with a cap"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, cap=CAP)
-    with pytest.raises(AnnotationError, match="attribute cap is -1.0, expected at least 0 and at most 1e\\+06"):
+    with pytest.raises(AnnotationError, match=r"attribute cap is -1.0, expected at least 0 and at most 1e\+06"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, cap=-1.0)
     with pytest.raises(AnnotationError, match="attribute cap is nan"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, cap=float("nan"))
