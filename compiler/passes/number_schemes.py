@@ -40,7 +40,7 @@ from compiler.ops.products.quantize import DEQUANTIZE
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
 LONGEST_ON_UNIT: Final = 1 << 16  # the maximum for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
 COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
-CAP: Final = 4.0  # beside weights of 4 bits, numbers beyond this many mean magnitudes of their row are outliers
+CAP: Final = 4.25  # beside weights of 4 bits, numbers beyond this many mean magnitudes of their row are outliers
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
 
