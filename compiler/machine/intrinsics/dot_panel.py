@@ -219,7 +219,7 @@ class _Panel:
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
-        code, step = self.code, self.step
+        code = self.code
         totals, added = self._totals({place: self._load(self._accumulator(*place)) for place in self.places})
         rows = self._rows()
         deep, unrolled = self._steps()
