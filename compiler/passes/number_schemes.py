@@ -40,6 +40,7 @@ from compiler.ops.products.quantize import DEQUANTIZE
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
 LONGEST_ON_UNIT: Final = 1 << 16  # the maximum for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
 COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
+CAP: Final = 4.25  # beside weights of 4 bits, numbers beyond this many mean magnitudes of their row are outliers
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
 
@@ -47,7 +48,7 @@ SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each 
 class Scheme:
     bits: int  # bits per element of the rows
     group: int  # number of elements of a row that share a scale; their products are added exactly, and the groups are added in order
-    is_capped: bool = False  # whether only outliers take more than 8 bits
+    cap: float = 0.0  # if it is not 0, only outliers take more than 8 bits: numbers that exceed `cap` mean magnitudes of their row
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def scheme_on_unit(weight: QuantisedWeight) -> Scheme | None:
 
 
 def _scheme(weight: QuantisedWeight, group: int) -> Scheme:
-    return Scheme(weight.row_bits, group, is_capped=weight.bits == 4 and weight.row_bits == 16)
+    return Scheme(weight.row_bits, group, cap=CAP if weight.bits == 4 and weight.row_bits == 16 else 0.0)
 
 
 def _part(weight: QuantisedWeight, longest: int) -> int | None:
@@ -196,7 +197,7 @@ def _in_words(linear: Call, values: Mapping[Var, Value]) -> str:
     weight = quantised_weight(linear, values)
     scheme = None if weight is None else scheme_of(weight)
     if weight is not None and scheme is not None:
-        rows = "8 bits, outliers of 16 bits" if scheme.is_capped else f"{scheme.bits} bits"
+        rows = "8 bits, outliers of 16 bits" if scheme.cap else f"{scheme.bits} bits"
         table = f" (codes of {weight.kind})" if weight.kind in TABLES else ""
         return f"weights of {weight.bits} bits{table} and rows of {rows}, exact in groups of {scheme.group}"
     given = type_of(linear.args[1])

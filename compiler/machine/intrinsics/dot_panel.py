@@ -201,7 +201,7 @@ class _Panel:
         self.k, self.stride = dims
         self.rows, self.columns, self.bits = op.rows, op.columns, bits
         assert self.columns % step.lanes == 0, (self.columns, step.lanes)
-        self.vector = vec("i32", step.lanes)
+        self.vector, self.half_vector = vec("i32", step.lanes), vec("i16", 2 * step.lanes)
         self.vectors = range(self.columns // step.lanes)
         self.halves = FOURS[self.bits]
         self.loads = THIRDS if self.bits == 6 else 1  # number of loads of each register of b in a step
@@ -219,7 +219,7 @@ class _Panel:
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
-        code, step = self.code, self.step
+        code = self.code
         totals, added = self._totals({place: self._load(self._accumulator(*place)) for place in self.places})
         rows = self._rows()
         deep, unrolled = self._steps()
@@ -228,7 +228,7 @@ class _Panel:
             for u in range(unrolled):
                 self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
                 if self.in_order:
-                    gathered = dict(zip(gathered, fence(code, list(gathered.values()), vec("i16", 2 * step.lanes)), strict=True))
+                    gathered = dict(zip(gathered, fence(code, list(gathered.values()), self.half_vector), strict=True))
             assert self.in_halves is None or unrolled * self.halves <= self.most_halves(self.in_halves)
             self._widen(gathered)
         for place in self.places:
@@ -245,12 +245,42 @@ class _Panel:
             lines, left = self._lines(rows, first, count, 8 * size), code.alloca("i64")
             with code.when(code.op(f"icmp ne i64 {lines}, 0")):
                 code.do(f"store i64 {lines}, ptr {left}")
+                totals, added = self._totals(dict.fromkeys(self.places, "zeroinitializer"))
+                half_sums = self._half_sums(count, (*totals.values(), *added))
                 with code.loop("0", code.op(f"call i64 @llvm.ctpop.i64(i64 {lines})"), runs=True):
                     some = code.op(f"load i64, ptr {left}")
                     line = code.op(f"call i64 @llvm.cttz.i64(i64 {some}, i1 true)")
-                    less = code.op(f"sub i64 {some}, 1")
+                    less, gathered = code.op(f"sub i64 {some}, 1"), dict[str, str]()
                     code.do(f"store i64 {code.op(f'and i64 {some}, {less}')}, ptr {left}")
-                    self._add_line(rows, code.op(f"add nsw i64 {first}, {line}"))
+                    self._deep(totals, gathered, added, rows, code.op(f"add nsw i64 {first}, {line}"))
+                    if half_sums:
+                        self._join(gathered, half_sums)
+                    else:
+                        self._widen(gathered)
+                self._widen({total: code.op(f"load {self.half_vector}, ptr {place}") for total, place in half_sums.items()})
+                for place in self.places:
+                    value = code.op(f"shl {self.vector} {self._total(totals, added, *place)}, {splat('8', 'i32', self.step.lanes)}")
+                    accumulator = self._accumulator(*place)
+                    total = code.op(f"add {self.vector} {self._load(accumulator)}, {value}")
+                    code.do(f"store {self.vector} {total}, ptr {accumulator}, align 4")
+
+    def _half_sums(self, count: int, totals: Sequence[str]) -> dict[str, str]:
+        """Return variables for 16-bit sums of `count` lines, which must still be added to the totals. Return none of them if such sums do
+        not fit in 16 bits."""
+        if self.in_halves is None or count * self.halves > self.most_halves(self.in_halves):
+            return {}
+        found = {total: self.code.alloca(self.half_vector) for total in totals}
+        for place in found.values():
+            self.code.do(f"store {self.half_vector} zeroinitializer, ptr {place}")
+        return found
+
+    def _join(self, gathered: Mapping[str, str], sums: Mapping[str, str]) -> None:
+        """Add the 16-bit sums of a line to those of the lines before."""
+        code = self.code
+        for total, some in gathered.items():
+            assert self.in_halves is not None
+            before = code.op(f"load {self.half_vector}, ptr {sums[total]}")
+            code.do(f"store {self.half_vector} {self.in_halves.join(code, before, some)}, ptr {sums[total]}")
 
     def _lines(self, rows: Sequence[str], first: str, count: int, bits: int) -> str:
         """Return an integer with a bit for each of `count` lines: 1 if a row has a number other than zero beside this line. A row has
@@ -264,16 +294,6 @@ class _Panel:
         differ = code.op(f"icmp ne {kind} {found}, {splat('0', f'i{bits}', count)}")
         differ = differ if count == 1 else code.op(f"bitcast <{count} x i1> {differ} to i{count}")
         return code.op(f"zext i{count} {differ} to i64")
-
-    def _add_line(self, rows: list[str], at: str) -> None:
-        code, gathered = self.code, dict[str, str]()
-        totals, added = self._totals(dict.fromkeys(self.places, "zeroinitializer"))
-        self._deep(totals, gathered, added, rows, at)
-        self._widen(gathered)
-        for place in self.places:
-            accumulator = self._accumulator(*place)
-            value = code.op(f"shl {self.vector} {self._total(totals, added, *place)}, {splat('8', 'i32', self.step.lanes)}")
-            code.do(f"store {self.vector} {code.op(f'add {self.vector} {self._load(accumulator)}, {value}')}, ptr {accumulator}, align 4")
 
     def _rows(self) -> list[str]:
         element = "i16" if self.words == 2 else "i8"

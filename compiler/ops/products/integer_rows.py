@@ -23,12 +23,11 @@ from compiler.ir.loops.write import (
     minimum,
     of_bits,
     select,
-    sqrt,
     total,
 )
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
-from compiler.ops.operands import bool_attr, dtype_attr, tensor_operand, wants_float
+from compiler.ops.operands import bool_attr, dtype_attr, float_attr, tensor_operand, wants_float
 from compiler.ops.products.quantize import bits_attr, group_of, num_groups
 from compiler.ops.tables import Nest, Operands, define
 
@@ -38,7 +37,8 @@ F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8 planes of a 16-bit number are at most 127
 ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
 LEAST = float(np.float32(LARGEST[8] / LARGEST[16]))
-CAP = 4.0  # numbers of capped rows are outliers if they exceed CAP times the row's root mean square
+FINE = 4095  # steps per largest number of a row, for its mean magnitude: the sum of 2^19 numbers fits in 32 bits
+MOST_CAP = 1e6  # a cap times the sum of a row's magnitudes must be a finite f32
 NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is smaller
 
 # --- helpers of both operators -----------------------------------------------------------------------------------------
@@ -123,9 +123,17 @@ def _num_planes(attrs: Attrs) -> int:
     bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
     if held not in (I8, I16):
         raise AnnotationError(f"attribute dtype is {held}, expected i8 or i16")
-    if bool_attr(attrs, "capped") and bits != 16:
-        raise AnnotationError(f"attribute bits is {bits}, expected 16 of capped rows")
+    if _cap(attrs) and bits != 16:
+        raise AnnotationError(f"attribute bits is {bits}, expected 16 of rows with a cap")
     return max(1, bits // (8 * held.num_bytes))
+
+
+def _cap(attrs: Attrs) -> float:
+    """Return how many mean magnitudes of its row a number must exceed to be an outlier. 0: no number is an outlier."""
+    cap = float_attr(attrs, "cap")
+    if not 0 <= cap <= MOST_CAP:
+        raise AnnotationError(f"attribute cap is {cap}, expected at least 0 and at most {MOST_CAP:g}")
+    return cap
 
 
 def _rows_nest(operands: Operands) -> Nest:
@@ -137,12 +145,13 @@ def _rows_nest(operands: Operands) -> Nest:
     x, q, scale, sums, *values = k.arrays(operands.buffer(0), *outputs)
     group, num_planes = group_of(attrs, x.shape[-1]), _num_planes(attrs)
     top, inverse = k.workspace("top", *scale.shape), k.workspace("inverse", *scale.shape)
-    if attrs["capped"]:
-        _write_tops(k, x, top, group)
+    cap = _cap(attrs)
+    if cap:
+        _write_tops(k, x, top, group, cap)
     else:
         with k.nest(top.shape) as (*row, g):
             top[*row, g] = _magnitude(x, row, g * group, group)
-    _write_scales(k, top, scale, inverse, LARGEST[8 if attrs["capped"] else attrs["bits"]])
+    _write_scales(k, top, scale, inverse, LARGEST[8 if cap else attrs["bits"]])
     for plane in range(num_planes):
         with k.nest((*scale.shape, group)) as (*row, g, r):
             number = _rounded(cast(x[*row, g * group + r], F32) * inverse[*row, g])
@@ -157,29 +166,23 @@ def _rows_nest(operands: Operands) -> Nest:
     return Nest(outputs, k.body())
 
 
-def _write_tops(k: Kernel, x: Array, top: Array, group: Dim) -> None:
+def _write_tops(k: Kernel, x: Array, top: Array, group: Dim, cap: float) -> None:
     """Write the largest magnitude of each group without its outliers, or a larger value where an outlier would not fit in 16 bits
-    otherwise. The cap of a row is computed from squares of integers, whose sum has the same bits in any order. If a row contains NaN or
-    infinity, so do the results."""
+    otherwise. The limit of a row, which outliers exceed, is computed from a sum of integers, which has the same bits in any order. If a row
+    contains NaN or infinity, so do the results."""
     *rows, length = x.shape
-    row_top, inverse, cap = (k.workspace(name, *rows) for name in ("row_top", "row_inverse", "cap"))
-    power = k.workspace("power", *rows, dtype=I32)
-
-    def square(row: Sequence[Dim], r: Dim) -> Scalar:
-        number = _rounded(cast(x[*row, r], F32) * inverse[row])
-        return number * number
-
+    row_top, inverse, limit = (k.workspace(name, *rows) for name in ("row_top", "row_inverse", "limit"))
+    size = k.workspace("size", *rows, dtype=I32)
     with k.nest(rows) as row:
         row_top[row] = _magnitude(x, row, 0, length)
     with k.nest(rows) as row:
-        inverse[row] = _inverse(row_top[row], LARGEST[8])
+        inverse[row] = _inverse(row_top[row], FINE)
     with k.nest(rows) as row:
-        power[row] = total((length,), lambda r: square(row, r))
+        size[row] = total((length,), lambda r: _rounded(abs(cast(x[*row, r], F32)) * inverse[row]))
     with k.nest(rows) as row:
-        mean = cast(power[row], F32) * CAP**2 / cast(index(length), F32)
-        cap[row] = row_top[row] * (sqrt(mean) * float(np.float32(1 / LARGEST[8])))
+        limit[row] = row_top[row] * (cast(size[row], F32) * float(np.float32(cap / FINE)) / cast(index(length), F32))
     with k.nest(top.shape) as (*row, g):
-        found = _magnitude(x, row, g * group, group, cap[row])
+        found = _magnitude(x, row, g * group, group, limit[row])
         least = row_top[row] * LEAST
         top[*row, g] = select(least < found, found, least)
 
@@ -188,10 +191,10 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
     return total((count,), lambda r: cast(q[*row, plane, first + r], I32))
 
 
-def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, capped: bool) -> Any:
+def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, cap: float) -> Any:
     length = x.shape[-1]
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
-    steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped)) if capped else _steps(grouped, LARGEST[bits])
+    steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped, cap)) if cap else _steps(grouped, LARGEST[bits])
     held = DType(dtype)
     with np.errstate(invalid="ignore"):
         v = np.rint(steps).astype(np.int32)
@@ -201,26 +204,26 @@ def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, capped
     return (*found, found[1] * v.sum(-1, dtype=np.int32).astype(np.float32)) if sums else found
 
 
-def _tops(x: Any, grouped: Any) -> Any:
-    steps, _ = _steps(x, LARGEST[8])
+def _tops(x: Any, grouped: Any, cap: float) -> Any:
+    steps, _ = _steps(x, FINE)
     with np.errstate(over="ignore", invalid="ignore"):
-        power = np.square(np.rint(steps).astype(np.int64)).sum(-1, keepdims=True).astype(np.float32)
+        size = np.abs(np.rint(steps).astype(np.int64)).sum(-1, keepdims=True).astype(np.float32)
         row_top = np.abs(x.astype(np.float32)).max(-1, initial=0, keepdims=True)
-        cap = row_top * (np.sqrt(power * np.float32(CAP**2) / np.float32(x.shape[-1])) * np.float32(1 / LARGEST[8]))
+        limit = row_top * (size * np.float32(cap / FINE) / np.float32(x.shape[-1]))
         magnitudes, least = np.abs(grouped.astype(np.float32)), (row_top * np.float32(LEAST))[..., None]
-        found = np.where(magnitudes <= cap[..., None], magnitudes, 0).max(-1, initial=0, keepdims=True)
+        found = np.where(magnitudes <= limit[..., None], magnitudes, 0).max(-1, initial=0, keepdims=True)
         return np.where(least < found, found, least)
 
 
-# If `capped`, the step of a group is that of 8 bits for the group without its outliers. So outliers take 16 bits, and all other numbers 8:
-# their upper plane is zero.
+# If `cap` is not 0, numbers that exceed `cap` times the mean magnitude of their row are outliers. The step of a group is that of 8 bits for
+# the group without its outliers. So outliers take 16 bits, and all other numbers 8: their upper plane is zero.
 QUANTIZE_ROWS = define(
     "quantize_rows",
     "x",
     _rows_type,
     _rows_numpy,
     _rows_nest,
-    {"bits": 8, "group": 0, "dtype": "i8", "sums": False, "capped": False},
+    {"bits": 8, "group": 0, "dtype": "i8", "sums": False, "cap": 0.0},
 )
 
 

@@ -91,7 +91,7 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
         for name in ("refine_groups", "group_errors")
     },
     "round_groups": ((X[:, :32].copy(), POSITIVE[:, 32:34] / 8), "n 32, n 2", {"bits": 6, "group": 16, "shifted": False}),
-    "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32, "capped": True}),
+    "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32, "cap": 2.0}),
     "row_planes": ((np.where(RNG.random((ROWS, 160)) < 0.003, 99, RNG.standard_normal((ROWS, 160))).astype(np.float32),), "n 160", {}),
     "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"format": "panel4", "columns": 16}),
     "unpack_blocks": ((RNG.integers(0, 256, (ROWS, 288)).astype(np.uint8),), "n 288", {"format": "q4_k", "part": "numbers"}),

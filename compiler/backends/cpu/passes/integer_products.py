@@ -7,7 +7,7 @@ this happens when they are loaded. If the weight is also the table of embeddings
 results more than any other pass; decisions 0009 and 0100 in docs/decisions state the errors.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
-8 bits are stored as bytes or as words. If rows are capped, most of their upper plane is zero, and tiles skip its zeros.
+8 bits are stored as bytes or as words. If only outliers take 16 bits, most of the upper plane is zero, and tiles skip its zeros.
 
 If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the product gets zero * scale or the shift as
 offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Weights may also be codes
@@ -143,7 +143,7 @@ class IntegerProducts:
             return None
         group = scheme.group
         has_offset = weight.offset is not None
-        wanted: dict[str, Any] = ({"sums": True} if has_offset else {}) | ({"capped": True} if scheme.is_capped else {})
+        wanted: dict[str, Any] = ({"sums": True} if has_offset else {}) | ({"cap": scheme.cap} if scheme.cap else {})
         each = 0 if group == weight.length else group
         quantised = builder.call(QUANTIZE_ROWS, rows.table, bits=scheme.bits, group=each, dtype=str(format.rows), **wanted)
         panels, scale, units, offsets = self._packed(builder, weight, scheme, format)

@@ -124,10 +124,14 @@ def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int
         pytest.skip(f"{target.name} has no exact products of {bits} bits")
     rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, kind, upper=True)
     b = rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
+    given = [(b, np.full((height, K), number, np.int8)) for number in (-127, 127)]
+    given += [(np.full_like(b, 255), a) for _, a in given]  # the largest sums
     for places in ([], [0], [K - 1], [3, 4, 17], range(K)):
         a = np.zeros((height, K), np.int8)
         for place in places:
             a[place % height, place] = (-128, 127)[place % 2]
+        given.append((b, a))
+    for b, a in given:
         c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
         run_native(tiled(bits, target.lanes(4), height=height, op=op), [a, b, c], {}, target=target)
         op.meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))

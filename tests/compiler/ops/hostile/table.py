@@ -379,7 +379,7 @@ def _round_groups(draw: Draw) -> None:
 def _quantize_rows(draw: Draw) -> None:
     groups, group, bits = draw.size(0, 1, 2), draw.one_of([0, 4, 8]), draw.one_of([8, 16])
     shape = [*_shape(draw, 0, 1), groups * (group or 4)]
-    more = {"sums": draw.chance(0.5), "capped": bits == 16 and draw.chance(0.5)}
+    more = {"sums": draw.chance(0.5), "cap": draw.one_of([0.0, 1.0, 4.0]) if bits == 16 else 0.0}
     draw.call(draw.tensor(shape), bits=bits, group=group, dtype=draw.one_of(["i8", "i16"]), **more)
 
 

@@ -9,10 +9,11 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, TupleType, tensor
-from compiler.ops.products.integer_rows import CAP, QUANTIZE_ROWS, ROW_PLANES
+from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 
 F32, I8, I32, BOOL = DType.F32, DType.I8, DType.I32, DType.BOOL
 N = DimVar("n")
+CAP = 2.0
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -62,20 +63,29 @@ def of_planes(q):
 def test_only_outliers_of_capped_rows_take_more_than_eight_bits(run, rng, group):
     x = rng.uniform(-1, 1, (5, 1024)).astype(np.float32)
     x[1:, 7], x[2:, 40] = 100, -50
-    q, scale, total = run(QUANTIZE_ROWS, x, bits=16, group=group, capped=True, shapes="n 1024", compiled=True)
+    q, scale, total = run(QUANTIZE_ROWS, x, bits=16, group=group, cap=CAP, shapes="n 1024", compiled=True)
     steps = np.repeat(scale, group or 1024, -1)
     assert (np.abs(of_planes(q) * steps - x) <= steps * 0.501).all()
-    rms = np.sqrt(np.square(x).mean(-1, keepdims=True))
-    assert (steps <= np.maximum(CAP * rms / 120, np.abs(x).max(-1, keepdims=True) / 32639)).all()
+    mean = np.abs(x).mean(-1, keepdims=True)
+    assert (steps <= np.maximum(CAP * mean / 120, np.abs(x).max(-1, keepdims=True) / 32639)).all()
     np.testing.assert_array_equal(q[:, 0] != 0, np.abs(x) > steps * 127.5)
     np.testing.assert_array_equal(np.flatnonzero(q[2, 0]), [7, 40])
     np.testing.assert_array_equal(total, q.astype(np.int32).reshape(5, 2, -1, group or 1024).sum(-1))
 
 
+def test_an_outlier_does_not_hide_smaller_ones(run, rng):
+    x = rng.uniform(-1, 1, (2, 1024)).astype(np.float32)
+    x[1, 7] = 500
+    x[:, 40] = 8
+    q, scale, _ = run(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP, compiled=True)
+    assert (scale * 127 < 8).all()
+    np.testing.assert_array_equal(np.flatnonzero(q[0, 0]), [40])
+
+
 def test_rows_without_outliers_are_those_of_eight_bits(run, meaning):
     x = np.tile(np.array([1, -1, 1, 0.5], np.float32), (3, 16))
     for cap in (1, 1e-20, 1e20):
-        q, scale, _ = run(QUANTIZE_ROWS, x * np.float32(cap / 2), bits=16, group=32, capped=True, compiled=True)
+        q, scale, _ = run(QUANTIZE_ROWS, x * np.float32(cap / 2), bits=16, group=32, cap=CAP, compiled=True)
         coarse, same_scale, _ = meaning(QUANTIZE_ROWS, x * np.float32(cap / 2), bits=8, group=32)
         np.testing.assert_array_equal(of_planes(q), coarse[:, 0])
         np.testing.assert_array_equal(scale, same_scale)
@@ -83,8 +93,8 @@ def test_rows_without_outliers_are_those_of_eight_bits(run, meaning):
 
 def test_words_of_capped_rows_are_their_planes(run, meaning, rng):
     x = rng.standard_cauchy((5, 64)).astype(np.float32)
-    words, scale, _ = run(QUANTIZE_ROWS, x, bits=16, group=32, capped=True, dtype="i16", shapes="n 64", compiled=True)
-    planes, same_scale, _ = meaning(QUANTIZE_ROWS, x, bits=16, group=32, capped=True)
+    words, scale, _ = run(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP, dtype="i16", shapes="n 64", compiled=True)
+    planes, same_scale, _ = meaning(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP)
     np.testing.assert_array_equal(words[:, 0], of_planes(planes))
     np.testing.assert_array_equal(scale, same_scale)
 
@@ -92,7 +102,7 @@ def test_words_of_capped_rows_are_their_planes(run, meaning, rng):
 def test_the_largest_outlier_of_a_long_capped_row_fits(run):
     x = np.zeros((2, 1 << 17), np.float32)
     x[0, 0], x[0, 1:] = -1, 1e-4
-    q, scale, _ = run(QUANTIZE_ROWS, x, bits=16, group=32, capped=True, compiled=True)
+    q, scale, _ = run(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP, compiled=True)
     assert of_planes(q)[0, 0] == -32639
     np.testing.assert_allclose((of_planes(q)[0, 1:] * np.repeat(scale, 32, -1)[0, 1:]), 1e-4, atol=scale[0, 0])
     assert not q[1].any()
@@ -101,9 +111,9 @@ def test_the_largest_outlier_of_a_long_capped_row_fits(run):
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 def test_what_is_no_number_stays_in_its_capped_row(meaning, rng, number):
     x = rng.standard_cauchy((3, 64)).astype(np.float32)
-    before = meaning(QUANTIZE_ROWS, x, bits=16, group=32, capped=True)
+    before = meaning(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP)
     x[1, 3] = number
-    after = meaning(QUANTIZE_ROWS, x, bits=16, group=32, capped=True)
+    after = meaning(QUANTIZE_ROWS, x, bits=16, group=32, cap=CAP)
     assert not np.isfinite(after[1][1]).any()
     for a, b in zip(after, before, strict=True):
         np.testing.assert_array_equal(a[::2], b[::2])
@@ -126,8 +136,12 @@ def test_deduction(deduced):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=12)
     with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group size, 4"):
         deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
-    with pytest.raises(AnnotationError, match="attribute bits is 8, expected 16 of capped rows"):
-        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, capped=True)
+    with pytest.raises(AnnotationError, match="attribute bits is 8, expected 16 of rows with a cap"):
+        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, cap=CAP)
+    with pytest.raises(AnnotationError, match=r"attribute cap is -1.0, expected at least 0 and at most 1e\+06"):
+        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, cap=-1.0)
+    with pytest.raises(AnnotationError, match="attribute cap is nan"):
+        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, cap=float("nan"))
     with pytest.raises(AnnotationError, match="attribute dtype is i32, expected i8 or i16"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i32")
 

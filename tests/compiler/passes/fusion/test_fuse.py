@@ -179,20 +179,20 @@ def test_a_write_may_take_what_moves_into_it_twice(becomes: Callable[[Pass, str,
 
 ROUNDED = """
     func main(x: f32[n, {k}], w: f32[{k}]) -> object {{
-      dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits=16, group={group}, capped={capped}) z = {last} }}
+      dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits=16, group={group}, cap={cap}) z = {last} }}
       return z
     }}
 """
 
 
-@pytest.mark.parametrize("capped", ["false", "true"])
+@pytest.mark.parametrize("cap", ["0.0", "2.0"])
 @pytest.mark.parametrize("group", [0, 32])
-def test_a_norm_is_rounded_where_it_is_made(group: int, capped: str) -> None:
-    assert calls(ROUNDED.format(k=96, group=group, capped=capped, last="rows.0")) == ["rms_norm_quantize_rows"]
+def test_a_norm_is_rounded_where_it_is_made(group: int, cap: str) -> None:
+    assert calls(ROUNDED.format(k=96, group=group, cap=cap, last="rows.0")) == ["rms_norm_quantize_rows"]
     # The norm stays separate, because exp reads it, too.
-    assert len(calls(ROUNDED.format(k=96, group=group, capped=capped, last="exp(y)"))) == 3
+    assert len(calls(ROUNDED.format(k=96, group=group, cap=cap, last="exp(y)"))) == 3
     # Nothing is fused, because rows of unknown length do not fit a thread's local memory.
-    assert len(calls(ROUNDED.format(k="k", group=0, capped=capped, last="rows.0"))) == 2
+    assert len(calls(ROUNDED.format(k="k", group=0, cap=cap, last="rows.0"))) == 2
 
 
 @pytest.mark.parametrize(("bits", "count"), [(4, 1), (8, 2)])

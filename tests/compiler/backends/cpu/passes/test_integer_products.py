@@ -24,6 +24,7 @@ from compiler.machine.intrinsics.widen_panel import WidenPanel
 from compiler.machine.products import FloatTile, ProductTile, ProductTiles, TileShape
 from compiler.machine.target import get
 from compiler.passes.base import Pass
+from compiler.passes.number_schemes import CAP
 
 _BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=f.bits), f, depth=4) for f in (PANEL8, PANEL4))
 _WIDENED = ProductTile(AmxI8ByI8(rows=1, columns=4), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=4, group=32))
@@ -99,7 +100,7 @@ def test_other_rows_beside_eight_bits_keep_sixteen(tiles: ProductTiles, k: int, 
     assert rows.attrs["bits"] == 16
 
 
-@pytest.mark.parametrize(("more", "rows"), [("", {"bits": 16, "capped": True}), (', tolerates="i8"', {"bits": 8})])
+@pytest.mark.parametrize(("more", "rows"), [("", {"bits": 16, "cap": CAP}), (', tolerates="i8"', {"bits": 8})])
 def test_only_outliers_beside_weights_of_four_bits_take_more_than_eight(more: str, rows: dict[str, Any]) -> None:
     module = IntegerProducts(BYTES)(
         parse(f"""
@@ -142,11 +143,11 @@ def test_floats_of_four_bits_are_multiplied_as_integers_of_four_bits() -> None:
     for tiles in (BYTES, WIDENED):
         module = IntegerProducts(replace(tiles, tiles=(*tiles.tiles, floats)))(program)
         calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
-        assert calls["quantize_rows"] == {"bits": 16, "group": 32, "dtype": "i8", "capped": True}
+        assert calls["quantize_rows"] == {"bits": 16, "group": 32, "dtype": "i8", "cap": CAP}
         assert calls["integer_linear"] == {"format": "panel_e2m1", "size": 6, "dtype": "f32"}
     module = IntegerProducts(WORDS)(program)  # no tile takes the floats, so their integers are stored in 8 bits
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
-    assert calls["quantize_rows"] == {"bits": 16, "group": 32, "dtype": "i16", "capped": True}
+    assert calls["quantize_rows"] == {"bits": 16, "group": 32, "dtype": "i16", "cap": CAP}
     assert calls["integer_linear"] == {"format": "panel8_words", "size": 6, "dtype": "f32"}
 
 
@@ -421,7 +422,7 @@ def test_a_table_is_looked_up_in_the_panels_of_the_product(becomes: Callable[[Pa
           pt = panel_scales(t, columns=4)
           x = look_up(ids, p, ps, pt, size=6, length=64, bits=4, offset="shift", format="panel4")
           w = dequantize(q, s, t, bits=4, group=32, shifted=true)
-          rows = quantize_rows(x, bits=16, group=32, sums=true, capped=true)
+          rows = quantize_rows(x, bits=16, group=32, sums=true, cap=CAP)
           panels = panel_integers(q, format="panel4", columns=4)
           scales = panel_scales(s, columns=4)
           shifts = panel_scales(t, columns=4)
@@ -432,7 +433,7 @@ def test_a_table_is_looked_up_in_the_panels_of_the_product(becomes: Callable[[Pa
           y = integer_linear(v, r, total, panels, scales, sums, shifts, format="panel4", size=6, centred=false, has_offset=true)
           return y
         }
-    """
+    """.replace("CAP", str(CAP))
     becomes(IntegerProducts(BYTES), before, expected)
     becomes(IntegerProducts(WIDENED), before, expected)
 

@@ -85,7 +85,7 @@ def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[...,
     assert [fetched(name) for name in ("layer_norm", "rms_norm", "sum")] == [2 + 2, 1 + 2, 0]
 
 
-@pytest.mark.parametrize("bits", ["8", "16", "16, capped=true"])
+@pytest.mark.parametrize("bits", ["8", "16", "16, cap=2.0"])
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
     agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], group: int, bits: str
@@ -105,7 +105,7 @@ def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
 
 def test_the_cap_of_a_row_is_found_in_the_visit_that_rounds_it(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
     """The cap is one number per row, in a thread's own memory; the groups of the row read it there."""
-    text = "func main(x: f32[n, 96]) -> object { rows = quantize_rows(x, bits=16, group=32, capped=true) z = rows.0 return z }"
+    text = "func main(x: f32[n, 96]) -> object { rows = quantize_rows(x, bits=16, group=32, cap=2.0) z = rows.0 return z }"
     (kernel,) = kernels(text).values()
     assert kernel.attrs["schedule"] == "rows"
     assert all(s.buffer.scope is Scope.LOCAL for s in walk_stmts(kernel.body) if isinstance(s, Allocate))
