@@ -42,13 +42,11 @@ def read_listening(fields: Fields, *, merge: int | None = None, **others: Any) -
         raise inner.error("scale_embedding", "false")
     if read_activation(inner, "activation_function", "gelu") != "gelu":
         raise inner.error("activation_function", "gelu")
-    if merge is None:
-        merge = wide // size
-        if wide % size:
-            raise inner.error(wide_name, f"a multiple of {size_name} ({size})")
-    positions = inner.integer("max_source_positions", maximum=1 << 16)
-    if positions % merge:
-        raise inner.error("max_source_positions", f"a multiple of {merge}, the frames of a token")
+    if merge is None and wide % size:
+        raise inner.error(wide_name, f"a multiple of {size_name} ({size})")
+    each, positions = merge or wide // size, inner.integer("max_source_positions", maximum=1 << 16)
+    if positions % each:
+        raise inner.error("max_source_positions", f"a multiple of {each}, the frames of a token")
     return Listening(
         num_mels=inner.integer("num_mel_bins", maximum=1 << 12),
         num_positions=positions,
@@ -56,7 +54,7 @@ def read_listening(fields: Fields, *, merge: int | None = None, **others: Any) -
         intermediate_size=wide,
         num_layers=inner.integer(layers_name, maximum=1000),
         num_heads=heads,
-        merge=merge,
+        merge=each,
         **others,
     )
 

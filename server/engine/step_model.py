@@ -167,7 +167,8 @@ class ListeningLimits:
             return f"a clip has {clip.num_hops} hops; expected {wanted}"
         if not 1 <= clip.num_tokens == self.num_tokens(clip.num_hops):
             return f"a clip of {clip.num_hops} hops has {clip.num_tokens} tokens; expected {self.num_tokens(clip.num_hops)}, and at least 1"
-        if len(clip.samples) % SAMPLE_BYTES or len(clip.samples) > (most := SAMPLE_BYTES * (HOP * self.num_hops + AROUND)):
+        most = SAMPLE_BYTES * (HOP * self.num_hops + AROUND)
+        if len(clip.samples) % SAMPLE_BYTES or len(clip.samples) > most:
             return f"a clip has {len(clip.samples)} bytes; expected samples of {SAMPLE_BYTES} bytes, at most {most} bytes"
         return ""
 
