@@ -1,9 +1,9 @@
 """The program `listen` of a model that hears audio in conversations, which turns a window of a recording into rows. The step reads the rows
 in place of the embeddings of audio tokens.
 
-    listen(samples[n], loudest[1, 1], sounding[hops, 1], frame_ids[frames], starts[groups + 1]) -> rows[q, hidden size]
+    listen(frame_ids[q, m], starts[groups + 1], samples[n], loudest[1, 1], sounding[hops, 1]) -> rows[q, hidden size]
 
-A call computes `q` rows of one window: as many hops as they need, and one more, which the last frame reads beside its own. `sounding` is 1
+A call computes `q` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its own. `sounding` is 1
 for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero. `loudest` is the largest energy of
 the whole recording: much lower energies are raised to a floor below it. Frames of one group attend to each other; frames after the end of
 a recording are in a group of their own. A row depends only on its own window.
@@ -31,6 +31,11 @@ CONNECTORS = ("model.multi_modal_projector.", "multi_modal_projector.")
 NEXT = 1  # hops after those of the frames that a call computes
 
 
+def listens(name: str) -> bool:
+    """Return whether a tensor belongs to an encoder of audio in conversations; its connector has the names of those of images."""
+    return name.startswith(ENCODERS)
+
+
 def add_listening(net: Net, config: ModelConfig) -> None:
     """Add the program to the module of the builder."""
     listening = config.listening
@@ -42,9 +47,9 @@ def add_listening(net: Net, config: ModelConfig) -> None:
     samples = Var("samples", tensor((HOP * num_hops + AROUND,), f32))
     loudest = Var("loudest", tensor((1, 1), f32))
     sounding = Var("sounding", tensor((num_hops, 1), f32))
-    frame_ids = Var("frame_ids", tensor((frames,), i32))
+    frame_ids = Var("frame_ids", tensor((q, listening.merge), i32))
     starts = Var("starts", tensor((DimVar("groups", 2, 3),), i32))
-    with net.function(ENTRY, (samples, loudest, sounding, frame_ids, starts)):
+    with net.function(ENTRY, (frame_ids, starts, samples, loudest, sounding)):
         spectrogram = log_mel(net, listening.num_mels, num_hops, samples, loudest, sounding)
         net.builder.returns(_rows(net, config, listening, spectrogram, Dim.of(q), frame_ids, starts))
 
@@ -57,6 +62,7 @@ def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, q: Dim, f
     # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
     format = WeightFormat(32 if net.format.bits == 32 else 16)
     layers = AudioLayers(net, encoder, size, listening.num_heads, listening.intermediate_size, format)
+    frame_ids = net.reshape(frame_ids, frames)
     x = layers.embedded(x, listening.num_mels, frames, listening.num_positions)
     scale = (size // listening.num_heads) ** -0.5
 

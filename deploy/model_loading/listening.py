@@ -57,6 +57,6 @@ def inputs_of(listening: Listening, clip: Clip) -> tuple[NDArray[Any], ...]:
     given = np.frombuffer(clip.samples, "<f4")[: len(samples)]
     samples[: len(given)] = given
     sounding = (np.arange(num_hops) < listening.num_hops).astype(np.float32)[:, None]
-    frame_ids = (np.arange(frames) >= num_frames).astype(np.int32)
+    frame_ids = (np.arange(frames) >= num_frames).astype(np.int32).reshape(-1, listening.merge)
     starts = np.array([0, num_frames, frames] if num_frames < frames else [0, frames], np.int32)
-    return samples, np.array([[clip.loudest]], np.float32), sounding, frame_ids, starts
+    return frame_ids, starts, samples, np.array([[clip.loudest]], np.float32), sounding
