@@ -1,17 +1,19 @@
 """The program `listen` of a model that hears audio in conversations, which turns a window of a recording into rows. The step reads the rows
 in place of the embeddings of audio tokens.
 
-    listen(frame_ids[q, m], starts[groups + 1], samples[n], loudest[1, 1], sounding[hops, 1]) -> rows[q, hidden size]
+    listen(frame_ids[n, m], ends[groups], samples[s], loudest[1, 1], sounding[hops, 1]) -> rows[n, hidden size]
 
-A call computes `q` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its own. `sounding` is 1
+A call computes `n` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its own. `sounding` is 1
 for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero. `loudest` is the largest energy of
-the whole recording: much lower energies are raised to a floor below it. Frames of one group attend to each other; frames after the end of
-a recording are in a group of their own. A row depends only on its own window.
+the whole recording: much lower energies are raised to a floor below it. Frames of one group attend to each other, and `ends` says after
+which frame each group ends; frames after the end of a recording are in a group of their own. A row depends only on its own window.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
+
+import numpy as np
 
 from compiler.frontend.audio import Joining, Listening
 from compiler.frontend.config import ModelConfig
@@ -20,9 +22,10 @@ from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net, WeightFormat, prefix_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Var
+from compiler.ir.graph.atoms import Constant, Var
 from compiler.ir.types import tensor
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
+from compiler.ops.manipulate import CONCAT
 from runtime.spectrogram import AROUND, HOP
 
 ENTRY = "listen"
@@ -41,28 +44,28 @@ def add_listening(net: Net, config: ModelConfig) -> None:
     listening = config.listening
     assert listening is not None
     i32, f32 = DType.I32, DType.F32
-    q = DimVar("q", 1, listening.most_rows)
-    frames = listening.merge * Dim.of(q)
+    n = DimVar("n", 1, listening.most_rows)
+    frames = listening.merge * Dim.of(n)
     num_hops = 2 * frames + NEXT
     samples = Var("samples", tensor((HOP * num_hops + AROUND,), f32))
     loudest = Var("loudest", tensor((1, 1), f32))
     sounding = Var("sounding", tensor((num_hops, 1), f32))
-    frame_ids = Var("frame_ids", tensor((q, listening.merge), i32))
-    starts = Var("starts", tensor((DimVar("groups", 2, 3),), i32))
-    with net.function(ENTRY, (frame_ids, starts, samples, loudest, sounding)):
+    frame_ids = Var("frame_ids", tensor((n, listening.merge), i32))
+    ends = Var("ends", tensor((DimVar("groups", 1, 2),), i32))
+    with net.function(ENTRY, (frame_ids, ends, samples, loudest, sounding)):
         spectrogram = log_mel(net, listening.num_mels, num_hops, samples, loudest, sounding)
-        net.builder.returns(_rows(net, config, listening, spectrogram, Dim.of(q), frame_ids, starts))
+        net.builder.returns(_rows(net, config, listening, spectrogram, Dim.of(n), frame_ids, ends))
 
 
-def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, q: Dim, frame_ids: Var, starts: Var) -> Var:
-    size, frames = listening.hidden_size, listening.merge * q
+def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, n: Dim, frame_ids: Var, ends: Var) -> Var:
+    size, frames = listening.hidden_size, listening.merge * n
     encoder, connector = (
         next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)
     )
     # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
     format = WeightFormat(32 if net.format.bits == 32 else 16)
     layers = AudioLayers(net, encoder, size, listening.num_heads, listening.intermediate_size, format)
-    frame_ids = net.reshape(frame_ids, frames)
+    frame_ids, starts = net.reshape(frame_ids, frames), net.call(CONCAT, Constant(np.zeros(1, np.int32)), ends, axis=0)
     x = layers.embedded(x, listening.num_mels, frames, listening.num_positions)
     scale = (size // listening.num_heads) ** -0.5
 
@@ -73,7 +76,7 @@ def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, q: Dim, f
         x = layers.layer(x, number, frames, attend)
     match listening.joining:
         case Joining.MEAN:
-            joined = net.reshape(x, q, listening.merge * size)
+            joined = net.reshape(x, n, listening.merge * size)
             parts = [net.slice(joined, 1, part * size, (part + 1) * size) for part in range(listening.merge)]
             total = parts[0]
             for part in parts[1:]:
@@ -82,7 +85,7 @@ def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, q: Dim, f
             return net.linear(mean, f"{connector}linear", size, config.hidden_size, bias=True, format=format)
         case Joining.JOINED:
             assert listening.connector_activation is not None
-            joined = net.reshape(layers.normalised(x), q, listening.merge * size)
+            joined = net.reshape(layers.normalised(x), n, listening.merge * size)
             wide = net.linear(joined, f"{connector}linear_1", listening.merge * size, config.hidden_size, format=format)
             active = plain_activation(net, listening.connector_activation, wide)
             return net.linear(active, f"{connector}linear_2", config.hidden_size, config.hidden_size, format=format)

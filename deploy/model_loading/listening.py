@@ -58,5 +58,5 @@ def inputs_of(listening: Listening, clip: Clip) -> tuple[NDArray[Any], ...]:
     samples[: len(given)] = given
     sounding = (np.arange(num_hops) < listening.num_hops).astype(np.float32)[:, None]
     frame_ids = (np.arange(frames) >= num_frames).astype(np.int32).reshape(-1, listening.merge)
-    starts = np.array([0, num_frames, frames] if num_frames < frames else [0, frames], np.int32)
-    return frame_ids, starts, samples, np.array([[clip.loudest]], np.float32), sounding
+    ends = np.array([num_frames, frames] if num_frames < frames else [frames], np.int32)
+    return frame_ids, ends, samples, np.array([[clip.loudest]], np.float32), sounding
