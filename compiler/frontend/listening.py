@@ -3,10 +3,11 @@ in place of the embeddings of audio tokens.
 
     listen(frame_ids[n, m], ends[groups], samples[s], loudest[1, 1], sounding[hops, 1]) -> rows[n, hidden size]
 
-A call computes `n` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its own. `sounding` is 1
-for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero. `loudest` is the largest energy of
-the whole recording: much lower energies are raised to a floor below it. Frames of one group attend to each other, and `ends` says after
-which frame each group ends; frames after the end of a recording are in a group of their own. A row depends only on its own window.
+A call computes `n` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its
+own. `sounding` is 1 for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero. `loudest` is
+the largest energy of the whole recording: much lower energies are raised to a floor below it. Frames of one group attend to each other,
+and `ends` says after which frame each group ends; frames after the end of a recording are in a group of their own. A row depends only on
+its own window.
 """
 
 from __future__ import annotations
