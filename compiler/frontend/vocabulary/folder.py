@@ -36,7 +36,7 @@ def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
             raise Unreadable(f"{' and '.join(others)} cannot replace it")
         return {}
     try:
-        make = {(TEKKEN,): _of_tekken, (PIECES,): _of_pieces}.get(found, _of_merges)
+        make = {TEKKEN: _of_tekken, PIECES: _of_pieces}.get(found[0], _of_merges)
         made, tokens = make(files)
     except ModelError as error:
         raise Unreadable(f"{' and '.join(found)} cannot replace it: {error}") from error

@@ -21,8 +21,8 @@ from compiler.frontend.vocabulary.words import by_expressions
 TEKKEN = "tekken.json"
 SPECIAL_TOKENS: Mapping[str, str] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes that byte-level BPE writes as themselves
-CHARACTERS = {byte: chr(byte) for byte in PRINTABLE}
-CHARACTERS |= {byte: chr(0x100 + number) for number, byte in enumerate(byte for byte in range(256) if byte not in CHARACTERS)}
+OTHERS = (byte for byte in range(256) if byte not in PRINTABLE)
+CHARACTERS = {byte: chr(byte) for byte in PRINTABLE} | {byte: chr(0x100 + number) for number, byte in enumerate(OTHERS)}
 
 
 class _Token(msgspec.Struct):
@@ -81,7 +81,7 @@ def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
     tokenizer.pre_tokenizer = by_expressions(vocabulary.pattern)
     tokenizer.decoder = decoders.ByteLevel()
     begin = stated.role("bos_token")
-    add_ends(tokenizer, (begin, ids[begin]) if begin in ids and begin is not None else None, None)
+    add_ends(tokenizer, None if begin is None or begin not in ids else (begin, ids[begin]), None)
     fields = json.loads(tokenizer.to_str())
     fields["added_tokens"] = added
     fields["model"] |= {"vocab": ids, "merges": merges_by_score(pieces, [1] * len(every), scores)}
