@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.bind import bind_weights
+from compiler.bind import bind_values, bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.audio import Listening
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.errors import ConfigError
+from compiler.frontend.layers.audio import tables
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.listening import ENTRY as LISTEN
 from compiler.frontend.registry import parse_config
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
+from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from deploy.model_loading.listening import heard
 from runtime.session import Session
@@ -157,6 +159,41 @@ def test_a_clip_has_the_same_rows_after_others(hearer: Hearer) -> None:
     clips = hearer.clips(range(len(LENGTHS)))
     together, alone = hearer.rows(clips), [hearer.rows([clip]) for clip in reversed(clips)]
     np.testing.assert_array_equal(np.concatenate(alone[::-1]), together)
+
+
+REAL = {
+    "qwen2_audio": {"d_model": 128, "encoder_attention_heads": 2, "encoder_ffn_dim": 512, "max_source_positions": 1500},
+    "voxtral": {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512, "max_source_positions": 1500},
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_windows_of_the_size_of_real_models(name: str) -> None:
+    """Windows last 30 s, and heads have 64 elements."""
+    given, weights_of = SUBJECTS[name].config, dtypes_of(open_files(SUBJECTS[name].folder).weights)
+    config = parse_config({**given, "audio_config": {**given["audio_config"], **REAL[name]}})
+    listening = config.listening
+    assert listening is not None
+    module = build_step(config, weights_of, BOUNDS, DType.F32, F32, entry=BOTH)
+    random = np.random.default_rng(0)
+    weights: dict[str, NDArray[np.float32]] = {}
+    for weight in module.graph(LISTEN).weights:
+        assert isinstance(weight.type, TensorType) and weight.type.shape is not None
+        mean = 1.0 if "norm" in weight.name and weight.name.endswith("weight") else 0.0
+        drawn = random.normal(mean, 0.05, [dim.const for dim in weight.type.shape]).astype(np.float32)
+        weights[weight.name] = tables(listening.num_mels).get(weight.name, drawn)
+    executable = compile_module(module)
+    session = Session(executable, device_threads=2)
+    bind_values(session, executable, LISTEN, weights)
+    interpreter = Interpreter(module)
+    heard_as = Heard(1, listening.num_mels, listening.num_hops, listening.merge, listening.ends, listening.most_windows)
+    sound = random.normal(0, 0.1, 16_000 * 30).astype(np.float32)
+    for samples in (sound, sound[:20_011]):
+        (clip,) = clips_of(samples, heard_as)
+        found = heard(listening, clip, session.call)
+        wanted = heard(listening, clip, lambda entry, *args: interpreter.call(entry, *args, *weights.values()))
+        assert len(found) == clip.num_tokens
+        assert np.abs(found - wanted).max() < 2e-4
 
 
 def test_a_model_without_ears_has_no_inputs_for_audio() -> None:
