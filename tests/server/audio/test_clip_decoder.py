@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import math
+import random
 
+import numpy as np
 import pytest
 
 from runtime.spectrogram import RATE
 from server.audio.clip_decoder import ClipDecoder, HeardRecording
+from server.engine.step_model import ListeningLimits
 from server.errors import ApiError
 from server.fetching import AUDIO, Fetcher
 from server.messages import Listening
 from tests.server.audio.files import encoded, tone, wav
+from tests.server.audio.test_hostile import damaged
 
 LISTENING = Listening(1, num_mels=80, num_hops=100, frames_each=2, ends=True, most_windows=1)
 SOUND = base64.b64encode(wav(tone(RATE), RATE)).decode()
@@ -71,3 +76,22 @@ def test_held_samples_are_counted_and_given_back() -> None:
     asyncio.run(run())
     gc.collect()
     assert decoder.num_held_bytes == 0
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(2000, marks=pytest.mark.slow)])
+def test_damaged_files_give_clips_that_a_model_can_hear_or_an_error(count: int) -> None:
+    rng, whole = random.Random(0), wav(tone(RATE), RATE)
+    limits = ListeningLimits(LISTENING.num_hops, LISTENING.frames_each, LISTENING.audio_token, 1, LISTENING.ends)
+
+    async def check() -> None:
+        decoder = ClipDecoder(10.0, 1 << 30, Fetcher(AUDIO, (), 1, 1.0))
+        for _ in range(count):
+            try:
+                found = await decoder.decode(base64.b64encode(damaged(whole, rng)).decode(), LISTENING, "a", is_url=False)
+            except ApiError as error:
+                assert error.kind.code == "invalid_audio"
+                continue
+            for clip in found.clips:
+                assert limits.fault(clip) == "" and np.isfinite(np.frombuffer(clip.samples, "<f4")).all() and math.isfinite(clip.loudest)
+
+    asyncio.run(check())
