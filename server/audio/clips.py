@@ -21,15 +21,25 @@ def clips_of(samples: NDArray[np.float32], listening: Listening) -> tuple[Clip, 
     if listening.most_windows:
         samples = samples[: window * listening.most_windows]
     starts = range(0, len(samples), window)
-    whole = np.pad(samples, (0, len(starts) * window - len(samples)))
     hops = [_hops(len(samples) - start, listening) for start in starts]
     tokens = [(count + 1) // 2 // listening.frames_each for count in hops]
     if not any(tokens):
         raise AudioError(f"it lasts {len(samples) / RATE:.3f} s, which is too short for a token; expected a longer recording")
-    around = np.pad(whole, (BEFORE, AROUND - BEFORE), "reflect")
+    around = _mirrored(samples, len(starts) * window)
     loudest = loudest_energy(around[: len(samples) + 2 * AROUND], listening.num_mels)
     parts = [np.trim_zeros(around[start : start + window + AROUND], "b").astype("<f4").tobytes() for start in starts]
     return tuple(Clip.of(part, loudest, *counts) for part, *counts in zip(parts, hops, tokens, strict=True) if counts[-1])
+
+
+def _mirrored(samples: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Return a recording that silence fills up to `size` samples, with its reflection before and after it. It is copied only once, because
+    it may last an hour."""
+    end, after = BEFORE + size, AROUND - BEFORE
+    found = np.zeros(size + AROUND, np.float32)
+    found[BEFORE : BEFORE + len(samples)] = samples
+    found[:BEFORE] = found[BEFORE + 1 : 2 * BEFORE + 1][::-1]
+    found[end:] = found[end - 1 - after : end - 1][::-1]
+    return found
 
 
 def _hops(num_samples: int, listening: Listening) -> int:

@@ -54,14 +54,8 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str = "content",
 
 def part_text(part: ContentPart, where: str) -> str:
     if part.type not in TEXT_PARTS:
-        names = "images" if part.type in IMAGE_PARTS else "audio" if part.type in AUDIO_PARTS else ""
-        what = (
-            f"no {names} is understood here"
-            if names == "audio"
-            else f"no {names} are understood here"
-            if names
-            else "only text is understood"
-        )
+        known = {**dict.fromkeys(IMAGE_PARTS, "no images are understood here"), **dict.fromkeys(AUDIO_PARTS, "no audio is understood here")}
+        what = known.get(part.type, "only text is understood")
         raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:

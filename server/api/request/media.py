@@ -7,7 +7,7 @@ from itertools import chain
 
 from server.api.request.prepare import context_of, invalid
 from server.api.request.schema import (
-    AUDIO_PARTS,
+    AUDIO_PART,
     IMAGE_PART,
     MEDIA_PARTS,
     AudioUrl,
@@ -110,7 +110,7 @@ def _given_image(where: str, part: ContentPart) -> tuple[str, str | None, str]:
 async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardRecording:
     """Return the recording of a part, which has the file in base64, or a URL."""
     assert loaded.ears is not None
-    if part.type == AUDIO_PARTS[0]:
+    if part.type == AUDIO_PART:
         if part.input_audio is None:
             raise invalid(f"{where}.input_audio", f"{where}.input_audio is absent; expected an object with data and format")
         given, param, is_url = part.input_audio.data, f"{where}.input_audio.data", False

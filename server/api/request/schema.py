@@ -36,7 +36,8 @@ JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # an image in chat, and in /v1/responses
 IMAGE_PARTS = (IMAGE_PART, ITEM_IMAGE)
-AUDIO_PARTS = ("input_audio", "audio_url")  # a recording in OpenAI's APIs, and at a URL, as in vLLM's
+AUDIO_PART, AUDIO_URL_PART = "input_audio", "audio_url"  # a recording in OpenAI's APIs, and at a URL, as in vLLM's
+AUDIO_PARTS = (AUDIO_PART, AUDIO_URL_PART)
 MEDIA_PARTS = (IMAGE_PART, *AUDIO_PARTS)  # parts of a conversation that are no texts
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
@@ -203,7 +204,7 @@ class GivenImage(ContentPart):
 class GivenAudio(ContentPart):
     """A recording of another API's request, converted to a part. No body is validated as this class."""
 
-    type: Label = AUDIO_PARTS[0]
+    type: Label = AUDIO_PART
     place: str  # path of the part in that request
 
 

@@ -25,7 +25,7 @@ from server.api.request.conversation import part_text, text_of
 from server.api.request.fields import Foreign
 from server.api.request.prepare import invalid
 from server.api.request.schema import (
-    AUDIO_PARTS,
+    AUDIO_PART,
     ITEM_IMAGE,
     AllowedTools,
     CalledFunction,
@@ -184,7 +184,7 @@ def _content(content: str | Sequence[ItemPart], where: str) -> str | list[Conten
         return content
     parts: list[ContentPart] = []
     for index, part in enumerate(content):
-        if part.type == AUDIO_PARTS[0]:
+        if part.type == AUDIO_PART:
             parts.append(GivenAudio(input_audio=part.input_audio, place=f"{where}[{index}]"))
             continue
         if part.type != ITEM_IMAGE:
