@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.layers.nn import AS_STORED, WeightFormat
 from compiler.frontend.layers.tower import sees
+from compiler.frontend.listening import listens
 from compiler.frontend.quantized.held import SCALE, Form, forms_of, is_matrix
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.numbers import SPLIT
@@ -144,7 +145,7 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
     count = prod(info.shape)
     if len(info.shape) < 2:
         return 4 * count
-    format = WeightFormat(16) if sees(name) and format.bits != 32 else format
+    format = WeightFormat(16) if _encodes(name) and format.bits != 32 else format
     if format.budget and is_matrix(name):
         return round(count * (_head_bits() if name.endswith(HEADS) else format.budget) / 8)
     if not is_matrix(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
@@ -170,8 +171,12 @@ def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
 
 
 def _is_rounded(name: str, info: TensorInfo) -> bool:
-    """Return whether the tensor is a matrix that a format of few bits rounds. Encoders of images keep 16 bits (decision 0107)."""
-    return is_matrix(name) and len(info.shape) > 1 and not sees(name)
+    """Return whether the tensor is a matrix that a format of few bits rounds. Encoders of images and audio keep 16 bits (decision 0107)."""
+    return is_matrix(name) and len(info.shape) > 1 and not _encodes(name)
+
+
+def _encodes(name: str) -> bool:
+    return sees(name) or listens(name)
 
 
 # --- rounding error -----------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ UNSUPPORTED_CONTENT = ErrorKind(
     "unsupported_content",
     400,
     INVALID,
-    "A message part is audio, video or a file, or it is an image and the model sees none.",
-    "Send text; send images to a vision model, such as SmolVLM.",
+    "A message part is video or a file, or it is an image or audio and the model reads none.",
+    "Send text; send images to a vision model, such as SmolVLM, and audio to a model that hears it, such as Voxtral.",
 )
 CONTEXT_LENGTH_EXCEEDED = ErrorKind(
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
@@ -116,7 +116,7 @@ INVALID_AUDIO = ErrorKind(
     "invalid_audio",
     400,
     INVALID,
-    "The audio file is damaged, too long, or in a format that the server does not read.",
+    "The audio is damaged, too long or too short, in a format that the server does not read, or at a URL that it does not fetch.",
     "Read the message; install the extra `media`, or convert the file to WAV.",
 )
 AUDIO_BUFFER_EMPTY = ErrorKind(
@@ -353,7 +353,12 @@ MODEL_NOT_READY = ErrorKind(
     retry=True,
 )
 AUDIO_NOT_DECODED = ErrorKind(
-    "audio_not_decoded", 503, OVERLOADED, "The server was too busy to decode the audio file.", "Send it again.", retry=True
+    "audio_not_decoded",
+    503,
+    OVERLOADED,
+    "The server was too busy to decode the audio file, or holds too much audio.",
+    "Send it again.",
+    retry=True,
 )
 AUDIO_MEMORY_FULL = ErrorKind(
     "audio_memory_full",

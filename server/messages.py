@@ -107,7 +107,7 @@ class Audio(msgspec.Struct, frozen=True):
     loudest: float  # the largest energy of the whole recording
 
 
-class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
+class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
     """A part of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
 
     pixels: bytes  # three bytes per pixel, line by line
@@ -124,6 +124,34 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     @property
     def num_tokens(self) -> int:
         return self.rows * self.columns
+
+
+class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
+    """A part of a recording, as much as the encoder of a model that listens takes at once: see `server/audio/clips.py`."""
+
+    samples: bytes  # little-endian f32, with those around the part; silence at the end is left out
+    loudest: float  # the largest energy of the whole recording
+    num_hops: int  # hops that are heard, of 10 ms
+    num_tokens: int  # tokens of the prompt that read its rows
+    digest: bytes  # digest of the fields above: clips with equal digests are equal
+
+    @staticmethod
+    def of(samples: bytes, loudest: float, num_hops: int, num_tokens: int) -> Clip:
+        digest = blake2b(b"clip %s %d %d " % (loudest.hex().encode(), num_hops, num_tokens), digest_size=16)
+        digest.update(samples)
+        return Clip(samples, loudest, num_hops, num_tokens, digest.digest())
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of its tokens, which have no second dimension."""
+        return 1
+
+    @property
+    def columns(self) -> int:
+        return self.num_tokens
+
+
+Excerpt = Crop | Clip  # a part of an image or of a recording; its encoder gives a row for each of its tokens
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -204,8 +232,8 @@ class Submit(Message, frozen=True, tag=True):
     fairness_key: str = ""
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
-    audio: Audio | None = None  # the audio that the prompt is about
-    crops: tuple[Crop, ...] = ()  # crops of all images, in the order of their tokens in the prompt
+    audio: Audio | None = None  # for models that transcribe: the audio that the prompt is about
+    excerpts: tuple[Excerpt, ...] = ()  # those of all images and recordings, in the order of their tokens in the prompt
     giver: Giver | None = None  # the server that may have pages of the prompt; taken only if the load has `peers`
 
 
@@ -350,6 +378,17 @@ class Vision(msgspec.Struct, frozen=True):
     num_places: int = 0  # vectors of a crop in the encoder, which count as the tokens of an image that is embedded
 
 
+class Listening(msgspec.Struct, frozen=True):
+    """How a model hears recordings in conversations: as clips, each of which takes the places of some audio tokens of the prompt."""
+
+    audio_token: int
+    num_mels: int  # energies of a hop that the encoder gets
+    num_hops: int  # hops of a window, as much as the encoder takes at once
+    frames_each: int  # frames of a token; a frame is two hops
+    ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
+    most_windows: int  # windows of a recording, whose rest is not heard; 0: any number
+
+
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stage of a model: a process with some of the layers."""
 
@@ -385,6 +424,7 @@ class Ready(Message, frozen=True, tag=True):
     num_hops: int = 0  # hops of audio that the encoder takes at once, 10 ms each; 0: the model has no encoder of audio
     num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
+    listening: Listening | None = None  # None: the model hears no recordings in conversations
     pools_last: bool = False  # the vector of a text is that of its last token, a special one that truncation has to keep
     padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise

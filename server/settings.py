@@ -50,6 +50,7 @@ class ServerSettings:
     state_file: Path | None = None  # stores the loaded models, which a restart loads again
     mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
     image_hosts: tuple[str, ...] = ()  # hosts from which images of requests are fetched; none: images are data: URLs
+    audio_hosts: tuple[str, ...] = ()  # hosts from which audio of requests is fetched; none: URLs of audio are data: URLs
     memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
@@ -72,16 +73,19 @@ class ServerSettings:
     batch_store_bytes: int = 1 << 30  # limit on the total size of uploaded files; 0: offer neither files nor batches
     batch_store_s: float = 2592000.0  # time for which files that batches write are kept
     max_file_bytes: int = 200 << 20  # largest uploaded file
-    max_audio_bytes: int = 25 << 20  # largest audio file of a transcription
-    max_audio_s: float = 3600.0  # longest audio of a transcription
+    max_audio_bytes: int = 25 << 20  # largest audio file of a transcription, or of a recording that is fetched
+    max_audio_s: float = 3600.0  # longest audio of a transcription, or of a recording in a message
     max_images: int = 64  # limit on the images of one request
     max_image_pixels: int = 40_000_000  # limit on the pixels of an image, checked before it is decoded
     max_image_bytes: int = 20 << 20  # largest file of an image that is fetched
     max_held_image_bytes: int = 1 << 30  # pixels of images that the requests of a model hold, after which further images are refused
+    max_recordings: int = 64  # limit on the recordings in the messages of one request
+    max_held_audio_bytes: int = 1 << 30  # samples of recordings that the requests of a model hold, after which further ones are refused
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server
     image_fetch_s: float = 10.0  # longest time for fetching an image
+    audio_fetch_s: float = 10.0  # longest time for fetching audio
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # time for the whole body
@@ -133,6 +137,11 @@ KEPT = "model=PATTERN or key=PATTERN, in which * stands for any text"
 ZMQ_ADDRESS = r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\*|\d{1,5})|ipc://.+"
 CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
+HOSTS = (
+    r"\*|(private\+)?(\*\.)?[\w-][\w.-]*(:\d{1,5})?",
+    "HOST, *.HOST, HOST:PORT or *, such as images.example.com, or private+HOST for a host on a private network",
+)
+
 # These values are compared literally or as patterns, so a value in another format would never match.
 FORMS = {
     "keep_requests_of": (KEEP, KEPT),
@@ -141,10 +150,8 @@ FORMS = {
         r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",
         "an origin as browsers send it: https://HOST or http://HOST:PORT, or * for all",
     ),
-    "image_hosts": (
-        r"\*|(private\+)?(\*\.)?[\w-][\w.-]*(:\d{1,5})?",
-        "HOST, *.HOST, HOST:PORT or *, such as images.example.com, or private+HOST for a host on a private network",
-    ),
+    "image_hosts": HOSTS,
+    "audio_hosts": HOSTS,
     "mcp_servers": (
         r"[\w.-]{1,64}=(private\+)?https?://(?![^/?#]*@)[\w.-]+(:\d{1,5})?([/?][!-~]*)?|"
         r"[\w.-]{1,64}=(private\+)?https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?([/?][!-~]*)?",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from compiler.frontend.audio import Listening
 from compiler.frontend.classes import Classes, read_classes
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
@@ -202,6 +203,7 @@ class ModelConfig:
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
+    listening: Listening | None = None
     image_padding: int = 0  # token by which tokens of images find their per-layer embeddings
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
@@ -212,6 +214,17 @@ class ModelConfig:
     @property
     def is_causal(self) -> bool:
         return self.encoder is None
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the step reads rows of images or audio in the places of tokens."""
+        return self.vision is not None or self.listening is not None
+
+    @property
+    def num_mels(self) -> int | None:
+        """The number of energies of a hop of audio that the encoder gets, or None if the model hears nothing."""
+        heard = self.hearing or self.listening
+        return None if heard is None else heard.num_mels
 
     @property
     def stateful(self) -> frozenset[int]:

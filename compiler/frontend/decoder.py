@@ -4,7 +4,7 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
-                                                       for vision models, `seen_at[v], seen_rows[v, depths * size]` follow `hidden_rows`:
+                                                       `seen_at[v], seen_rows[v, depths * size]` follow if it sees or listens:
                                                        rows that are read in place of the embeddings of the tokens `seen_at`, and rows that
                                                        are added to these tokens after the first layers; then `seen_lasts[v]` if the tokens
                                                        of an image attend to all of them: the last positions of the images of these tokens;
@@ -42,6 +42,7 @@ from compiler.frontend.layers.decoder import (
     stream_norm,
 )
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.listening import add_listening
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import decoder_family
@@ -65,7 +66,7 @@ UNUSED = (
     "mtp.*",  # multi-token prediction
     *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
     *("model.vision_model.*", "model.connector.*"),
-    *("vision_model.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*"),
+    *("vision_model.*", "audio_tower.*", "model.audio_tower.*", "hearing.*", "model.embed_vision.*", "model.embed_audio.*"),
 )
 
 
@@ -124,7 +125,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
         states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
         heard=next((_heard_cache(group, s) for _, group in groups if isinstance(group, HeardGroup)), None),
-        seen=_seen_rows(config, t, bounds) if entry == BOTH and config.vision is not None else None,
+        seen=_seen_rows(config, t, bounds) if entry == BOTH and config.reads_rows else None,
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
@@ -134,8 +135,10 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
         net.builder.returns(_result(step, family, entry, range(config.num_layers) if layers is None else layers))
     if batch.heard is not None:
         add_hearing(net, config, batch.heard.group)
-    if batch.seen is not None:
+    if batch.seen is not None and config.vision is not None:
         add_seeing(net, config)
+    if batch.seen is not None and config.listening is not None:
+        add_listening(net, config)
     return net.builder.finish()
 
 

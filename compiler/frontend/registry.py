@@ -19,8 +19,8 @@ from compiler.frontend.cutting import has_processor, read_cutting
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel, listed
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
-from compiler.frontend.hearing import WithTables
 from compiler.frontend.joint import joint
+from compiler.frontend.layers.audio import WithTables
 from compiler.frontend.metadata import require_read
 from compiler.frontend.mixture import joint_experts, without
 from compiler.frontend.quantized.source import FIELDS as QUANTISATION
@@ -85,7 +85,7 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
     used = without(files, config.unused) if config.unused else files
     named = Renamed(used, family.renamed) if family.renamed else used
     joined = joint(joint_experts(named, family.experts), family.joined)
-    return joined if config.hearing is None else WithTables(joined, config.hearing)
+    return joined if config.num_mels is None else WithTables(joined, config.num_mels)
 
 
 def load_config(path: str | Path) -> ModelConfig:

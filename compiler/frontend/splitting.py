@@ -24,6 +24,7 @@ def require_splittable(config: ModelConfig, num_stages: int) -> None:
         "is an encoder": not config.is_causal,
         "hears speech": config.hearing is not None,
         "sees images": config.vision is not None,
+        "hears audio in conversations": config.listening is not None,
         "has a classification head": config.classes is not None,
         "embeds each token once per layer": family is not None and family.layer_inputs is not None and config.layer_inputs is not None,
         "has several residual streams": family is not None and family.widen is not None,

@@ -26,13 +26,13 @@ NOTHING_SHOWN: Final[Mapping[int, bytes]] = MappingProxyType({})
 
 def servable(asked: Asked) -> Servable:
     """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. One
-    that sees images only reads text in an export. Raise LoadError for a model whose embeddings an export cannot compute."""
+    that reads images or audio only reads text in an export. Raise LoadError for a model whose embeddings an export cannot compute."""
     known = advance(asked, Opened)
-    if (config := known.files.config).vision is not None:
+    if (config := known.files.config).reads_rows:
         if not config.is_causal:
             text = f"{known.load.name} embeds texts and images, which exports cannot do; use `relaxserve serve`"
             raise LoadError(ErrorCode.LOAD_REFUSED, text)
-        known = Opened(**carried(known, Opened, files=replace(known.files, config=replace(config, vision=None))))
+        known = Opened(**carried(known, Opened, files=replace(known.files, config=replace(config, vision=None, listening=None))))
     if known.load.max_context is None and known.files.config.is_causal:
         load = msgspec.structs.replace(known.load, max_context=min(known.files.config.max_context, DEFAULT_CONTEXT))
         known = Opened(**carried(known, Opened, load=load))

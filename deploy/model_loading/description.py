@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
+from compiler.frontend.audio import Listening as Audio
 from compiler.frontend.sentence import Pooling
 from compiler.frontend.vision import Vision as Seeing
 from deploy.model_loading.costs import Timed
@@ -15,7 +16,7 @@ from deploy.model_loading.modes import Encoder
 from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
-from server.messages import HEAD, LOCAL, CachePages, ClassScores, Fit, PairPrompt, Ready, Vision
+from server.messages import HEAD, LOCAL, CachePages, ClassScores, Fit, Listening, PairPrompt, Ready, Vision
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +58,7 @@ def _ready(known: Timed) -> Ready:
         num_hops=0 if config.hearing is None else config.hearing.num_hops,
         num_mels=0 if config.hearing is None else config.hearing.num_mels,
         vision=_vision_of(config.vision) if mode.generates or isinstance(mode, Encoder) else None,
+        listening=_listening_of(config.listening) if mode.generates else None,
         pools_last=isinstance(mode, Encoder) and config.classes is None and embedding.pooling is Pooling.LAST,
         padded_to=config.max_context if config.encoder is not None and config.encoder.is_padded else 0,
         normalize=embedding.normalize,
@@ -97,6 +99,12 @@ def _vision_of(vision: Seeing | None) -> Vision | None:
         between=vision.between,
         num_places=vision.num_places,
     )
+
+
+def _listening_of(audio: Audio | None) -> Listening | None:
+    if audio is None:
+        return None
+    return Listening(audio.audio_token, audio.num_mels, audio.num_hops, audio.merge, audio.ends, audio.most_windows)
 
 
 def _cache_groups(known: Timed) -> tuple[CachePages, ...]:

@@ -15,8 +15,10 @@ from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from compiler.frontend.vision import Vision
+from deploy.model_loading.excerpts import ExcerptEncoder
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
+from deploy.model_loading.listening import Listener, listening_limits
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
 from deploy.model_loading.patches import encoded, together
 from deploy.model_loading.seeing import Seer, seeing_limits
@@ -29,7 +31,7 @@ from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
 from server.engine.axes import along_positions
-from server.engine.step_model import NO_ROWS, EmbedLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, EmbedLimits, ExcerptLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import Crop, ErrorCode
 from server.stages.relay import Relay
@@ -79,9 +81,8 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
             if relay is not None:
                 alone = tuple(replace(group, page_bytes=0) for group in limits.groups)  # other processes have a part of each page
                 return StagedModel(session, pool, replace(limits, groups=alone), relay)
-            if (vision := mode.files.config.vision) is None:
-                return CompiledModel(session, pool, limits)
-            return SeeingModel(session, pool, limits, Seer(session, vision, mode.files.config.hidden_size * vision.num_depths))
+            encoder = _excerpt_encoder(mode.files.config, session)
+            return CompiledModel(session, pool, limits) if encoder is None else MultimodalModel(session, pool, limits, encoder)
         case Transcriber():
             return HearingModel(session, KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages))
         case Embedder():
@@ -95,8 +96,15 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
             assert_never(mode)
 
 
+def _excerpt_encoder(config: ModelConfig, session: Session) -> ExcerptEncoder | None:
+    if config.vision is not None:
+        return Seer(session, config.vision, config.hidden_size * config.vision.num_depths)
+    return None if config.listening is None else Listener(session, config.listening, config.hidden_size)
+
+
 def _is_finite(model: Model, *, looks: bool) -> bool:
-    """Run a step of one token, with an image if it is a vision model and `looks` is true. Return whether all results are finite."""
+    """Run a step of one token, with an image or audio if the model reads some and `looks` is true. Return whether all results are
+    finite."""
     if isinstance(model, EncoderModel):
         seeing = model.limits.seeing
         seen = model.see([seeing.example]) if looks and seeing is not None else 0.0
@@ -106,8 +114,8 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
     silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
-    seeing = model.limits.seeing
-    seen = () if seeing is None or not looks else (Seen(seeing.example, b"", 0, 0, 1),)
+    limits = model.limits.excerpts
+    seen = () if limits is None or not looks else (Seen(limits.example, b"", 0, 0, 1),)
     logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
     return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
 
@@ -123,8 +131,14 @@ def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]
         return StepLimits(
             *sizes, groups, embedding_size=len(hearing.aligned) * hearing.num_frames, num_hops=hearing.num_hops, hearing_cost=cost
         )
-    seeing = None if config.vision is None or not mode.generates else seeing_limits(config.vision, config)
-    return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates, seeing=seeing)
+    excerpts = _excerpt_limits(config) if mode.generates else None
+    return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates, excerpts=excerpts)
+
+
+def _excerpt_limits(config: ModelConfig) -> ExcerptLimits | None:
+    if config.vision is not None:
+        return seeing_limits(config.vision, config)
+    return None if config.listening is None else listening_limits(config.listening, config)
 
 
 def _vector_size(config: ModelConfig) -> int:
@@ -210,17 +224,17 @@ class HearingModel(CompiledModel):
         self._session.call(HEAR, samples, loudest, sounding, slots, *tensors, views=True)
 
 
-class SeeingModel(CompiledModel):
-    """A decoder that sees images. Before a step, it encodes the crops that have tokens in that step."""
+class MultimodalModel(CompiledModel):
+    """A decoder that reads images, or audio in conversations. Before a step, it encodes the excerpts that have tokens in that step."""
 
-    def __init__(self, session: Session, pool: KVPool, limits: StepLimits, seer: Seer) -> None:
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits, encoder: ExcerptEncoder) -> None:
         super().__init__(session, pool, limits)
-        self._seer = seer
-        self._has_axes = limits.seeing is not None and limits.seeing.three_axes
+        self._encoder = encoder
+        self._has_axes = limits.excerpts is not None and limits.excerpts.three_axes
 
     def run(self, batch: StepBatch) -> Logits:
         axes = (along_positions(batch.positions) if batch.axes is None else batch.axes,) if self._has_axes else ()
-        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._seer.look(batch.seen), *axes)
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._encoder.look(batch.seen), *axes)
         return Logits(logits)
 
 

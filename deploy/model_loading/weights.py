@@ -12,6 +12,7 @@ from pathlib import Path
 from compiler.bind import bind_weights
 from compiler.frontend.errors import ModelError
 from compiler.frontend.hearing import ENTRY as HEAR
+from compiler.frontend.listening import ENTRY as LISTEN
 from compiler.frontend.seeing import ENTRY as SEE
 from deploy.cache import NOT_CACHED
 from deploy.model_loading.known import carried
@@ -22,7 +23,7 @@ from deploy.verification import damage_of
 log = logging.getLogger(__name__)
 
 
-BESIDE = (HEAR, SEE)  # programs that a model may have beside the one of its mode
+BESIDE = (HEAR, SEE, LISTEN)  # programs that a model may have beside the one of its mode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

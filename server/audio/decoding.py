@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.spectrogram import RATE
+from server.audio.clips import clips_of
 from server.audio.compressed import FORMATS, format_of, load_library, open_compressed
 from server.audio.loudest import loudest_energy
 from server.audio.recording import with_surroundings
 from server.audio.resample import resampled
 from server.audio.sound import AudioError, Sound
 from server.audio.wav import is_wav, open_wav
+from server.isolated.files import NotBase64, bytes_of
+from server.messages import Clip, Listening
 
 MOST_CHANNELS, LEAST_RATE, MOST_RATE = 32, 1_000, 768_000
 
@@ -22,15 +25,18 @@ MOST_CHANNELS, LEAST_RATE, MOST_RATE = 32, 1_000, 768_000
 class File(msgspec.Struct, frozen=True):
     """The work of a call."""
 
-    data: bytes
-    num_mels: int  # energies of a hop that the model hears
+    data: bytes = b""
+    num_mels: int = 0  # energies of a hop that the model hears
+    text: str = ""  # the file in base64, unless there is `data`
+    listening: Listening | None = None  # how a model hears it in a conversation; None: the whole recording is transcribed
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a call: a recording, or why there is none."""
+    """The result of a call: a recording, in clips or whole, or why there is none."""
 
     samples: memoryview = memoryview(b"")  # little-endian f32
     loudest: float = 0.0
+    clips: tuple[Clip, ...] = ()  # in place of the samples, of a recording in a conversation
     fault: str = ""
 
 
@@ -55,9 +61,12 @@ class Decoding:
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)
         try:
-            samples = with_surroundings(decoded(file.data, self._most_s))
-        except AudioError as error:
+            samples = decoded(file.data or bytes_of(file.text), self._most_s)
+            if file.listening is not None:
+                return msgspec.msgpack.encode(Outcome(clips=clips_of(samples, file.listening)))
+        except (AudioError, NotBase64) as error:
             return msgspec.msgpack.encode(Outcome(fault=str(error)))
+        samples = with_surroundings(samples)
         outcome = Outcome(samples.astype("<f4", copy=False).data.cast("B"), loudest_energy(samples, file.num_mels))
         return msgspec.msgpack.encode(outcome)
 

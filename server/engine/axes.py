@@ -2,7 +2,7 @@
 
 The three coordinates of a text token are equal. An image token has the coordinate at which its image begins, and the sums of this and of
 the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may take fewer
-coordinates than it has tokens. Everything follows from the sizes of the crops before a token.
+coordinates than it has tokens. Everything follows from the sizes of the excerpts before a token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.request import PlacedCrop
+from server.engine.request import PlacedExcerpt
 
 NUM_AXES = 3
 
@@ -22,15 +22,15 @@ def along_positions(positions: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.repeat(positions[:, None], NUM_AXES, axis=1)
 
 
-def axes_of(crops: Sequence[PlacedCrop], start: int, stop: int) -> NDArray[np.int32]:
-    """Return the coordinates of the tokens start .. stop of a sequence with these crops: [tokens, 3]."""
+def axes_of(excerpts: Sequence[PlacedExcerpt], start: int, stop: int) -> NDArray[np.int32]:
+    """Return the coordinates of the tokens start .. stop of a sequence with these excerpts: [tokens, 3]."""
     found = along_positions(np.arange(start, stop, dtype=np.int32))
-    for placed in crops:
+    for placed in excerpts:
         if placed.start >= stop:
             break
         found[max(placed.stop - start, 0) :] = np.arange(max(placed.stop, start), stop, dtype=np.int32)[:, None] + placed.offset
         first, last = max(placed.start, start), min(placed.stop, stop)
         if first < last:
-            rows, columns = np.divmod(np.arange(first - placed.start, last - placed.start, dtype=np.int32), placed.crop.columns)
+            rows, columns = np.divmod(np.arange(first - placed.start, last - placed.start, dtype=np.int32), placed.excerpt.columns)
             found[first - start : last - start] = placed.origin + np.stack([np.zeros_like(rows), rows, columns], axis=1)
     return found

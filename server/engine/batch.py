@@ -39,8 +39,8 @@ class _Prepared:
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._hears = limits.num_hops > 0
-        self._sees = limits.seeing is not None
-        self._has_axes = limits.seeing is not None and limits.seeing.three_axes
+        self._reads_excerpts = limits.excerpts is not None
+        self._has_axes = limits.excerpts is not None and limits.excerpts.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -97,7 +97,7 @@ class BatchBuilder:
             logit_rows=logit_rows,
             hidden_rows=hidden_rows,
             heard=_heard(items, places) if self._hears else (),
-            seen=_seen(items, query_starts) if self._sees else (),
+            seen=_seen(items, query_starts) if self._reads_excerpts else (),
             axes=_axes(items, positions) if self._has_axes else None,
         )
         assert query_starts[-1] == num_tokens, plan
@@ -151,15 +151,15 @@ def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
 
 
 def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
-    """Return the crops of images that have tokens in this step."""
+    """Return the excerpts that have tokens in this step."""
     found: list[Seen] = []
     for item, first in zip(items, query_starts, strict=False):
-        crops = item.seq.request.crops
-        if not crops or item.start >= crops[-1].stop:
+        excerpts = item.seq.request.excerpts
+        if not excerpts or item.start >= excerpts[-1].stop:
             continue
         found += (
-            Seen(placed.crop, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
-            for placed in crops
+            Seen(placed.excerpt, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
+            for placed in excerpts
             for start, count, row in placed.runs(item.start, item.stop)
         )
     return tuple(found)
@@ -167,12 +167,12 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
 
 def _axes(items: list[Item], positions: Ints) -> Ints | None:
     """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence has images."""
-    if not any(item.seq.request.crops for item in items):
+    if not any(item.seq.request.excerpts for item in items):
         return None
     found = along_positions(positions)
     at = 0
     for item in items:
-        if crops := item.seq.request.crops:
-            found[at : at + item.count] = axes_of(crops, item.start, item.stop)
+        if excerpts := item.seq.request.excerpts:
+            found[at : at + item.count] = axes_of(excerpts, item.start, item.stop)
         at += item.count
     return found

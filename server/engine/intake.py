@@ -8,10 +8,10 @@ from itertools import accumulate, chain
 import numpy as np
 
 from runtime.spectrogram import AROUND, HOP
-from server.engine.request import PlacedCrop, Request, Sequence, Stage
+from server.engine.request import PlacedExcerpt, Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
-from server.engine.step_model import SeeingLimits, StepLimits
+from server.engine.step_model import ExcerptLimits, StepLimits
 from server.interfaces import RequestError
 from server.messages import Embed, ErrorCode, SamplingParams, Submit
 
@@ -25,7 +25,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
     _check_audio(submit, limits.num_hops)
-    crops = placed_crops(submit, limits.seeing)
+    excerpts = placed_excerpts(submit, limits.excerpts)
     num_prompt = len(submit.prompt_ids)
     if num_prompt >= limits.max_context:
         raise RequestError(
@@ -40,11 +40,13 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             "model with a larger kv_cache_bytes",
         )
     params = submit.params
-    if params.prompt_logprobs is not None and crops and limits.seeing is not None and limits.seeing.both_ways:
+    if params.prompt_logprobs is not None and excerpts and limits.excerpts is not None and limits.excerpts.both_ways:
         text = "prompt_logprobs is given with images, whose tokens this model computes in one step; ask without prompt_logprobs"
         raise RequestError(ErrorCode.INVALID_VALUE, text)
-    marks = tuple((placed.start, placed.crop.digest) for placed in crops)
-    request = Request(submit, arrival, crops=crops, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
+    marks = tuple((placed.start, placed.excerpt.digest) for placed in excerpts)
+    request = Request(
+        submit, arrival, excerpts=excerpts, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids))
+    )
     for choice in range(submit.num_choices):
         emitted = submit.emitted[choice] if submit.emitted else ()
         seq = Sequence(
@@ -88,7 +90,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     )
     _check_ids(submit, limits.vocab_size)
     _check_audio(submit, limits.num_hops)
-    placed_crops(submit, limits.seeing)
+    placed_excerpts(submit, limits.excerpts)
     num_tokens = len(embed.prompt_ids)
     if num_tokens > limits.capacity:
         raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {limits.capacity}")
@@ -138,31 +140,32 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
         raise RequestError(ErrorCode.INVALID_VALUE, text)
 
 
-def placed_crops(submit: Submit, seeing: SeeingLimits | None) -> tuple[PlacedCrop, ...]:
-    """Return the crops of a request, each with the positions of its run of image tokens in the prompt. Raise RequestError unless each crop
-    has one such run and there are no other image tokens: an image token without an image means nothing."""
-    if seeing is None:
-        if submit.crops:
-            raise RequestError(ErrorCode.INVALID_VALUE, "the request has images, and this model sees none")
+def placed_excerpts(submit: Submit, limits: ExcerptLimits | None) -> tuple[PlacedExcerpt, ...]:
+    """Return the excerpts of a request, each with the positions of its run of tokens in the prompt. Raise RequestError unless each has one
+    such run and there are no other tokens of this kind: an image token without an image means nothing."""
+    if limits is None:
+        if submit.excerpts:
+            raise RequestError(ErrorCode.INVALID_VALUE, "the request has images or audio, and this model only reads text")
         return ()
-    for crop in submit.crops:
-        if fault := seeing.fault(crop):
+    for excerpt in submit.excerpts:
+        if fault := limits.fault(excerpt):
             raise RequestError(ErrorCode.INVALID_VALUE, fault)
-    places = np.flatnonzero(np.asarray(submit.prompt_ids) == seeing.image_token)
-    ends = list(accumulate((crop.num_tokens for crop in submit.crops), initial=0))
+    places = np.flatnonzero(np.asarray(submit.prompt_ids) == limits.token)
+    ends = list(accumulate((excerpt.num_tokens for excerpt in submit.excerpts), initial=0))
     if len(places) != ends[-1]:
-        wanted = f"{len(submit.crops)} crops of images take {ends[-1]}"
-        raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {len(places)} image tokens ({seeing.image_token}); {wanted}")
-    found: list[PlacedCrop] = []
-    for crop, first, end in zip(submit.crops, ends, ends[1:], strict=False):
+        wanted = f"{len(submit.excerpts)} {limits.parts} take {ends[-1]}"
+        raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {len(places)} {limits.medium} tokens ({limits.token}); {wanted}")
+    found: list[PlacedExcerpt] = []
+    for excerpt, first, end in zip(submit.excerpts, ends, ends[1:], strict=False):
         start, stop = int(places[first]), int(places[end - 1]) + 1
-        stride = crop.columns + seeing.has_breaks
-        wanted = start + np.add.outer(np.arange(crop.rows) * stride, np.arange(crop.columns)).ravel()
+        stride = excerpt.columns + limits.has_breaks
+        wanted = start + np.add.outer(np.arange(excerpt.rows) * stride, np.arange(excerpt.columns)).ravel()
         if not np.array_equal(places[first:end], wanted):
-            text = f"the image tokens from {start} to {stop} have others between them; expected {crop.rows} rows of {crop.columns}"
+            rows = f"{excerpt.rows} rows of {excerpt.columns}"
+            text = f"the {limits.medium} tokens from {start} to {stop} have others between them; expected {rows}"
             raise RequestError(ErrorCode.INVALID_VALUE, text)
         origin = start + (found[-1].offset if found else 0)
-        found.append(PlacedCrop(crop, submit.cache_salt.encode() + b"\0" + crop.digest, start, stop, origin, stride))
+        found.append(PlacedExcerpt(excerpt, submit.cache_salt.encode() + b"\0" + excerpt.digest, start, stop, origin, stride))
     return tuple(found)
 
 

@@ -148,7 +148,7 @@ class PageExchange:
         """Begin to take pages of the prompt from the server that a request names. Return whether the request is to wait for them."""
         giver, submit = request.submit.giver, request.submit
         seq = next((seq for seq in request.sequences if seq.num_reusable >= PAGE_SIZE), None)
-        if giver is None or seq is None or (giver.computes and request.crops):
+        if giver is None or seq is None or (giver.computes and request.excerpts):
             return False
         num_tokens = seq.num_reusable // PAGE_SIZE * PAGE_SIZE
         num_held = self._scheduler.pool.touch(seq.held.chain, seq.token_ids, num_tokens)

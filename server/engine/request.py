@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from server.constraints.matcher import Matcher
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
-from server.messages import IDLE, Crop, Embed, FinishReason, Submit, TokenLogprob
+from server.messages import IDLE, Embed, Excerpt, FinishReason, Submit, TokenLogprob
 
 TURN = 32  # tokens that a sequence may generate before other sequences of its key go first
 
@@ -27,11 +27,11 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedCrop:
-    """A crop of an image, and the positions of the prompt that read its rows."""
+class PlacedExcerpt:
+    """An excerpt of an image or of a recording, and the positions of the prompt that read its rows."""
 
-    crop: Crop
-    key: bytes  # under which its rows are shared: the salt of the request and the digest of the pixels
+    excerpt: Excerpt
+    key: bytes  # under which its rows are shared: the salt of the request and the digest of the excerpt
     start: int
     stop: int
     origin: int  # coordinate of its first token: see `server/engine/axes.py`
@@ -39,24 +39,24 @@ class PlacedCrop:
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield the runs of its tokens among the positions start .. stop: the first position, the number of tokens, and the first row of
-        the crop that they read."""
-        if self.stride == self.crop.columns:
+        the excerpt that they read."""
+        if self.stride == self.excerpt.columns:
             first, last = max(self.start, start), min(self.stop, stop)
             if first < last:
                 yield first, last - first, first - self.start
             return
-        for row in range(max(start - self.start, 0) // self.stride, self.crop.rows):
+        for row in range(max(start - self.start, 0) // self.stride, self.excerpt.rows):
             begin = self.start + row * self.stride
-            first, last = max(begin, start), min(begin + self.crop.columns, stop)
+            first, last = max(begin, start), min(begin + self.excerpt.columns, stop)
             if first < last:
-                yield first, last - first, row * self.crop.columns + first - begin
+                yield first, last - first, row * self.excerpt.columns + first - begin
             elif begin >= stop:
                 return
 
     @property
     def offset(self) -> int:
-        """The number that is added to the positions of the tokens between this crop and the next one to get their coordinates."""
-        return self.origin + max(self.crop.rows, self.crop.columns) - self.stop
+        """The number that is added to the positions of the tokens between this excerpt and the next one to get their coordinates."""
+        return self.origin + max(self.excerpt.rows, self.excerpt.columns) - self.stop
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
-    crops: tuple[PlacedCrop, ...] = ()  # crops of the prompt's images, in order of position
+    excerpts: tuple[PlacedExcerpt, ...] = ()  # excerpts of the prompt's images or recordings, in order of position
     ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
     num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import NewType, Protocol
+from typing import ClassVar, NewType, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
-from server.messages import Crop
+from runtime.spectrogram import AROUND, HOP
+from server.messages import Clip, Crop, Excerpt
 
 # Rows of logits [r, vocab] on the device. Opaque: only the model that made them reads them. Valid until the model's next step.
 Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
+SAMPLE_BYTES = 4  # of a sample of audio
 EXAMPLE_EDGE = 16  # edge, in squares, of the crop whose encoding is measured, if crops may consist of so many
 
 
@@ -45,15 +47,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The tokens of a crop of an image that are in a step: `count` tokens from index `at` of the step on, which read the rows of the crop
-    from `row` on."""
+    """The tokens of an excerpt of an image or of a recording that are in a step: `count` tokens from index `at` of the step on, which read
+    the rows of the excerpt from `row` on."""
 
-    crop: Crop
-    key: bytes  # crops with equal keys have equal pixels, and may share what was computed
+    excerpt: Excerpt
+    key: bytes  # excerpts with equal keys are equal, and may share what was computed
     at: int
     row: int
     count: int
-    last: int = 0  # position of the last token of the crop in its sequence
+    last: int = 0  # position of the last token of the excerpt in its sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class StepBatch:
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
-    seen: tuple[Seen, ...] = ()  # the crops that have tokens in this step, ascending
+    seen: tuple[Seen, ...] = ()  # the excerpts that have tokens in this step, ascending
     # [t, 3] coordinates of each token, if the model reads three; None: those of a token are its position
     axes: NDArray[np.int32] | None = None
 
@@ -92,9 +94,11 @@ class GroupLimits:
 class SeeingLimits:
     """The crops of images that a model sees. A crop is one square or, if images keep their size, any number of squares of one size."""
 
+    medium: ClassVar[str] = "image"
+    parts: ClassVar[str] = "crops of images"
     square_bytes: int
     edge_tokens: int  # rows and columns of tokens of the prompt that read a square's rows
-    image_token: int
+    token: int  # the token of the vocabulary in whose places rows are read
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
     most_squares: int = 1
     three_axes: bool = False  # tokens of images have three coordinates, by which the model rotates queries and keys
@@ -115,14 +119,61 @@ class SeeingLimits:
     def _example_edge(self) -> int:
         return min(EXAMPLE_EDGE, isqrt(self.most_squares))
 
-    def fault(self, crop: Crop) -> str:
+    def fault(self, crop: Excerpt) -> str:
         """Return why the model cannot see a crop, or ""."""
+        if isinstance(crop, Clip):
+            return "the request has audio, and this model sees images"
         rows, columns = (count / self.edge_tokens for count in (crop.rows, crop.columns))
         if not (rows.is_integer() and columns.is_integer() and min(rows, columns) >= 1 and rows * columns <= self.most_squares):
             most = f"multiples of {self.edge_tokens}, at most {self.most_squares * self.edge_tokens**2} tokens"
             return f"a crop has {crop.rows} rows and {crop.columns} columns of tokens; expected {most}"
         wanted = int(rows * columns) * self.square_bytes
         return "" if len(crop.pixels) == wanted else f"a crop has {len(crop.pixels)} bytes; expected {wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningLimits:
+    """The clips of recordings that a model hears in conversations."""
+
+    medium: ClassVar[str] = "audio"
+    parts: ClassVar[str] = "clips of recordings"
+    three_axes: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
+    has_breaks: ClassVar[bool] = False
+    num_hops: int  # hops of a window, 10 ms each
+    frames_each: int  # frames of a token, each of two hops
+    token: int  # the token of the vocabulary in whose places rows are read
+    cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
+    ends: bool  # a clip may have fewer hops than a window
+
+    @property
+    def example(self) -> Clip:
+        """A silent clip whose encoding is measured."""
+        return Clip.of(b"", 0.0, self.num_hops, self.num_tokens(self.num_hops))
+
+    def num_tokens(self, num_hops: int) -> int:
+        return (num_hops + 1) // 2 // self.frames_each
+
+    def share(self, num_tokens: int) -> float:
+        """Return the cost of encoding a clip with this number of tokens, as a share of the cost of `example`."""
+        return num_tokens / self.num_tokens(self.num_hops)
+
+    def fault(self, clip: Excerpt) -> str:
+        """Return why the model cannot hear a clip, or ""."""
+        if isinstance(clip, Crop):
+            return "the request has images, and this model hears audio"
+        if not 1 <= clip.num_hops <= self.num_hops or (clip.num_hops < self.num_hops and not self.ends):
+            wanted = f"1 to {self.num_hops}" if self.ends else self.num_hops
+            return f"a clip has {clip.num_hops} hops; expected {wanted}"
+        if not 1 <= clip.num_tokens == self.num_tokens(clip.num_hops):
+            return f"a clip of {clip.num_hops} hops has {clip.num_tokens} tokens; expected {self.num_tokens(clip.num_hops)}, and at least 1"
+        most = SAMPLE_BYTES * (HOP * self.num_hops + AROUND)
+        if len(clip.samples) % SAMPLE_BYTES or len(clip.samples) > most:
+            return f"a clip has {len(clip.samples)} bytes; expected samples of {SAMPLE_BYTES} bytes, at most {most} bytes"
+        return ""
+
+
+ExcerptLimits = SeeingLimits | ListeningLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +190,7 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # hops of the audio that a sequence is about, 10 ms each; 0: the model hears nothing
     hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
-    seeing: SeeingLimits | None = None  # None: the model sees no images
+    excerpts: ExcerptLimits | None = None  # of images or of audio in conversations; None: the model only reads text
 
     @property
     def capacity(self) -> int:

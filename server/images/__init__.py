@@ -2,7 +2,6 @@
 
 cutting     the sizes of an image and of its crops
 decoding    the job that decodes one image, in a process of `server.isolated`
-fetching    files of images from hosts that the operator allows
 decoder     the decoder as the front uses it
 sight       what a model sees, and how images are written into its prompt
 """

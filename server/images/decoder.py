@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.errors import IMAGE_NOT_DECODED, INVALID_IMAGE, ApiError
+from server.fetching import Fetcher
 from server.images.cutting import Plan
 from server.images.decoding import Decoding, File, Outcome
-from server.images.fetching import Fetcher, FetchFault
 from server.isolated.files import FileCalls
 from server.messages import Crop
 
 PATIENCE_S = 60.0
-SCHEMES = ("http://", "https://")
-SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +44,13 @@ class ImageDecoder:
         if self.num_held_bytes >= self._most_held_bytes:
             held = f"the running and waiting requests hold {self.num_held_bytes >> 20} MiB of images (max_held_image_bytes)"
             raise ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because {held}; try again later", param=param)
-        outcome = await self._calls.decode(await self._file(url, plan, param), param)
+        given = await self._fetcher.given(url, param)
+        file = File(given, plan) if isinstance(given, str) else File("", plan, given)
+        outcome = await self._calls.decode(file, param)
         for crop in outcome.crops:
             self._count(len(crop.pixels))
             weakref.finalize(crop, self._count, -len(crop.pixels)).atexit = False
         return Picture(outcome.rows, outcome.columns, outcome.crops)
 
-    async def _file(self, url: str, plan: Plan, param: str) -> File:
-        if not url[:8].lower().startswith(SCHEMES):
-            return File(_data_of(url, param), plan)
-        try:
-            return File("", plan, await self._fetcher.fetch(url))
-        except FetchFault as fault:
-            raise ApiError(INVALID_IMAGE, f"{param} cannot be fetched: {fault}", param=param) from None
-
     def _count(self, num_bytes: int) -> None:
         self.num_held_bytes += num_bytes
-
-
-def _data_of(url: str, param: str) -> str:
-    """Return the base64 text of a data: URL."""
-    begin, comma, data = url[:SCHEME_CHARS].partition(",")
-    scheme = begin.partition(":")[0].lower()
-    if scheme != "data" or ":" not in begin:
-        message = f"{param} begins with {url[:24]!r}; expected a data: URL, or http(s) from a host of image_hosts"
-        raise ApiError(INVALID_IMAGE, message, param=param)
-    if not comma or not begin.lower().endswith(";base64"):
-        raise ApiError(INVALID_IMAGE, f"{param} begins with {url[:60]!r}; expected data:image/png;base64,DATA", param=param)
-    return data + url[SCHEME_CHARS:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 from contextlib import suppress
 from importlib import import_module
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.images.cutting import CuttingFault, Plan, crops_of
+from server.isolated.files import NotBase64, bytes_of
 from server.messages import Crop, Fit
 
 if TYPE_CHECKING:
@@ -70,17 +69,10 @@ class Decoding:
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)
         try:
-            grid, crops = crops_of(_opened(file.data or _bytes_of(file.text), self._most_pixels), file.plan)
-        except (ImageFault, CuttingFault) as error:
+            grid, crops = crops_of(_opened(file.data or bytes_of(file.text), self._most_pixels), file.plan)
+        except (ImageFault, CuttingFault, NotBase64) as error:
             return msgspec.msgpack.encode(Outcome(fault=str(error)))
         return msgspec.msgpack.encode(Outcome(grid.rows, grid.columns, tuple(crops)))
-
-
-def _bytes_of(text: str) -> bytes:
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        raise ImageFault("its data is not base64") from None
 
 
 def _opened(data: bytes, most_pixels: int) -> Image:

@@ -1,8 +1,7 @@
 """Write the image tokens of images into the prompt of a vision model.
 
-Until the chat template has rendered the prompt, a marker stands for an image in texts. It is the text of the image token or, if the model
-has a token that begins an image, the text of that token, which the chat template writes; no text of a client may contain it. After that,
-each marker becomes the tokens of the image's crops, as the model was trained:
+A marker stands for an image until the prompt is rendered (`server/text/media.py`): the text of the image token or, if the model has a token
+that begins an image, the text of that token. Then each marker becomes the tokens of the image's crops, as the model was trained:
 
     Idefics3, SmolVLM   for each crop AROUND, its row and column, its image tokens; a line break after each row of crops; the whole image
     LFM2-VL             a token with the row and column before each tile of a large image, and THUMBNAIL before the whole image
@@ -14,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from server.errors import INVALID_VALUE, ApiError
 from server.images.cutting import LOW_EDGE, Plan
 from server.images.decoder import ImageDecoder, Picture
 from server.interfaces import Tokenizer
 from server.messages import Fit, Vision
+from server.text.media import Markers
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-VL
@@ -27,10 +26,9 @@ THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-
 @dataclass(frozen=True, slots=True)
 class Sight:
     vision: Vision
-    marker: str
     image_text: str  # text of the image token
     decoder: ImageDecoder
-    begin: str = ""  # text of the token that the tokenizer puts before every text; empty: there is none
+    markers: Markers
 
     @staticmethod
     def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
@@ -42,26 +40,18 @@ class Sight:
         marker = vision.marker or image
         first = tokenizer.encode("", add_special_tokens=True)[:1]
         begin = tokenizer.special_texts.get(first[0], b"").decode(errors="replace") if first else ""
-        return Sight(vision, marker, image, decoder, "" if begin in (marker, image) else begin)
+        return Sight(vision, image, decoder, Markers(marker, "image", "images", "" if begin in (marker, image) else begin))
+
+    @property
+    def marker(self) -> str:
+        return self.markers.marker
 
     def plan(self, detail: str | None) -> Plan:
         return plan_of(self.vision, detail)
 
     def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
-        """Return a prompt with the tokens of each image in place of its marker. If the template does not write the token that the tokenizer
-        puts before texts, add it: LLaVA's template leaves this to transformers' processor."""
-        pieces = prompt.split(self.marker)
-        if len(pieces) != len(pictures) + 1:
-            message = (
-                f"the chat template writes {len(pieces) - 1} images, and the messages have {len(pictures)}: "
-                f"put images only where the template shows them, and {self.marker!r} in no text"
-            )
-            raise ApiError(INVALID_VALUE, message, param="messages")
-        found = [pieces[0]]
-        for picture, piece in zip(pictures, pieces[1:], strict=True):
-            found += [self._written(picture), piece]
-        text = "".join(found)
-        return text if text.startswith(self.begin) else self.begin + text
+        """Return a prompt with the tokens of each image in place of its marker."""
+        return self.markers.filled(prompt, [self._written(picture) for picture in pictures])
 
     def _written(self, picture: Picture) -> str:
         if self.vision.fit is Fit.MIXED and picture.rows:
@@ -85,20 +75,7 @@ class Sight:
         return f"{begin}{''.join(place + self.image_text * crop.num_tokens for place, crop in crops)}{end}"
 
     def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        """Return messages in which a content with images is a list of parts, as templates expect: texts, and an image for each marker."""
-        return [
-            {**message, "content": self._parts(content)}
-            if isinstance(content := message.get("content"), str) and self.marker in content
-            else {**message}
-            for message in messages
-        ]
-
-    def _parts(self, content: str) -> list[dict[str, str]]:
-        first, *others = content.split(self.marker)
-        parts = [{"type": "text", "text": first}] if first else []
-        for text in others:
-            parts += [{"type": "image"}, *([{"type": "text", "text": text}] if text else [])]
-        return parts
+        return self.markers.in_parts(messages)
 
 
 def plan_of(vision: Vision, detail: str | None = None) -> Plan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -9,6 +11,18 @@ import msgspec
 from server.errors import ApiError, ErrorKind
 from server.isolated.calls import Calls
 from server.isolated.job import CallError, Failure, Job
+
+
+class NotBase64(ValueError):
+    """Raised for a text that is not base64. The message is for the client."""
+
+
+def bytes_of(text: str) -> bytes:
+    """Return the bytes of a text in base64, in which the padding may be missing."""
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise NotBase64("its data is not base64") from None
 
 
 class Decoded(Protocol):

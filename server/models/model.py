@@ -11,6 +11,7 @@ from typing import Protocol
 
 from typing_extensions import TypedDict
 
+from server.audio.ears import Ears
 from server.defaults import Defaults
 from server.images.decoder import ImageDecoder
 from server.images.sight import Sight
@@ -24,6 +25,7 @@ from server.models.prompts import LatestPrompts
 from server.models.state import ModelSpec
 from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
+from server.text.media import Sense
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
@@ -113,11 +115,17 @@ class Loaded:
     admission: Admission
     renderer: Renderer | None  # renders the chat template; None if there is no template
     prompts: LatestPrompts = field(default_factory=LatestPrompts)
-    speech: SpeechTokens | None = None  # tokens of transcripts; None if the model hears no audio
+    speech: SpeechTokens | None = None  # tokens of transcripts; None if the model does not transcribe
     sight: Sight | None = None  # None: the model sees no images
+    ears: Ears | None = None  # None: the model hears no audio in conversations
     image_decoder: ImageDecoder | None = None  # of images that are embedded; None: the model embeds none
     defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
+
+    @property
+    def sense(self) -> Sense | None:
+        """What writes images or recordings into prompts, or None if the model only reads text."""
+        return self.sight or self.ears
 
     @property
     def fingerprint(self) -> str:

@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
 
+from server.audio.clip_decoder import ClipDecoder
+from server.audio.ears import Ears
 from server.defaults import Defaults
+from server.fetching import AUDIO, IMAGES, Fetcher
 from server.images.decoder import ImageDecoder
-from server.images.fetching import Fetcher
 from server.images.sight import Sight
 from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer
 from server.messages import FETCH, ErrorCode, Progress
@@ -68,16 +70,23 @@ class Starter:
         defaults = spec.defaults.over(tokenizer.defaults)
         speech = SpeechTokens.of(tokenizer) if ready.num_hops else None
         settings = self.settings
-        fetcher = Fetcher(settings.image_hosts, settings.max_image_bytes, settings.image_fetch_s)
+        fetcher = Fetcher(IMAGES, settings.image_hosts, settings.max_image_bytes, settings.image_fetch_s)
         decoder = ImageDecoder(settings.max_image_pixels, settings.max_held_image_bytes, fetcher)  # starts a process at the first call
         sight = None if ready.vision is None else Sight.of(ready.vision, tokenizer, decoder)
+        ears = None if ready.listening is None else Ears.of(ready.listening, tokenizer, self._clip_decoder())
         return Loaded(
             *(worker, ready, tokenizer, dialect, admission, _renderer_of(tokenizer)),
             defaults=defaults,
             speech=speech,
             sight=sight,
+            ears=ears,
             image_decoder=None if ready.vision is None or ready.generates else decoder,
         )
+
+    def _clip_decoder(self) -> ClipDecoder:
+        settings = self.settings
+        fetcher = Fetcher(AUDIO, settings.audio_hosts, settings.max_audio_bytes, settings.audio_fetch_s)
+        return ClipDecoder(settings.max_audio_s, settings.max_held_audio_bytes, fetcher)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a copy of a loaded model with other defaults and the same worker. Raise LoadError if a default cannot be used."""

@@ -13,6 +13,7 @@ import tokenizers
 from runtime.files import AGAIN
 from server.defaults import Defaults
 from server.text.pairs import PairTemplate, TextTemplate
+from server.text.templates.built_in import BUILT_IN
 from server.text.templates.errors import TemplateError
 from server.text.templates.outside import OutsideTemplate
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
@@ -194,7 +195,7 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
 
 def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> OutsideTemplate | None:
     """Return the chat template. It is among the model's defaults, in its own file (newer models), or in tokenizer_config.json as a string
-    or as a list of named templates, of which `default` and `tool_use` are used."""
+    or as a list of named templates, of which `default` and `tool_use` are used. Some models have a built-in one."""
     declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):
@@ -207,6 +208,8 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
     if (own := files.defaults().template) is not None:
         named = {"default": own}
     default, tool_use = named.get("default"), named.get("tool_use")
+    if default is None:
+        default = BUILT_IN.get(str(files.object("config.json").get("model_type")))
     if not isinstance(default, str):
         return None
     try:

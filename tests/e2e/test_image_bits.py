@@ -63,7 +63,7 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
     """Return engines that have seen no image yet."""
 
     def fresh(**narrower: object) -> Rig:
-        model.step_model._seer._kept.clear()
+        model.step_model._encoder._kept.clear()
         return Rig(model, None, **narrower)
 
     return fresh
@@ -80,7 +80,7 @@ def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
     """Return requests of which several have the same images, and several have the same tokens and other images."""
     rng, found = random.Random(1), []
     words = [number for number in range(len(subject.tokens)) if number != subject.image]
-    scored = None if model.step_model.limits.seeing.both_ways else 1  # images whose tokens are in one step have no scores of the prompt
+    scored = None if model.step_model.limits.excerpts.both_ways else 1  # images whose tokens are in one step have no scores of the prompt
     for i in range(24):
         prompt, crops = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
         for _ in range(rng.choice((0, 1, 2, 5))):
@@ -95,7 +95,7 @@ def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
             logprobs=rng.choice((None, 2)),
             prompt_logprobs=rng.choice((None, None, scored)),
         )
-        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), crops=tuple(crops)))
+        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), excerpts=tuple(crops)))
     return found
 
 
@@ -128,11 +128,11 @@ def test_after_kills(rig, submits, alone) -> None:
 def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
     """A crop is encoded once for all requests of one salt, and once more for another salt."""
     encoded: list[int] = []
-    seer = model.step_model._seer
+    seer = model.step_model._encoder
     encode = seer._encoded
     monkeypatch.setattr(seer, "_encoded", lambda crops: encoded.append(len(crops)) or encode(crops))
     worker, params = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    first = Submit("a", (1, *tokens_of(subject, crop(subject, 0)), 2), params, crops=(crop(subject, 0),))
+    first = Submit("a", (1, *tokens_of(subject, crop(subject, 0)), 2), params, excerpts=(crop(subject, 0),))
     worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
     assert encoded == [1]
     worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
@@ -143,7 +143,7 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
     crops = crop(subject, 0), crop(subject, 2, 0 if subject.between else 2)  # of other proportions, unless tokens show them
     prompt = (*range(20), *tokens_of(subject, crops[0]), *range(20))
-    first, second = (Submit(name, prompt, params, crops=(one,)) for name, one in zip("ab", crops, strict=True))
+    first, second = (Submit(name, prompt, params, excerpts=(one,)) for name, one in zip("ab", crops, strict=True))
     worker = rig()
     outcomes = worker.run([first]) | worker.run([second])
     assert worker.engine.scheduler.pool.num_found_tokens == 16  # the page before the image
@@ -154,7 +154,7 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
 
 def test_a_step_of_text_needs_no_coordinates(model) -> None:
     """Measurements of costs and of quality know nothing of images."""
-    if not model.step_model.limits.seeing.three_axes:
+    if not model.step_model.limits.excerpts.three_axes:
         pytest.skip("tokens of this model have one coordinate")
     batch = step_of(model.step_model.limits, num_seqs=2, num_each=3, context=5)
     logits = [
@@ -164,10 +164,10 @@ def test_a_step_of_text_needs_no_coordinates(model) -> None:
 
 
 def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
-    seeing, counts = model.step_model.limits.seeing, []
+    seeing, counts = model.step_model.limits.excerpts, []
     # Even a crop with a single token costs as much as a step's budget of prompt tokens.
-    worker = rig(seeing=replace(seeing, cost=512 * seeing.example.num_tokens))
-    seer = model.step_model._seer
+    worker = rig(excerpts=replace(seeing, cost=512 * seeing.example.num_tokens))
+    seer = model.step_model._encoder
     look = seer.look
 
     def counted(seen):
@@ -175,7 +175,7 @@ def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, al
         return look(seen)
 
     monkeypatch.setattr(seer, "look", counted)
-    given = [submit for submit in submits if submit.crops][:8]
+    given = [submit for submit in submits if submit.excerpts][:8]
     names = {submit.request_id for submit in given}
     same(worker.run(given), {key: outcome for key, outcome in alone.items() if key[0] in names})
     assert max(counts) == 1
@@ -195,22 +195,22 @@ def test_prompts_that_do_not_fit_their_images_are_refused(rig, subject, num_miss
     tokens = tokens_of(subject, crop(subject, 0))
     tokens = tokens[: max(0, len(tokens) - num_missing)]
     prompt = (*tokens[:gap], 1, *tokens[gap:])
-    failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), crops=(crop(subject, 0),) * crops))
+    failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), excerpts=(crop(subject, 0),) * crops))
     assert failure.code is ErrorCode.INVALID_VALUE
     assert text.format(image=subject.image, count=count) in failure.message
 
 
 def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig, subject) -> None:
     edge = isqrt(subject.rows)
-    small = Submit("r", (subject.image,) * subject.rows, SamplingParams(max_tokens=3), crops=(Crop.of(b"abc", edge, edge),))
+    small = Submit("r", (subject.image,) * subject.rows, SamplingParams(max_tokens=3), excerpts=(Crop.of(b"abc", edge, edge),))
     assert f"a crop has 3 bytes; expected {3 * subject.crop**2}" in _failure(rig(), small).message
     assert "image tokens" in _failure(rig(), Embed("e", (1, subject.image))).message
 
 
 def test_scores_of_a_prompt_whose_images_are_in_one_step_are_refused(rig, subject, model) -> None:
     params = SamplingParams(max_tokens=3, prompt_logprobs=0)
-    scored = Submit("r", tuple(tokens_of(subject, crop(subject, 0))), params, crops=(crop(subject, 0),))
-    if model.step_model.limits.seeing.both_ways:
+    scored = Submit("r", tuple(tokens_of(subject, crop(subject, 0))), params, excerpts=(crop(subject, 0),))
+    if model.step_model.limits.excerpts.both_ways:
         assert "prompt_logprobs is given with images" in _failure(rig(), scored).message
     else:
         assert rig().run([scored])["r", 0].prompt_logprobs

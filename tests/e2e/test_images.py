@@ -310,7 +310,12 @@ HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0
         ([{"type": "image_url", "image_url": {"uri": "x"}}], "missing_field", "messages[0].content[0].image_url.url", "url"),
         ([{"type": "text", "text": "an <image> here"}], "invalid_value", "messages[0].content[0].text", "'<image>'"),
         ("an <image> here", "invalid_value", "messages[0].content", "'<image>'"),
-        ([{"type": "input_audio", "input_audio": {}}], "unsupported_content", "messages[0].content[0].type", "only text"),
+        (
+            [{"type": "input_audio", "input_audio": {"data": ""}}],
+            "unsupported_content",
+            "messages[0].content[0].type",
+            "reads text and images",
+        ),
     ],
 )
 def test_errors_name_the_part(server: DemoServer, given: Any, code: str, param: str, text: str) -> None:

@@ -6,7 +6,7 @@ from compiler.frontend.alignment import default_heads
 from compiler.frontend.config import Hearing, ModelConfig, Norm, read_activation
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.hearing import project
+from compiler.frontend.layers.audio import project
 from compiler.frontend.layers.decoder import Layer, Step, attend, hear, mlp, norm, residual
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.dims import Dim

@@ -226,8 +226,10 @@ class Net:
     def reshape(self, x: Atom, *dims: DimLike) -> Var:
         return self.call(RESHAPE, x, ShapeValue(tuple(Dim.of(d) for d in dims)))
 
-    def slice(self, x: Atom, axis: int, begin: int, end: int) -> Var:
-        return self.call(SLICE, x, axis=axis, begin=begin, end=end)
+    def slice(self, x: Atom, axis: int, begin: int, end: DimLike, *, stride: int = 1) -> Var:
+        end = Dim.of(end)
+        step = {} if stride == 1 else {"stride": stride}
+        return self.call(SLICE, x, axis=axis, begin=begin, end=end.const if end.is_const else end, **step)
 
     def scale(self, x: Atom, factor: float) -> Var:
         return self.call(MULTIPLY, x, ScalarValue(factor, "f32"))

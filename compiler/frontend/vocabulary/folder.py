@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from compiler.frontend.errors import ModelError
-from compiler.frontend.vocabulary import byte_level, sentencepiece
+from compiler.frontend.vocabulary import byte_level, sentencepiece, tekken
 from compiler.frontend.vocabulary.byte_level import KINDS, MERGES, VOCABULARY
 from compiler.frontend.vocabulary.stated import ADDED, CONFIG, SPECIAL, Stated, stated
+from compiler.frontend.vocabulary.tekken import TEKKEN
 
 PIECES = "tokenizer.model"
-OTHERS = ("spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tekken.json")  # not read
-NAMES = (PIECES, VOCABULARY, MERGES, *OTHERS, CONFIG, SPECIAL, ADDED, "config.json")
+OTHERS = ("spiece.model", "sentencepiece.bpe.model", "vocab.txt")  # not read
+NAMES = (PIECES, VOCABULARY, MERGES, TEKKEN, *OTHERS, CONFIG, SPECIAL, ADDED, "config.json")
 # Classes of tokenizers whose ids are those of tokenizer.model.
 OF_PIECES = frozenset({"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "InternLM2Tokenizer", "InternLM3Tokenizer"})
 # The class of a model's tokenizer, by the beginning of its `model_type`.
@@ -27,14 +28,16 @@ class Unreadable(ModelError):
 def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the contents of tokenizer.json and of special_tokens_map.json, made from the other files of a folder, by their names. Return
     nothing if no file holds a vocabulary. Raise Unreadable if it cannot be read exactly."""
-    found = (PIECES,) if PIECES in files else tuple(name for name in (VOCABULARY, MERGES) if name in files)
+    of_merges = tuple(name for name in (VOCABULARY, MERGES) if name in files)
+    found = next(((name,) for name in (TEKKEN, PIECES) if name in files), of_merges)
     if not found:
         others = [name for name in OTHERS if name in files]
         if others:
             raise Unreadable(f"{' and '.join(others)} cannot replace it")
         return {}
     try:
-        made, tokens = _of_pieces(files) if found == (PIECES,) else _of_merges(files)
+        make = {TEKKEN: _of_tekken, PIECES: _of_pieces}.get(found[0], _of_merges)
+        made, tokens = make(files)
     except ModelError as error:
         raise Unreadable(f"{' and '.join(found)} cannot replace it: {error}") from error
     except Exception as error:  # the package raises bare Exception for invalid input
@@ -49,6 +52,11 @@ def _of_pieces(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
     vocabulary = sentencepiece.read(files[PIECES])
     tokens = stated(files, sentencepiece.special_tokens(vocabulary))
     return sentencepiece.tokenizer_json(vocabulary, tokens), tokens
+
+
+def _of_tekken(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
+    tokens = stated(files, tekken.SPECIAL_TOKENS)
+    return tekken.tokenizer_json(tekken.read(files[TEKKEN]), tokens), tokens
 
 
 def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:

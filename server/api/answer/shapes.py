@@ -213,6 +213,7 @@ class RequestDefaults(TypedDict):
 
     chats: NotRequired[bool]  # whether the model generates and has a chat template
     sees: NotRequired[bool]  # whether messages may have images
+    listens: NotRequired[bool]  # whether messages may have recordings
     hears: NotRequired[bool]  # whether the model transcribes speech
     sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
     defaults: NotRequired[Mapping[str, Any]]  # default values of other fields, except of the chat template

@@ -175,7 +175,7 @@ def _props(model: Model, loaded: Loaded) -> LlamaProps:
         "model_alias": model.spec.name,
         "model_path": model.spec.name,  # the path is shown only to administrators, at /admin/models
         "chat_template": "" if template is None else template.source,
-        "modalities": {"vision": loaded.sight is not None, "audio": False},
+        "modalities": {"vision": loaded.sight is not None, "audio": loaded.ears is not None},
         "build_info": f"relaxserve-{distribution_version()}",
         "is_sleeping": model.is_sleeping,
     }

@@ -15,8 +15,8 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.chat_answer import ChatAnswer
 from server.api.request.conversation import for_template
 from server.api.request.fields import check_unknown
-from server.api.request.images import crops_of, pictures_of
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
+from server.api.request.media import excerpts_of, media_of
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import (
     ChatPlan,
@@ -36,7 +36,7 @@ from server.api.request.texts import check_chars, encode_prompts, kept_of, most_
 from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use, with_tools
 from server.api.routes import gives, new_router
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
-from server.messages import CachePages, Constraint, Crop, Thinking
+from server.messages import CachePages, Constraint, Excerpt, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
@@ -82,8 +82,8 @@ def router(context: Context) -> APIRouter:
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     require_generator(model, loaded)
     body = with_tools(body)
-    text, crops = await written_prompt(body, model, loaded, who, settings, lambda body: _offered(body, loaded, settings))
-    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings, crops))
+    text, excerpts = await written_prompt(body, model, loaded, who, settings, lambda body: _offered(body, loaded, settings))
+    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings, excerpts))
 
 
 async def written_prompt(
@@ -93,14 +93,15 @@ async def written_prompt(
     who: Caller,
     settings: ServerSettings,
     make: Callable[[ChatBody], Conversation] | None = None,
-) -> tuple[str, tuple[Crop, ...]]:
-    """Return the prompt of a conversation, and the crops of its images. `make` checks the body, and converts it for the template."""
-    seen, pictures = await pictures_of(body, model, loaded, settings)
+) -> tuple[str, tuple[Excerpt, ...]]:
+    """Return the prompt of a conversation, and the excerpts of its images or recordings. `make` checks the body, and converts it for the
+    template."""
+    emptied, found = await media_of(body, model, loaded, settings)
     if make is None:
-        text = await render_prompt(lambda: conversation_of(seen, tool_use(seen).tools, marker_of(loaded)), loaded, who)
+        text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, marker_of(loaded)), loaded, who)
     else:
-        text = await render_prompt(lambda: make(seen), loaded, who)
-    return (text if loaded.sight is None else loaded.sight.expanded(text, pictures)), crops_of(pictures)
+        text = await render_prompt(lambda: make(emptied), loaded, who)
+    return (text if loaded.sense is None else loaded.sense.expanded(text, found)), excerpts_of(found)
 
 
 async def num_prompt_tokens(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings, param: str) -> int:
@@ -112,7 +113,7 @@ async def num_prompt_tokens(body: ChatBody, model: Model, loaded: Loaded, who: C
 
 
 def marker_of(loaded: Loaded) -> str | None:
-    return None if loaded.sight is None else loaded.sight.marker
+    return None if loaded.sense is None else loaded.sense.marker
 
 
 def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
@@ -123,7 +124,9 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
     return conversation_of(body, tool_use(body).tools, marker_of(loaded))
 
 
-def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, crops: tuple[Crop, ...] = ()) -> ChatPlan:
+def _planned(
+    text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, excerpts: tuple[Excerpt, ...] = ()
+) -> ChatPlan:
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = kept_of(body.truncate_prompt_tokens, context, asked)
@@ -152,7 +155,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
         settings=settings,
         num_choices=body.n or 1,
         shown=loaded.dialect.shown,
-        crops=crops,
+        excerpts=excerpts,
     )
     rules = loaded.dialect.rules(
         use.schemas,
@@ -176,7 +179,7 @@ class Conversation:
 
 
 def conversation_of(body: ChatBody, tools: Sequence[Tool], marker: str | None = None) -> Conversation:
-    """Return the arguments for the chat template. `marker` stands for an image; without it, images are refused."""
+    """Return the arguments for the chat template. `marker` stands for an image or a recording; without it, these are refused."""
     messages = for_template(body.messages, marker)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -201,10 +204,10 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded.dialect))
-    sight = loaded.sight
+    sense = loaded.sense
     try:
         return await loaded.renderer.render(
-            made.messages if sight is None else sight.in_parts(made.messages),
+            made.messages if sense is None else sense.in_parts(made.messages),
             made.tools,
             add_generation_prompt=made.adds_prompt,
             continue_final_message=made.continues,

@@ -101,6 +101,8 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
 def _of_requests(loaded: Loaded) -> RequestDefaults:
     """Describe the values that apply to fields which a request leaves out."""
     found: RequestDefaults = {"chats": loaded.chats, "sees": loaded.chats and loaded.sight is not None}
+    if loaded.chats and loaded.ears is not None:
+        found["listens"] = True
     if loaded.speech is not None:
         found["hears"] = True
     if loaded.ready.generates:

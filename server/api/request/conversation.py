@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from server.api.request.limits import read_json
 from server.api.request.prepare import invalid
-from server.api.request.schema import IMAGE_PART, IMAGE_PARTS, TEXT_PARTS, ContentPart, Message, MessageCall
+from server.api.request.schema import AUDIO_PARTS, IMAGE_PARTS, MEDIA_PARTS, TEXT_PARTS, ContentPart, Message, MessageCall
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
 
 
 def for_template(messages: Sequence[Message], marker: str | None = None) -> list[dict[str, object]]:
-    """Return the messages for a template. `marker` stands for an image in their contents; without it, an image is refused."""
+    """Return the messages for a template. `marker` stands for an image or a recording in their contents; without it, these are refused."""
     return [_message(message, f"messages[{index}]", marker) for index, message in enumerate(messages)]
 
 
@@ -40,12 +40,12 @@ def _message(message: Message, where: str, marker: str | None) -> dict[str, obje
 
 
 def text_of(content: str | Sequence[ContentPart] | None, where: str = "content", marker: str | None = None) -> str:
-    """Return the text of a content, with the marker in place of each image."""
+    """Return the text of a content, with the marker in place of each image or recording."""
     if content is None or isinstance(content, str):
         return _without(marker, content or "", where)
     texts: list[str] = []
     for index, part in enumerate(content):
-        if part.type == IMAGE_PART and marker is not None:
+        if part.type in MEDIA_PARTS and marker is not None:
             texts.append(marker)
             continue
         texts.append(_without(marker, part_text(part, f"{where}[{index}]"), f"{where}[{index}].text"))
@@ -54,7 +54,8 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str = "content",
 
 def part_text(part: ContentPart, where: str) -> str:
     if part.type not in TEXT_PARTS:
-        what = "no images are understood here" if part.type in IMAGE_PARTS else "only text is understood"
+        known = {**dict.fromkeys(IMAGE_PARTS, "no images are understood here"), **dict.fromkeys(AUDIO_PARTS, "no audio is understood here")}
+        what = known.get(part.type, "only text is understood")
         raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
@@ -63,9 +64,11 @@ def part_text(part: ContentPart, where: str) -> str:
 
 
 def _without(marker: str | None, text: str, where: str) -> str:
-    """Return a text. Raise ApiError if it has the marker, which stands for an image."""
+    """Return a text. Raise ApiError if it has the marker, which stands for an image or a recording."""
     if marker and marker in text:
-        raise invalid(where, f"{where} has the text {marker!r}, which stands for an image; leave it out, or write it otherwise")
+        raise invalid(
+            where, f"{where} has the text {marker!r}, which stands for an image or a recording; leave it out, or write it otherwise"
+        )
     return text
 
 

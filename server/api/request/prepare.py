@@ -19,7 +19,7 @@ from server.api.request.schema import GenerationBody, JsonObject, ResponseFormat
 from server.api.request.texts import encode_texts, too_long
 from server.errors import INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.interfaces import Tokenizer
-from server.messages import IDLE, Constraint, ConstraintKind, Crop, SamplingParams, Submit, Thinking
+from server.messages import IDLE, Constraint, ConstraintKind, Excerpt, SamplingParams, Submit, Thinking
 from server.models.model import Loaded, Model
 from server.open_values import new_seed
 from server.peers.named import GIVER
@@ -175,7 +175,7 @@ def job_of(
     settings: ServerSettings,
     num_choices: int,
     shown: Mapping[int, bytes],
-    crops: tuple[Crop, ...] = (),
+    excerpts: tuple[Excerpt, ...] = (),
 ) -> Job:
     if body.skip_special_tokens is False:
         shown = loaded.tokenizer.special_texts
@@ -188,7 +188,7 @@ def job_of(
         fairness_key=caller.key_digest,
         cache_salt=caller.salt(body.cache_salt),
         deadline=deadline_of(body.timeout, settings),
-        crops=crops,
+        excerpts=excerpts,
         giver=GIVER.get(),
     )
     return Job(submit, stop_rules(body, settings, loaded.defaults.stop or ()), shown)

@@ -36,6 +36,9 @@ JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # an image in chat, and in /v1/responses
 IMAGE_PARTS = (IMAGE_PART, ITEM_IMAGE)
+AUDIO_PART, AUDIO_URL_PART = "input_audio", "audio_url"  # a recording in OpenAI's APIs, and at a URL, as in vLLM's
+AUDIO_PARTS = (AUDIO_PART, AUDIO_URL_PART)
+MEDIA_PARTS = (IMAGE_PART, *AUDIO_PARTS)  # parts of a conversation that are no texts
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
@@ -167,16 +170,27 @@ class ImageUrl(Options):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class AudioUrl(Options):
+    url: Text
+
+
+class InputAudio(Options):
+    data: Text  # a file in base64
+    format: Label | None = None  # no effect: the first bytes of the file say it
+
+
 class ContentPart(Options):
     type: Label
     text: Text | None = None
     refusal: Text | None = None
     image_url: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ImageUrl, Tag(IN_PARTS)], text_unless(dict, ImageUrl)] | None = None
+    input_audio: InputAudio | None = None
+    audio_url: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[AudioUrl, Tag(IN_PARTS)], text_unless(dict, AudioUrl)] | None = None
 
     @property
     def unknown(self) -> Mapping[str, object]:
         """Return the unknown fields of a part. A part of an unknown type is refused as a whole, so no field is reported."""
-        return super().unknown if self.type in (*TEXT_PARTS, *IMAGE_PARTS) else {}
+        return super().unknown if self.type in (*TEXT_PARTS, *IMAGE_PARTS, *AUDIO_PARTS) else {}
 
 
 class GivenImage(ContentPart):
@@ -185,6 +199,13 @@ class GivenImage(ContentPart):
     type: Label = IMAGE_PART
     place: str  # path of the image in that request
     detail: str | None = None
+
+
+class GivenAudio(ContentPart):
+    """A recording of another API's request, converted to a part. No body is validated as this class."""
+
+    type: Label = AUDIO_PART
+    place: str  # path of the part in that request
 
 
 def joined(parts: Sequence[ContentPart]) -> str | list[ContentPart]:

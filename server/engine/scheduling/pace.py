@@ -34,7 +34,7 @@ class Measured:
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
-    crop_s: float = 0.0  # seconds to encode a crop of an image; 0: not measured
+    excerpt_s: float = 0.0  # seconds to encode the example of an excerpt of an image or of audio; 0: not measured
 
 
 class StepCosts:
@@ -110,7 +110,7 @@ class Pace:
         self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
         tokens_per_s = 0.0 if chunk is None else chunk / self._costs(chunk)
         self._context_tokens = measured.context_s * tokens_per_s
-        self._crop_tokens = max(1, round(measured.crop_s * tokens_per_s)) if measured.crop_s else 0
+        self._excerpt_tokens = max(1, round(measured.excerpt_s * tokens_per_s)) if measured.excerpt_s else 0
         self._owed_s = 0.0  # seconds by which idle sequences may lengthen the steps of others from now on
         self._alone_s = 0.0  # seconds of the steps of idle sequences alone since the last step of others
 
@@ -168,10 +168,10 @@ class Pace:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""
         return int(self._context_tokens * context)
 
-    def crop_tokens(self, estimated: int) -> int:
-        """Return the number of prompt tokens that cost as much as encoding the example of a crop. Return the estimate if that was not
+    def excerpt_tokens(self, estimated: int) -> int:
+        """Return the number of prompt tokens that cost as much as encoding the example of an excerpt. Return the estimate if that was not
         measured."""
-        return self._crop_tokens or estimated
+        return self._excerpt_tokens or estimated
 
 
 def extrapolated_s(steps: Mapping[int, float], size: int) -> float:

@@ -24,15 +24,15 @@ from server.engine.step_model import GroupLimits
 @dataclass(slots=True)
 class Chain:
     """The digests of a sequence: one for each PAGE_SIZE tokens, computed when first needed. Each covers the digest before it. They depend
-    on the sequence's tokens and images, not on its pages, so they stay valid when the pages are given back. When tokens are removed,
+    on the sequence's tokens, images and audio, not on its pages, so they stay valid when the pages are given back. When tokens are removed,
     `CachePool.rewind` removes the digests that cover them."""
 
     salt: bytes
-    marks: tuple[tuple[int, bytes], ...] = ()  # position of the first token of each crop of an image, and the digest of its pixels
+    marks: tuple[tuple[int, bytes], ...] = ()  # position of the first token of each excerpt of an image or of audio, and its digest
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest and the crops of images that begin
+        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest and the excerpts that begin
         here, and so identifies the whole beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()

@@ -316,30 +316,30 @@ class Scheduler:
         # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
         # at most one window of audio is heard before a step
-        num_encoding = self.limits.hearing_cost * (start == 0) + self._seeing_cost(seq, start, start + count)
+        num_encoding = self.limits.hearing_cost * (start == 0) + self._excerpts_cost(seq, start, start + count)
         self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context + num_encoding, num_encoding))
         seq.num_computed += count
         seq.num_awaited += draws
         return True
 
     def _affordable(self, seq: Sequence, count: int, budget: int) -> int:
-        """Return how many of the next `count` prompt tokens to plan, so that they and the encoding of their images take at most as long as
-        `budget` tokens. A chunk that begins with a crop of an image may always have this one crop."""
+        """Return how many of the next `count` prompt tokens to plan, so that they and the encoding of their images or audio take at most as
+        long as `budget` tokens. A chunk that begins with an excerpt may always have this one excerpt."""
         start = seq.num_computed
-        for placed in seq.request.crops:
+        for placed in seq.request.excerpts:
             cut = placed.start - start
-            if 0 < cut < count and cut + self._seeing_cost(seq, start, placed.stop) > budget:
+            if 0 < cut < count and cut + self._excerpts_cost(seq, start, placed.stop) > budget:
                 return cut
         return count
 
     def _whole(self, seq: Sequence, count: int) -> int:
-        """Return how many of the next `count` tokens to plan, so that no crop is divided whose tokens attend to each other in both
-        directions. Tokens before a crop are planned without it. A chunk that begins with a crop has all of it, even beyond the budget; if
+        """Return how many of the next `count` tokens to plan, so that no excerpt is divided whose tokens attend to each other in
+        both directions. Tokens before it are planned without it. A chunk that begins with it has all of it, even beyond the budget; if
         this step has no place for it, return 0."""
-        seeing, start = self.limits.seeing, seq.num_computed
-        if seeing is None or not seeing.both_ways or count < 1:
+        limits, start = self.limits.excerpts, seq.num_computed
+        if limits is None or not limits.both_ways or count < 1:
             return count
-        for placed in seq.request.crops:
+        for placed in seq.request.excerpts:
             if placed.start < start + count < placed.stop:
                 if placed.start > start:
                     return placed.start - start
@@ -347,19 +347,19 @@ class Scheduler:
                 return whole if whole <= self.limits.max_tokens - self._open.num_tokens else 0
         return count
 
-    def _seeing_cost(self, seq: Sequence, start: int, stop: int) -> int:
-        """Return the cost, in prompt tokens, of encoding the crops of images that are first read by the tokens start .. stop. If the
-        sequence begins within a crop, after tokens from the prefix cache, that crop is included."""
-        seeing, crops = self.limits.seeing, seq.request.crops
-        if seeing is None or not crops or start >= crops[-1].stop:
+    def _excerpts_cost(self, seq: Sequence, start: int, stop: int) -> int:
+        """Return the cost, in prompt tokens, of encoding the excerpts of images or audio that are first read by the tokens start .. stop.
+        If the sequence begins within an excerpt, after tokens from the prefix cache, that excerpt is included."""
+        limits, excerpts = self.limits.excerpts, seq.request.excerpts
+        if limits is None or not excerpts or start >= excerpts[-1].stop:
             return 0
         begins = start == seq.num_reused
         num_tokens = sum(
-            placed.crop.num_tokens
-            for placed in crops
+            placed.excerpt.num_tokens
+            for placed in excerpts
             if placed.start < stop and (placed.start >= start or (begins and placed.stop > start))
         )
-        return ceil(self.pace.crop_tokens(seeing.cost) * seeing.share(num_tokens))
+        return ceil(self.pace.excerpt_tokens(limits.cost) * limits.share(num_tokens))
 
     # --- admission and preemption ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from compiler.frontend.ct2 import Ct2Whisper
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.errors import ConfigError, DamagedFile, ModelError
 from compiler.frontend.hearing import ENTRY as HEAR
-from compiler.frontend.hearing import FILTERS, tables
+from compiler.frontend.layers.audio import FILTERS, tables
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.registry import parse_config, weights_of
 from compiler.interpret.graph import Interpreter
@@ -283,7 +283,7 @@ def test_filters_are_those_of_librosa() -> None:
     """The first filter and the sums of some others, as librosa.filters.mel(sr=16000, n_fft=400, n_mels=80) computes them."""
     config = parse_config({"model_type": "whisper", **Ct2Whisper(GOLDEN / "model.bin").fields()})
     assert config.hearing is not None
-    filters = tables(config.hearing)[FILTERS]
+    filters = tables(config.hearing.num_mels)[FILTERS]
     assert filters.shape == (80, 201)
     np.testing.assert_allclose(filters[0, :3], [0.0, 0.02486259, 0.0], atol=1e-6)
 

@@ -29,7 +29,7 @@ from deploy.model_loading.seeing import seeing_limits
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
 from server.engine.axes import axes_of
-from server.engine.intake import placed_crops
+from server.engine.intake import placed_excerpts
 from server.messages import Crop, SamplingParams, Submit
 from tests.golden.crops import crops_of
 from tests.golden.vision import SUBJECTS
@@ -74,7 +74,7 @@ class Looker:
         counts = [crop.num_tokens for crop in crops]
         lasts = np.repeat(places[np.cumsum(counts, dtype=int) - 1], counts)  # of the image of each place
         limits = seeing_limits(self.vision, self.files.config)
-        placed = placed_crops(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), crops=tuple(crops)), limits)
+        placed = placed_excerpts(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), excerpts=tuple(crops)), limits)
         start = 0
         while start < len(ids):
             stop = min(start + chunk, len(ids))

@@ -147,7 +147,8 @@ LLAMA, GPT2 = files_of("llama"), files_of("gpt2")
     ("files", "said"),
     [
         ({"vocab.txt": b"x"}, r"^vocab\.txt cannot replace it$"),
-        ({"spiece.model": b"x", "tekken.json": b"{}"}, r"^spiece\.model and tekken\.json cannot replace it$"),
+        ({"spiece.model": b"x", "vocab.txt": b"{}"}, r"^spiece\.model and vocab\.txt cannot replace it$"),
+        ({"tekken.json": b"{}"}, r"^tekken\.json cannot replace it: tekken\.json is damaged: .*missing required field"),
         ({"vocab.json": b"{}"}, r"^vocab\.json cannot replace it: merges\.txt is missing"),
         ({"tokenizer.model": b""}, r"^tokenizer\.model cannot replace it: it has 0 pieces"),
         ({"tokenizer.model": b"x"}, "a field has|an integer does not end|wire type"),

@@ -69,14 +69,14 @@ def test_a_fifo_or_a_folder_that_cannot_be_written_only_costs_the_measurement(tm
     assert step_costs(Counted(), tmp_path / "missing" / "costs")
 
 
-SEEING = SeeingLimits(square_bytes=12, edge_tokens=2, image_token=1, cost=7)
+SEEING = SeeingLimits(square_bytes=12, edge_tokens=2, token=1, cost=7)
 
 
 class Looking(Counted):
     """Waits for each crop that it has not seen."""
 
     def __init__(self, clock: list[float]) -> None:
-        super().__init__(replace(LIMITS, seeing=SEEING))
+        super().__init__(replace(LIMITS, excerpts=SEEING))
         self.clock, self.known = clock, set[bytes]()
 
     def run(self, batch: StepBatch) -> Logits:
@@ -90,16 +90,16 @@ def test_a_crop_of_an_image_has_a_cost(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("deploy.model_loading.costs.time.perf_counter", lambda: clock[0])
     kept = tmp_path / "costs"
     costs = step_costs(Looking(clock), kept)
-    assert costs.crop_s == pytest.approx(0.03)
-    assert Pace(128, costs, 1.0).crop_tokens(SEEING.cost) == 30
+    assert costs.excerpt_s == pytest.approx(0.03)
+    assert Pace(128, costs, 1.0).excerpt_tokens(SEEING.cost) == 30
     again = Looking(clock)
     assert step_costs(again, kept) == costs and not again.sizes
 
 
 def test_costs_without_that_of_a_crop_are_measured_again(tmp_path: Path) -> None:
     kept = tmp_path / "costs"
-    assert step_costs(Counted(), kept).crop_s == 0
-    assert step_costs(Counted(replace(LIMITS, seeing=SEEING)), kept).crop_s > 0
+    assert step_costs(Counted(), kept).excerpt_s == 0
+    assert step_costs(Counted(replace(LIMITS, excerpts=SEEING)), kept).excerpt_s > 0
 
 
 def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_without_a_measurement_the_cost_of_a_crop_is_estimated() -> None:
-    assert Pace(128, Measured(), 1.0).crop_tokens(7) == 7
+    assert Pace(128, Measured(), 1.0).excerpt_tokens(7) == 7
 
 
 def test_few_pages_are_shared() -> None:

@@ -21,7 +21,7 @@ from tests.e2e.user_files.bring import answers_as, bring, change_json, refused, 
         (("tokenizer.model",), r"tokenizer\.json is missing, and tokenizer\.model cannot replace it: an integer does not end"),
         (("vocab.json", "merges.txt"), r"and vocab\.json and merges\.txt cannot replace it: vocab\.json is damaged"),
         (("vocab.txt",), r"tokenizer\.json is missing, and vocab\.txt cannot replace it\."),
-        (("tekken.json",), r"tokenizer\.json is missing, and tekken\.json cannot replace it\."),
+        (("tekken.json",), r"tokenizer\.json is missing, and tekken\.json cannot replace it: tekken\.json is damaged"),
     ],
 )
 def test_a_tokenizer_in_another_format_is_named_with_the_way_to_convert_it(names: tuple[str, ...], said: str, tmp_path: Path) -> None:

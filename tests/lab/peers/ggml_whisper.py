@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.hearing import FILTERS
+from compiler.frontend.layers.audio import FILTERS
 from deploy.model_loading.files import open_files
 
 MAGIC, F32, F16 = 0x67676D6C, 0, 1

@@ -43,7 +43,7 @@ def test_an_image_is_sent_with_the_question(page, site, how):
     give(page, how, "river.png", encoded(image()))
     page.wait(f"{ATTACHED} === 1")
     send(page, "What is it?")
-    (crop,) = server.workers["looker"].submits[-1].crops
+    (crop,) = server.workers["looker"].submits[-1].excerpts
     assert len(crop.pixels) == 8 * 8 * 3
     page.wait(f"{SHOWN} === 1")
     assert page.text("article.user .said") == "What is it?" and page.js(ATTACHED) == 0
@@ -60,12 +60,12 @@ def test_images_alone_are_a_message_and_stay_in_the_conversation(page, site):
     page.click("#chat .send")
     page.see("It is a river.")
     idle(page)
-    assert len(server.workers["looker"].submits[-1].crops) == 2
+    assert len(server.workers["looker"].submits[-1].excerpts) == 2
     page.reload()
     page.see("It is a river.")
     page.wait(f"{SHOWN} === 2")
     send(page, "And now?")
-    assert len(server.workers["looker"].submits[-1].crops) == 2
+    assert len(server.workers["looker"].submits[-1].excerpts) == 2
 
 
 def test_images_that_are_pasted_together_are_all_attached(page, site):
@@ -85,7 +85,7 @@ def test_a_question_waits_until_its_image_is_read(page, site):
     assert not server.workers["looker"].submits and page.js("document.querySelector('#chat textarea').value") == "What is it?"
     page.click("#chat .send")
     page.see("It is a river.")
-    assert len(server.workers["looker"].submits[-1].crops) == 1
+    assert len(server.workers["looker"].submits[-1].excerpts) == 1
 
 
 def test_exchanges_whose_images_are_too_many_are_left_out(page, site):
@@ -100,7 +100,7 @@ def test_exchanges_whose_images_are_too_many_are_left_out(page, site):
         page.wait(f"{ATTACHED} === 1")
         send(page, "What is it?")
         page.see("It is a river.", "article.assistant:last-of-type")
-    assert [len(submit.crops) for submit in server.workers["looker"].submits] == [1, 1]
+    assert [len(submit.excerpts) for submit in server.workers["looker"].submits] == [1, 1]
 
 
 def test_a_large_image_is_made_smaller(page, site):
@@ -113,7 +113,7 @@ def test_a_large_image_is_made_smaller(page, site):
     page.wait("document.querySelector('.attached img').naturalWidth === 1536")
     assert page.js("document.querySelector('.attached img').src").startswith("data:image/jpeg;base64,")
     send(page, "What is it?")
-    assert len(server.workers["looker"].submits[-1].crops) == 1
+    assert len(server.workers["looker"].submits[-1].excerpts) == 1
 
 
 def test_what_is_no_image_is_refused_by_name(page, site):

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.axes import axes_of
-from server.engine.intake import placed_crops
-from server.engine.request import PlacedCrop
+from server.engine.intake import placed_excerpts
+from server.engine.request import PlacedExcerpt
 from server.engine.step_model import SeeingLimits
 from server.messages import Crop, SamplingParams, Submit
 
 IMAGE, TEXT = 9, 1
-SEEING = SeeingLimits(square_bytes=3, edge_tokens=1, image_token=IMAGE, cost=1, most_squares=36, three_axes=True)
+SEEING = SeeingLimits(square_bytes=3, edge_tokens=1, token=IMAGE, cost=1, most_squares=36, three_axes=True)
 Part = int | tuple[int, int]  # a number of tokens of text, or the rows and columns of an image
 
 
-def prompt_of(parts: list[Part]) -> tuple[int, tuple[PlacedCrop, ...]]:
+def prompt_of(parts: list[Part]) -> tuple[int, tuple[PlacedExcerpt, ...]]:
     """Return the number of tokens of a prompt, and its crops."""
     crops = tuple(Crop.of(bytes(3 * part[0] * part[1]), *part) for part in parts if isinstance(part, tuple))
     ids = [token for part in parts for token in ([TEXT] * part if isinstance(part, int) else [IMAGE] * (part[0] * part[1]))]
-    return len(ids), placed_crops(Submit("r", tuple(ids), SamplingParams(1), crops=crops), SEEING)
+    return len(ids), placed_excerpts(Submit("r", tuple(ids), SamplingParams(1), excerpts=crops), SEEING)
 
 
 def expected(parts: list[Part]) -> list[list[int]]:

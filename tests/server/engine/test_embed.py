@@ -107,7 +107,7 @@ def test_a_key_with_many_texts_does_not_hold_up_another(embedder, sent) -> None:
     assert "late" in sent
 
 
-SEEING = SeeingLimits(square_bytes=12, edge_tokens=1, image_token=-1, cost=80)
+SEEING = SeeingLimits(square_bytes=12, edge_tokens=1, token=-1, cost=80)
 
 
 def test_images_are_embedded_beside_texts(sent) -> None:

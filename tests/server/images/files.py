@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from server.images.fetching import Fetcher
+from server.fetching import IMAGES, Fetcher
 
-NOWHERE = Fetcher((), 1, 1.0)  # fetches nothing
+NOWHERE = Fetcher(IMAGES, (), 1, 1.0)  # fetches nothing
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 

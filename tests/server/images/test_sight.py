@@ -12,11 +12,12 @@ from server.images.decoder import ImageDecoder, Picture
 from server.images.sight import Sight
 from server.interfaces import Tokenizer
 from server.messages import Crop, Fit, Vision
+from server.text.media import Markers
 from tests.server.images.files import NOWHERE
 
 VISION = Vision(crop_size=8, edge_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
 DECODER = ImageDecoder(1, 1 << 30, NOWHERE)
-SIGHT = Sight(VISION, "<image>", "<image>", DECODER)
+SIGHT = Sight(VISION, "<image>", DECODER, Markers("<image>", "image", "images"))
 CROP = Crop.of(b"", 1, 2)
 
 

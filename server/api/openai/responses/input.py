@@ -25,12 +25,14 @@ from server.api.request.conversation import part_text, text_of
 from server.api.request.fields import Foreign
 from server.api.request.prepare import invalid
 from server.api.request.schema import (
+    AUDIO_PART,
     ITEM_IMAGE,
     AllowedTools,
     CalledFunction,
     ChatBody,
     ContentPart,
     FunctionDefinition,
+    GivenAudio,
     GivenImage,
     JsonSchemaFormat,
     Message,
@@ -177,11 +179,14 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
 
 
 def _content(content: str | Sequence[ItemPart], where: str) -> str | list[ContentPart]:
-    """Return the content of a message or of a tool's output: a text, or parts if there are images."""
+    """Return the content of a message or of a tool's output: a text, or parts if there are images or recordings."""
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []
     for index, part in enumerate(content):
+        if part.type == AUDIO_PART:
+            parts.append(GivenAudio(input_audio=part.input_audio, place=f"{where}[{index}]"))
+            continue
         if part.type != ITEM_IMAGE:
             parts.append(ContentPart(type="text", text=part_text(part, f"{where}[{index}]")))
             continue

@@ -298,6 +298,20 @@ def test_content_parts(server):
     assert caught.value.code == "unsupported_content" and caught.value.param == "messages[0].content[0].type"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,aGk="}},
+    ],
+)
+def test_a_model_without_ears_refuses_audio_by_name(server, part):
+    answer = server.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_content", "messages[0].content[1].type")
+    assert "is audio, and model 'null' only reads text; ask a model that hears audio" in error["message"]
+
+
 def test_unknown_model(server):
     with pytest.raises(openai.NotFoundError) as caught:
         server.openai().chat.completions.create(model="nope", messages=MESSAGES)

@@ -57,7 +57,7 @@ CHAT: dict[str, Row] = {
             {"role": "tool", "tool_call_id": "c", "content": "1"},
         ],
         refused=([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}],),
-        note="text, and images for vision models; parts of other types are refused",
+        note="text, images for vision models, and audio for models that hear it; parts of other types are refused",
     ),
     "audio": refused({"voice": "alloy", "format": "wav"}, accepted=(None,)),
     "function_call": honoured("none", {"name": "add"}, "auto", beside={"functions": [FUNCTION]}),

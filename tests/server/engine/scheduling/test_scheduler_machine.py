@@ -27,7 +27,7 @@ from tests.doubles.model import NullModel, hashed_logits
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, groups=(GroupLimits(13),), embedding_size=8)
 MARK = VOCAB - 2
-SEEING = SeeingLimits(square_bytes=3, edge_tokens=1, image_token=VOCAB - 1, cost=4, most_squares=6, both_ways=True)
+SEEING = SeeingLimits(square_bytes=3, edge_tokens=1, token=VOCAB - 1, cost=4, most_squares=6, both_ways=True)
 FULL = settings.get_current_profile_name() == "full"
 LOGITS_OF = hashed_logits(VOCAB)
 HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
             fairness_key=key,
             cache_salt=salt,
             deadline=None if patience is None else self.now + patience,
-            crops=crops,
+            excerpts=crops,
         )
         self.submits[request_id] = submit
         self.texts[request_id] = [*prompt, *plainly_generated(prompt, max_tokens)]
@@ -269,14 +269,14 @@ class WholeCrops(NullModel):
     """Refuses steps that end within an image."""
 
     def run(self, batch):
-        assert all(seen.row + seen.count == seen.crop.num_tokens for seen in batch.seen), batch.seen
+        assert all(seen.row + seen.count == seen.excerpt.num_tokens for seen in batch.seen), batch.seen
         return super().run(batch)
 
 
 class ImagesMachine(OverlappedMachine):
     """Repeat the test with images whose tokens must all be in one step. The first two tokens MARK of a prompt become images."""
 
-    limits = replace(LIMITS, seeing=SEEING, groups=(*LIMITS.groups, GroupLimits(9, window=20)))
+    limits = replace(LIMITS, excerpts=SEEING, groups=(*LIMITS.groups, GroupLimits(9, window=20)))
     model_class = WholeCrops
 
     def with_images(self, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Crop, ...]]:
@@ -286,13 +286,13 @@ class ImagesMachine(OverlappedMachine):
             if token_id == MARK and len(crops) < 2:
                 rows, columns = ((2, 3), (4, 1))[number % 2]
                 crops.append(Crop.of(bytes(3 * rows * columns), rows, columns))
-                found += [SEEING.image_token] * crops[-1].num_tokens
+                found += [SEEING.token] * crops[-1].num_tokens
             else:
                 found += self.without_images((token_id,))
         return tuple(found), tuple(crops)
 
     def without_images(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(0 if token_id == SEEING.image_token else token_id for token_id in prompt)
+        return tuple(0 if token_id == SEEING.token else token_id for token_id in prompt)
 
 
 class TurnsMachine(OverlappedMachine):

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from server.images.fetching import Fetcher, FetchFault
+from server.fetching import IMAGES, Fetcher, FetchFault
 from server.settings import ServerSettings, SettingsError
 
 IMAGE = b"\x89PNG not really"
@@ -75,7 +75,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         return [*found, *resolve("192.168.1.1", *args, **kwargs)] if host == "mixed.example" else found
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    monkeypatch.setattr("server.images.fetching.is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr("server.fetching.is_public", lambda address: str(address) == "127.0.0.1")
     yield server.server_address[1]
     server.released.set()
     server.shutdown()
@@ -88,7 +88,7 @@ def fetch(port: int) -> Callable[..., bytes]:
         allowed = [host.replace("PORT", str(port)) for host in hosts or ("images.example:PORT",)]
 
         async def get() -> bytes:
-            return await Fetcher(allowed, MOST, patience_s).fetch(url.replace("PORT", str(port)))
+            return await Fetcher(IMAGES, allowed, MOST, patience_s).fetch(url.replace("PORT", str(port)))
 
         return asyncio.run(get())
 
@@ -141,7 +141,7 @@ def test_a_slow_host_is_given_up(fetch: Callable[..., bytes]) -> None:
 
 def test_nothing_is_fetched_by_default() -> None:
     with pytest.raises(FetchFault, match="image_hosts"):
-        asyncio.run(Fetcher((), MOST, 1.0).fetch("http://images.example/"))
+        asyncio.run(Fetcher(IMAGES, (), MOST, 1.0).fetch("http://images.example/"))
 
 
 @pytest.mark.parametrize("host", ["http://a", "a/b", "*a", "a:b", "", "user@a"])

@@ -1,4 +1,4 @@
-"""Fetch an image from a host that the operator allows (`image_hosts`).
+"""Fetch an image or audio from a host that the operator allows (`image_hosts`, `audio_hosts`), and read files in `data:` URLs.
 
 The name is resolved once, and the connection goes to the address that was checked, so a name cannot lead to another address afterwards. A
 redirect is followed only to an allowed host. Time, bytes and the number of fetches at a time are limited.
@@ -20,23 +20,43 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import h11
 
 from server.addresses import is_public, parsed
+from server.errors import INVALID_AUDIO, INVALID_IMAGE, ApiError, ErrorKind
 
 PORTS = {"http": 80, "https": 443}
+SCHEMES = ("http://", "https://")
+SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 3
-AT_ONCE = 8  # fetches at a time, each of which holds one image
+AT_ONCE = 8  # fetches at a time, each of which holds one file
 PIECE_BYTES = 1 << 16
 MAX_HEADER_BYTES = 1 << 16
 PRIVATE = "private+"  # before a host on a private network
 
 
 class FetchFault(ValueError):
-    """Raised if an image cannot be fetched. The message is for the client."""
+    """Raised if a file cannot be fetched. The message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What kind of file is fetched, and the settings that limit it."""
+
+    names: str  # in the plural
+    accept: str  # media types
+    example: str  # how a `data:` URL begins
+    hosts: str
+    most_bytes: str
+    patience: str
+    invalid: ErrorKind
+
+
+IMAGES = FileKind("images", "image/*", "data:image/png;base64,DATA", "image_hosts", "max_image_bytes", "image_fetch_s", INVALID_IMAGE)
+AUDIO = FileKind("audio", "audio/*", "data:audio/wav;base64,DATA", "audio_hosts", "max_audio_bytes", "audio_fetch_s", INVALID_AUDIO)
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Hosts from which images are fetched: one name, or all names below one if `host` begins with `*.`, or any if it is `*`."""
+    """Hosts from which files are fetched: one name, or all names below one if `host` begins with `*.`, or any if it is `*`."""
 
     host: str
     port: int | None  # None: the port of the scheme
@@ -53,13 +73,35 @@ class Allowed:
 
 
 class Fetcher:
-    def __init__(self, hosts: Sequence[str], most_bytes: int, patience_s: float) -> None:
+    def __init__(self, kind: FileKind, hosts: Sequence[str], most_bytes: int, patience_s: float) -> None:
+        self.kind = kind
         self._allowed = [Allowed.of(host) for host in hosts]
         self._most_bytes = most_bytes
         self._patience_s = patience_s
         self._turns = asyncio.Semaphore(AT_ONCE)
         # A slow name server holds up these threads, and not those of other work.
         self._resolvers = ThreadPoolExecutor(AT_ONCE, "resolve") if hosts else None
+
+    async def given(self, url: str, param: str) -> str | bytes:
+        """Return what a URL stands for: the base64 text of a `data:` URL, or the bytes that are fetched. Raise ApiError if there is none;
+        `param` is the field with the URL."""
+        if not url[:8].lower().startswith(SCHEMES):
+            return self._data_of(url, param)
+        try:
+            return await self.fetch(url)
+        except FetchFault as fault:
+            raise ApiError(self.kind.invalid, f"{param} cannot be fetched: {fault}", param=param) from None
+
+    def _data_of(self, url: str, param: str) -> str:
+        """Return the base64 text of a data: URL."""
+        begin, comma, data = url[:SCHEME_CHARS].partition(",")
+        scheme = begin.partition(":")[0].lower()
+        if scheme != "data" or ":" not in begin:
+            message = f"{param} begins with {url[:24]!r}; expected a data: URL, or http(s) from a host of {self.kind.hosts}"
+            raise ApiError(self.kind.invalid, message, param=param)
+        if not comma or not begin.lower().endswith(";base64"):
+            raise ApiError(self.kind.invalid, f"{param} begins with {url[:60]!r}; expected {self.kind.example}", param=param)
+        return data + url[SCHEME_CHARS:]
 
     async def fetch(self, url: str) -> bytes:
         """Return the file at a URL. Raise FetchFault if it may not or cannot be fetched."""
@@ -71,7 +113,7 @@ class Fetcher:
                         return found
                     url = urljoin(url, found)
         except TimeoutError:
-            raise FetchFault(f"it was not fetched within {self._patience_s:g} s (image_fetch_s)") from None
+            raise FetchFault(f"it was not fetched within {self._patience_s:g} s ({self.kind.patience})") from None
         except (OSError, ssl.SSLError, h11.ProtocolError) as error:
             raise FetchFault(f"its host did not send it ({type(error).__name__})") from None
         raise FetchFault(f"its host redirects more than {MOST_REDIRECTS} times")
@@ -82,7 +124,9 @@ class Fetcher:
         host = (parts.hostname or "").lower()
         entry = next((entry for entry in self._allowed if entry.covers(host, port, parts.scheme)), None)
         if entry is None:
-            raise FetchFault(f"this server fetches no images from {host!r:.80}, port {port} (image_hosts); send a data: URL")
+            raise FetchFault(
+                f"this server fetches no {self.kind.names} from {host!r:.80}, port {port} ({self.kind.hosts}); send a data: URL"
+            )
         for address in await self._addresses(host, port, may_be_private=entry.may_be_private):
             context = ssl.create_default_context() if parts.scheme == "https" else None
             try:
@@ -108,7 +152,7 @@ class Fetcher:
     async def _exchange(self, parts: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | str:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
         host = parts.netloc.rpartition("@")[2]
-        headers = [("host", host), ("accept", "image/*"), ("user-agent", "relaxserve"), ("connection", "close")]
+        headers = [("host", host), ("accept", self.kind.accept), ("user-agent", "relaxserve"), ("connection", "close")]
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         request = connection.send(h11.Request(method="GET", target=target, headers=headers))
         writer.write((request or b"") + (connection.send(h11.EndOfMessage()) or b""))
@@ -134,7 +178,7 @@ class Fetcher:
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._most_bytes:
-            raise FetchFault(f"it has more than {self._most_bytes} bytes (max_image_bytes)")
+            raise FetchFault(f"it has more than {self._most_bytes} bytes ({self.kind.most_bytes})")
 
 
 def _split(url: str) -> tuple[SplitResult, int]:

@@ -1,0 +1,51 @@
+"""The parts of a configuration that only models have that hear audio in conversations: the encoder and the connector that turn a recording
+into rows. The decoder reads a row in place of a token embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compiler.frontend.config import Activation
+
+
+class Joining(StrEnum):
+    """How neighbouring frames become a row of the size of token embeddings."""
+
+    MEAN = "mean"  # their mean is normalised, and projected by one matrix (Qwen2-Audio)
+    JOINED = "joined"  # they follow each other in one vector, which two matrices with an activation between them project (Voxtral)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The encoder of audio, and the connector that turns its results into rows. A recording is heard in windows."""
+
+    num_mels: int
+    num_positions: int  # frames of a window, each of 20 ms
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    merge: int  # neighbouring frames that become one row
+    joining: Joining
+    audio_token: int  # token in whose places the rows are read
+    connector_activation: Activation | None = None
+    # Whether frames after the end of a recording give no rows, and no frame attends to them; otherwise a window is filled up with silence.
+    ends: bool = False
+    most_windows: int = 0  # windows of a recording, whose rest is not heard; 0: any number
+
+    @property
+    def num_hops(self) -> int:
+        """The hops of a window, of 10 ms. The second convolution makes one frame of two hops."""
+        return 2 * self.num_positions
+
+    @property
+    def most_rows(self) -> int:
+        """The number of rows, and so of tokens, of a whole window."""
+        return self.num_positions // self.merge
+
+    def frames_of(self, num_hops: int) -> int:
+        """Return the number of frames to which frames attend, if `num_hops` hops are heard."""
+        return (num_hops + 1) // 2

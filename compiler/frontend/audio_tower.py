@@ -1,0 +1,68 @@
+"""Read the `audio_config` of a model that hears audio in conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.frontend.audio import Listening
+from compiler.frontend.config import read_activation
+from compiler.frontend.fields import Fields
+
+# Names of a size of the encoder: in Whisper's and Qwen2-Audio's files, and in Voxtral's.
+SIZES: Mapping[str, str] = {
+    "d_model": "hidden_size",
+    "encoder_layers": "num_hidden_layers",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+}
+LARGE_V3: Mapping[str, Any] = {  # the encoder of Whisper-large-v3, which transformers assumes where a file says nothing
+    "d_model": 1280,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "num_mel_bins": 128,
+    "max_source_positions": 1500,
+}
+UNREAD = ("model_type", "vocab_size", "head_dim", "num_key_value_heads", "encoder_layerdrop", "layerdrop", "init_std")
+
+
+def read_listening(fields: Fields, *, merge: int | None = None, **others: Any) -> Listening:
+    """Return the encoder of a model with these fields. `merge` is the number of frames of a row; None: as many as fill a vector
+    of the size inside the encoder's perceptrons, as in Voxtral. `others` are the fields of Listening that the family determines."""
+    inner = fields.fields("audio_config")
+    names = {name: other if other in inner.values and name not in inner.values else name for name, other in SIZES.items()}
+    inner.fill(**{names.get(name, name): value for name, value in LARGE_V3.items()})
+    inner.skip(*UNREAD, *SIZES.values())
+    size_name, layers_name, heads_name, wide_name = names.values()
+    size, heads, wide = (inner.integer(name) for name in (size_name, heads_name, wide_name))
+    if size % heads:
+        raise inner.error(heads_name, f"a divisor of {size_name} ({size})")
+    if inner.flag("scale_embedding", False):
+        raise inner.error("scale_embedding", "false")
+    if read_activation(inner, "activation_function", "gelu") != "gelu":
+        raise inner.error("activation_function", "gelu")
+    if merge is None and wide % size:
+        raise inner.error(wide_name, f"a multiple of {size_name} ({size})")
+    each, positions = merge or wide // size, inner.integer("max_source_positions", maximum=1 << 16)
+    if positions % each:
+        raise inner.error("max_source_positions", f"a multiple of {each}, the frames of a token")
+    return Listening(
+        num_mels=inner.integer("num_mel_bins", maximum=1 << 12),
+        num_positions=positions,
+        hidden_size=size,
+        intermediate_size=wide,
+        num_layers=inner.integer(layers_name, maximum=1000),
+        num_heads=heads,
+        merge=each,
+        **others,
+    )
+
+
+def read_token(fields: Fields, vocab_size: int, default: int | None) -> int:
+    """Return the audio token, which newer and older files name differently."""
+    name = "audio_token_index" if "audio_token_index" in fields else "audio_token_id"
+    token = fields.integer(name, minimum=0) if name in fields or default is None else default
+    if token >= vocab_size:
+        raise fields.error(name, f"a token of the vocabulary, below {vocab_size}")
+    return token

@@ -1,0 +1,135 @@
+"""Layers that all encoders of audio have in common, which are those of Whisper: the log-mel spectrogram, two convolutions, and layers of
+attention and a perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.ir.dims import Dim, DimLike
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
+from compiler.ops.elementwise import GELU, LOG, MAXIMUM, MULTIPLY, SUBTRACT
+from compiler.ops.manipulate import CONCAT, PERMUTE_DIMS
+from compiler.ops.products.matmul import LINEAR
+from runtime.spectrogram import BINS, HOP, LEAST, RANGE, ROWS, WINDOW, fourier_table, mel_filters
+
+FOURIER, FILTERS = "hearing.fourier", "hearing.filters"  # names of the tables, which no checkpoint has
+LOG_10 = float(np.log(10.0))
+NORM_EPS = 1e-5
+Attend = Callable[[Var, Var, Var], Var]  # returns what each frame reads: from queries, keys and values of all frames
+
+# --- spectrogram -------------------------------------------------------------------------------------------------------
+
+
+def log_mel(net: Net, num_mels: int, num_hops: DimLike, samples: Var, loudest: Var, sounding: Var) -> Var:
+    """Return the logarithms of the energies, [hops, mels], scaled as Whisper does."""
+    num_hops = Dim.of(num_hops)
+    hops = net.reshape(samples, num_hops + (ROWS - 1), HOP)
+    windows = net.call(CONCAT, *(net.slice(hops, 0, row, num_hops + row) for row in range(ROWS)), axis=1)
+    parts = net.call(LINEAR, windows, net.weight(FOURIER, 2 * BINS, ROWS * HOP))
+    real, imaginary = net.slice(parts, 1, 0, BINS), net.slice(parts, 1, BINS, 2 * BINS)
+    power = net.add(net.call(MULTIPLY, real, real), net.call(MULTIPLY, imaginary, imaginary))
+    energies = net.call(LINEAR, power, net.weight(FILTERS, num_mels, BINS))
+    floor = net.call(SUBTRACT, _log_10(net, loudest), ScalarValue(RANGE, "f32"))
+    scaled = net.scale(net.add(net.call(MAXIMUM, _log_10(net, energies), floor), ScalarValue(4.0, "f32")), 0.25)
+    return net.call(MULTIPLY, scaled, sounding)
+
+
+def _log_10(net: Net, energies: Var) -> Var:
+    return net.scale(net.call(LOG, net.call(MAXIMUM, energies, ScalarValue(LEAST, "f32"))), 1 / LOG_10)
+
+
+def tables(num_mels: int) -> Mapping[str, NDArray[np.float32]]:
+    """Return the tables of the spectrogram by name. Rows of the Fourier transform end in zeros, because a window is read in whole hops."""
+    fourier = np.pad(fourier_table(), ((0, 0), (0, ROWS * HOP - WINDOW)))
+    return {FOURIER: fourier.astype(np.float32), FILTERS: mel_filters(num_mels).astype(np.float32)}
+
+
+class WithTables:
+    """The weights of a model with an encoder of audio together with the tables of its spectrogram."""
+
+    def __init__(self, source: WeightSource, num_mels: int) -> None:
+        self._source, self._tables = source, tables(num_mels)
+        own = {name: TensorInfo(table.shape, table.dtype, table.nbytes) for name, table in self._tables.items()}
+        self.tensors: Mapping[str, TensorInfo] = {**source.tensors, **own}
+
+    def read(self, name: str) -> Tensor:
+        return self._tables[name] if name in self._tables else self._source.read(name)
+
+    def release(self, name: str) -> None:
+        if name not in self._tables:
+            self._source.release(name)
+
+    def digest(self) -> str:
+        return self._source.digest()
+
+
+# --- encoder -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AudioLayers:
+    """An encoder of audio under construction. `prefix` begins the names of its weights."""
+
+    net: Net
+    prefix: str
+    size: int  # elements of a frame's vector
+    heads: int
+    intermediate_size: int
+    format: WeightFormat | None = None  # None: that of all weights
+
+    def embedded(self, x: Var, num_mels: int, frames: DimLike, num_positions: int) -> Var:
+        """Return the vectors of frames, [frames, size]. A frame is made of two hops and their neighbours. `x` has two hops for each frame,
+        and one more unless there are `num_positions` frames, the most that there may be."""
+        frames = Dim.of(frames)
+        is_whole = frames == Dim.of(num_positions)
+        x = self.net.call(GELU, self._convolution(x, "conv1", num_mels, 2 * frames, 1, has_next=not is_whole))
+        x = self.net.call(GELU, self._convolution(x, "conv2", self.size, 2 * frames, 2))
+        positions = self.net.as_f32(self.net.weight(f"{self.prefix}embed_positions.weight", num_positions, self.size))
+        return self.net.add(x, positions if is_whole else self.net.slice(positions, 0, 0, frames))
+
+    def _convolution(self, x: Var, name: str, in_size: int, length: Dim, stride: int, *, has_next: bool = False) -> Var:
+        """Convolve `x[length, in_size]` with three taps: each row is multiplied with its neighbours. With a stride of 2, two neighbouring
+        rows become one. If `has_next`, `x` has one more row, which is only a neighbour."""
+        net = self.net
+        w = net.call(PERMUTE_DIMS, net.as_f32(net.weight(f"{self.prefix}{name}.weight", self.size, in_size, 3)), axes=(0, 2, 1))
+        edge = Constant(np.zeros((1, in_size), np.float32))
+        before = net.call(CONCAT, edge, net.slice(x, 0, 0, length - 1), axis=0)
+        if stride == 1:
+            after = net.slice(x, 0, 1, length + 1) if has_next else net.call(CONCAT, net.slice(x, 0, 1, length), edge, axis=0)
+            rows = net.call(CONCAT, before, net.slice(x, 0, 0, length) if has_next else x, after, axis=1)
+        else:
+            firsts = net.slice(before, 0, 0, length, stride=2)
+            rows = net.call(CONCAT, firsts, net.reshape(x, length // 2, 2 * in_size), axis=1)
+        bias = net.vector(f"{self.prefix}{name}.bias", self.size)
+        return net.product(rows, net.reshape(w, self.size, 3 * in_size), bias, format=self.format)
+
+    def layer(self, x: Var, number: int, frames: DimLike, attend: Attend) -> Var:
+        net, size, prefix = self.net, self.size, f"{self.prefix}layers.{number}."
+        h = net.layer_norm(x, f"{prefix}self_attn_layer_norm", size, NORM_EPS)
+        q, k, v = project(net, h, f"{prefix}self_attn.", ("q_proj", "k_proj", "v_proj"), size, self.heads, frames, self.format)
+        mixed = net.reshape(attend(q, k, v), frames, size)
+        x = net.add(x, net.linear(mixed, f"{prefix}self_attn.out_proj", size, size, bias=True, format=self.format))
+        h = net.layer_norm(x, f"{prefix}final_layer_norm", size, NORM_EPS)
+        wide = net.call(GELU, net.linear(h, f"{prefix}fc1", size, self.intermediate_size, bias=True, format=self.format))
+        return net.add(x, net.linear(wide, f"{prefix}fc2", self.intermediate_size, size, bias=True, format=self.format))
+
+    def normalised(self, x: Var) -> Var:
+        return self.net.layer_norm(x, f"{self.prefix}layer_norm", self.size, NORM_EPS)
+
+
+def project(
+    net: Net, h: Var, prefix: str, names: tuple[str, ...], size: int, heads: int, rows: DimLike, format: WeightFormat | None = None
+) -> tuple[Var, ...]:
+    """Return the projections of `h[rows, size]` to heads, [rows, heads, head size] each. Keys have no bias."""
+    w = net.stacked([net.weight(f"{prefix}{name}.weight", size, size) for name in names])
+    biases = [Constant(np.zeros(size, np.float32)) if name == "k_proj" else net.vector(f"{prefix}{name}.bias", size) for name in names]
+    bias = biases[0] if len(biases) == 1 else net.call(CONCAT, *biases, axis=0)
+    assert isinstance(bias, Var)
+    all_heads = net.reshape(net.product(h, w, bias, format=format), rows, len(names) * heads, size // heads)
+    return tuple(net.slice(all_heads, 1, part * heads, (part + 1) * heads) for part in range(len(names)))

@@ -1,0 +1,62 @@
+"""Encode clips of recordings for the steps of a model that hears audio in conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.audio import Listening
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.listening import ENTRY, NEXT
+from deploy.model_loading.excerpts import ExcerptEncoder, Rows
+from runtime.session import Session
+from runtime.spectrogram import AROUND, HOP
+from server.engine.step_model import ListeningLimits
+from server.messages import Clip
+
+
+def listening_limits(listening: Listening, config: ModelConfig) -> ListeningLimits:
+    """Return the limits of a model that listens. The cost of a clip is estimated by the weights that its frames multiply."""
+    limits = ListeningLimits(listening.num_hops, listening.merge, listening.audio_token, 1, listening.ends)
+    own = listening.num_layers * listening.hidden_size * (4 * listening.hidden_size + 2 * listening.intermediate_size)
+    decoder = config.num_layers * config.hidden_size * (4 * config.hidden_size + 3 * config.intermediate_size)
+    return replace(limits, cost=-(-listening.num_positions * own // decoder))
+
+
+class Listener(ExcerptEncoder):
+    """Runs the program `listen`."""
+
+    def __init__(self, session: Session, listening: Listening, row_size: int) -> None:
+        super().__init__(row_size)
+        self._session = session
+        self._listening = listening
+
+    def _rows_of(self, excerpts: Iterable[Clip]) -> Iterable[Rows]:
+        return (self._encoded(clip) for clip in excerpts)
+
+    def _encoded(self, clip: Clip) -> Rows:
+        return heard(self._listening, clip, self._session.call)
+
+
+def heard(listening: Listening, clip: Clip, call: Callable[..., Rows]) -> Rows:
+    """Return the rows of a clip. `call` runs the program with this name."""
+    return call(ENTRY, *inputs_of(listening, clip))[: clip.num_tokens].copy()
+
+
+def inputs_of(listening: Listening, clip: Clip) -> tuple[NDArray[Any], ...]:
+    """Return the inputs of the program `listen` for a clip. Silence fills up the frames of its last row, to which no other frame attends
+    if the model hears only the sound."""
+    num_frames = listening.frames_of(clip.num_hops)
+    frames = -(-num_frames // listening.merge) * listening.merge
+    num_hops = 2 * frames + NEXT
+    samples = np.zeros(HOP * num_hops + AROUND, np.float32)
+    given = np.frombuffer(clip.samples, "<f4")[: len(samples)]
+    samples[: len(given)] = given
+    sounding = (np.arange(num_hops) < listening.num_hops).astype(np.float32)[:, None]
+    frame_ids = (np.arange(frames) >= num_frames).astype(np.int32).reshape(-1, listening.merge)
+    ends = np.array([num_frames, frames] if num_frames < frames else [frames], np.int32)
+    return frame_ids, ends, samples, np.array([[clip.loudest]], np.float32), sounding

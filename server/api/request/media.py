@@ -1,0 +1,130 @@
+"""The images and recordings of a conversation: decode them, and leave their places in the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from server.api.request.prepare import context_of, invalid
+from server.api.request.schema import (
+    AUDIO_PART,
+    IMAGE_PART,
+    MEDIA_PARTS,
+    AudioUrl,
+    ChatBody,
+    ContentPart,
+    GivenAudio,
+    GivenImage,
+    ImageUrl,
+    Message,
+)
+from server.api.request.texts import too_long
+from server.audio.clip_decoder import HeardRecording
+from server.errors import UNSUPPORTED_CONTENT, ApiError
+from server.images.decoder import Picture
+from server.messages import Excerpt
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+
+Found = Picture | HeardRecording
+
+
+async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
+    """Return the conversation with empty places for its images and recordings, and these in order. Raise ApiError if the model reads none
+    of their kind, or if one cannot be decoded."""
+    places = list(_media_in(body.messages))
+    if not places:
+        return body, []
+    for where, part in places:
+        _require_sense(where, part, model, loaded)
+    _require_few(places, settings)
+    if body.truncate_prompt_tokens is not None:
+        what = "images" if loaded.sight is not None else "audio"
+        message = f"truncate_prompt_tokens is given, and the messages have {what}, which cannot be truncated"
+        raise invalid("truncate_prompt_tokens", message)
+    found: list[Found] = []
+    num_tokens, context = 0, context_of(loaded)
+    for where, part in places:
+        found.append(await (_picture(where, part, loaded) if part.type == IMAGE_PART else _recording(where, part, loaded)))
+        num_tokens += found[-1].num_tokens
+        if num_tokens > context:
+            what = "images" if part.type == IMAGE_PART else "recordings"
+            raise too_long(context, f"the {what} up to {where} alone have {num_tokens} tokens", "messages")
+    return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]}), found
+
+
+def excerpts_of(found: Sequence[Found]) -> tuple[Excerpt, ...]:
+    return tuple(chain.from_iterable(one.crops if isinstance(one, Picture) else one.clips for one in found))
+
+
+def _media_in(messages: list[Message]) -> Iterator[tuple[str, ContentPart]]:
+    """Yield each image and each recording with its path in the request."""
+    for number, message in enumerate(messages):
+        if isinstance(message.content, list):
+            for index, part in enumerate(message.content):
+                if part.type in MEDIA_PARTS:
+                    is_converted = isinstance(part, GivenImage | GivenAudio)
+                    yield part.place if is_converted else f"messages[{number}].content[{index}]", part
+
+
+def _require_sense(where: str, part: ContentPart, model: Model, loaded: Loaded) -> None:
+    """Raise ApiError if the model cannot read such a part."""
+    is_image = part.type == IMAGE_PART
+    if (loaded.sight if is_image else loaded.ears) is not None:
+        return
+    if is_image:
+        reads = "only reads text" if loaded.ears is None else "reads text and audio"
+        message = f"{where} is an image, and model {model.spec.name!r} {reads}; ask a vision model"
+    else:
+        reads = "only reads text" if loaded.sight is None else "reads text and images"
+        message = f"{where} is audio, and model {model.spec.name!r} {reads}; ask a model that hears audio in conversations, such as Voxtral"
+    raise ApiError(UNSUPPORTED_CONTENT, message, param=where if isinstance(part, GivenImage | GivenAudio) else f"{where}.type")
+
+
+def _require_few(places: Sequence[tuple[str, ContentPart]], settings: ServerSettings) -> None:
+    num_images = sum(part.type == IMAGE_PART for _, part in places)
+    for count, most, names, limit in (
+        (num_images, settings.max_images, "images", "max_images"),
+        (len(places) - num_images, settings.max_recordings, "recordings", "max_recordings"),
+    ):
+        if count > most:
+            raise invalid("messages", f"messages have {count} {names}; expected at most {most} ({limit})")
+
+
+async def _picture(where: str, part: ContentPart, loaded: Loaded) -> Picture:
+    assert loaded.sight is not None
+    url, detail, param = _given_image(where, part)
+    return await loaded.sight.decoder.decode(url, loaded.sight.plan(detail), param)
+
+
+def _given_image(where: str, part: ContentPart) -> tuple[str, str | None, str]:
+    """Return the URL and the detail of an image, and the path of the URL in the request."""
+    found = part.image_url
+    if isinstance(found, ImageUrl):
+        return found.url, found.detail, f"{where}.image_url.url"
+    if found is None:
+        raise invalid(f"{where}.image_url", f"{where}.image_url is absent; expected an object with url")
+    return (found, part.detail, where) if isinstance(part, GivenImage) else (found, None, f"{where}.image_url")
+
+
+async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardRecording:
+    """Return the recording of a part, which has the file in base64, or a URL."""
+    assert loaded.ears is not None
+    if part.type == AUDIO_PART:
+        if part.input_audio is None:
+            raise invalid(f"{where}.input_audio", f"{where}.input_audio is absent; expected an object with data and format")
+        given, param, is_url = part.input_audio.data, f"{where}.input_audio.data", False
+    else:
+        url = part.audio_url
+        if url is None:
+            raise invalid(f"{where}.audio_url", f"{where}.audio_url is absent; expected an object with url")
+        given, param, is_url = (url.url, f"{where}.audio_url.url", True) if isinstance(url, AudioUrl) else (url, f"{where}.audio_url", True)
+    return await loaded.ears.decoder.decode(given, loaded.ears.listening, param, is_url=is_url)
+
+
+def _emptied(message: Message) -> Message:
+    """Return a message without the data of its images and recordings, which would count as text."""
+    if not isinstance(message.content, list) or all(part.type not in MEDIA_PARTS for part in message.content):
+        return message
+    parts = [ContentPart(type=part.type) if part.type in MEDIA_PARTS else part for part in message.content]
+    return message.model_copy(update={"content": parts})

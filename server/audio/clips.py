@@ -1,0 +1,47 @@
+"""Cut a recording into the clips that a model hears in a conversation, as the processors of transformers do.
+
+The recording is filled up with silence to whole windows, as much as the encoder takes at once, and mirrored at both ends. Qwen2-Audio hears
+the first window, and its tokens end with the sound. Voxtral hears every window to its end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.spectrogram import AROUND, BEFORE, HOP, RATE
+from server.audio.loudest import loudest_energy
+from server.audio.sound import AudioError
+from server.messages import Clip, Listening
+
+
+def clips_of(samples: NDArray[np.float32], listening: Listening) -> tuple[Clip, ...]:
+    """Return the clips of a recording. Raise AudioError if it is too short for one token."""
+    window = HOP * listening.num_hops
+    if listening.most_windows:
+        samples = samples[: window * listening.most_windows]
+    starts = range(0, len(samples), window)
+    hops = [_hops(len(samples) - start, listening) for start in starts]
+    tokens = [(count + 1) // 2 // listening.frames_each for count in hops]
+    if not any(tokens):
+        raise AudioError(f"it lasts {len(samples) / RATE:.3f} s, which is too short for a token; expected a longer recording")
+    around = _mirrored(samples, len(starts) * window)
+    loudest = loudest_energy(around[: len(samples) + 2 * AROUND], listening.num_mels)
+    parts = [np.trim_zeros(around[start : start + window + AROUND], "b").astype("<f4").tobytes() for start in starts]
+    return tuple(Clip.of(part, loudest, *counts) for part, *counts in zip(parts, hops, tokens, strict=True) if counts[-1])
+
+
+def _mirrored(samples: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Return a recording that silence fills up to `size` samples, with its reflection before and after it. It is copied only once, because
+    it may last an hour."""
+    end, after = BEFORE + size, AROUND - BEFORE
+    found = np.zeros(size + AROUND, np.float32)
+    found[BEFORE : BEFORE + len(samples)] = samples
+    found[:BEFORE] = found[BEFORE + 1 : 2 * BEFORE + 1][::-1]
+    found[end:] = found[end - 1 - after : end - 1][::-1]
+    return found
+
+
+def _hops(num_samples: int, listening: Listening) -> int:
+    """Return how many hops of a window are heard if the recording has `num_samples` from its begin on."""
+    return min(-(-num_samples // HOP), listening.num_hops) if listening.ends else listening.num_hops

@@ -1,0 +1,166 @@
+"""An answer about recordings depends only on its request, to the last bit: alone, beside others, in chunks that cut recordings, after
+prefixes that were found in the cache, after preemptions and after kills of the worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from deploy.model_loading.load import load_model
+from runtime.spectrogram import HOP
+from server.audio.clips import clips_of
+from server.engine.worker import LoadedModel
+from server.messages import Clip, Crop, Embed, ErrorCode, Failed, Listening, Load, SamplingParams, Submit
+from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone
+from tests.e2e.test_group_bits import check_after_kills
+from tests.golden.listening import SUBJECTS, Subject
+
+pytestmark = pytest.mark.xdist_group("bits of recordings")
+SECONDS = (0.3, 1.99, 0.7)  # of recordings
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("qwen2_audio", "f32"), ("qwen2_audio", "bf16"), ("voxtral", "f32"), ("voxtral", "int8-fast")],
+    ids="-".join,
+)
+def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
+    name, format = request.param
+    subject = SUBJECTS[name]
+    return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def subject(loaded: tuple[Subject, LoadedModel]) -> Subject:
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
+    return loaded[1]
+
+
+@pytest.fixture(scope="module")
+def rig(model: LoadedModel) -> Callable[..., Rig]:
+    """Return engines that have heard no recording yet."""
+
+    def fresh(**narrower: object) -> Rig:
+        model.step_model._encoder._kept.clear()
+        return Rig(model, None, **narrower)
+
+    return fresh
+
+
+def clip(model: LoadedModel, seed: int, seconds: float | None = None) -> Clip:
+    """Return a clip of random sound."""
+    limits = model.step_model.limits.excerpts
+    given = Listening(limits.token, 128, limits.num_hops, limits.frames_each, limits.ends, 1)
+    sound = np.random.default_rng(seed).normal(0, 0.1, round(16_000 * (SECONDS[seed] if seconds is None else seconds)))
+    return clips_of(sound.astype(np.float32), given)[0]
+
+
+@pytest.fixture(scope="module")
+def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
+    """Return requests of which several have the same recordings, and several have the same tokens and other recordings."""
+    rng, found = random.Random(1), []
+    words = [number for number in range(len(subject.tokens)) if number != subject.audio]
+    for i in range(20):
+        prompt, clips = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
+        for _ in range(rng.choice((0, 1, 2, 3))):
+            clips.append(clip(model, rng.randrange(3)))
+            prompt += [*rng.sample(words, rng.choice((0, 2))), *[subject.audio] * clips[-1].num_tokens]
+        prompt += rng.sample(words, 3)
+        params = SamplingParams(
+            max_tokens=rng.randrange(12, 30),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=rng.getrandbits(63),
+            ignore_eos=True,
+            logprobs=rng.choice((None, 2)),
+            prompt_logprobs=rng.choice((None, None, 1)),
+        )
+        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), excerpts=tuple(clips)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+    return outcomes_alone(rig, submits)
+
+
+def test_in_a_batch_and_from_a_warm_cache(rig, submits, alone) -> None:
+    check_in_a_batch(rig(), submits, alone)
+
+
+@pytest.mark.parametrize("chunk", [16, 21, 64])
+def test_in_chunks(rig, submits, alone, chunk: int) -> None:
+    check_in_chunks(rig, submits, alone, chunk)
+
+
+def test_after_preemptions(rig, submits, alone, model) -> None:
+    groups = tuple(replace(group, num_pages=16) for group in model.step_model.limits.groups)
+    check_after_preemptions(rig(groups=groups), submits, alone)
+
+
+def test_after_kills(rig, submits, alone) -> None:
+    submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
+    expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
+    check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
+
+
+def test_recordings_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
+    """A clip is encoded once for all requests of one salt, and once more for another salt."""
+    encoded: list[int] = []
+    encoder = model.step_model._encoder
+    encode = encoder._encoded
+    monkeypatch.setattr(encoder, "_encoded", lambda one: encoded.append(one.num_tokens) or encode(one))
+    worker, params, one = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True), clip(model, 0)
+    first = Submit("a", (1, *[subject.audio] * one.num_tokens, 2), params, excerpts=(one,))
+    worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
+    assert encoded == [one.num_tokens]
+    worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
+    assert encoded == [one.num_tokens] * 2
+
+
+def test_equal_tokens_with_other_recordings_share_no_prefix(rig, subject, model) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
+    clips = clip(model, 0, 1.5), clip(model, 1, 1.5)
+    prompt = (*range(20), *[subject.audio] * clips[0].num_tokens, *range(20))
+    first, second = (Submit(name, prompt, params, excerpts=(one,)) for name, one in zip("ab", clips, strict=True))
+    worker = rig()
+    outcomes = worker.run([first]) | worker.run([second])
+    assert worker.engine.scheduler.pool.num_found_tokens == 16  # the page before the recording
+    assert outcomes["a", 0].logprobs != outcomes["b", 0].logprobs
+
+
+def test_clips_that_the_model_cannot_hear_are_refused(rig, subject, model) -> None:
+    limits, one = model.step_model.limits.excerpts, clip(model, 0)
+    most = limits.num_tokens(limits.num_hops)
+    for wrong, text in (
+        (Clip.of(b"", 0.0, limits.num_hops + 1, most), "hops; expected"),
+        (Clip.of(b"", 0.0, 0, 0), "a clip has 0 hops"),
+        (Clip.of(b"", 0.0, limits.num_hops, most - 1), f"tokens; expected {most}"),
+        (Clip.of(b"abc", 0.0, limits.num_hops, most), "a clip has 3 bytes"),
+        (Clip.of(bytes(4 * HOP * (limits.num_hops + 3)), 0.0, limits.num_hops, most), "at most"),
+        (Crop.of(b"abc", 1, 1), "the request has images, and this model hears audio"),
+    ):
+        prompt = (subject.audio,) * max(1, wrong.num_tokens)
+        failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), excerpts=(wrong,)))
+        assert failure.code is ErrorCode.INVALID_VALUE and text in failure.message
+    missing = Submit("r", (subject.audio,) * (one.num_tokens - 1), SamplingParams(max_tokens=3), excerpts=(one,))
+    assert f"1 clips of recordings take {one.num_tokens}" in _failure(rig(), missing).message
+    assert "audio tokens" in _failure(rig(), Embed("e", (1, subject.audio))).message
+
+
+def _failure(worker: Rig, message: Submit | Embed) -> Failed:
+    failed: list[object] = []
+    worker.engine._outbox._publish = failed.append
+    worker.engine.submit(message) if isinstance(message, Submit) else worker.engine.embed(message)
+    while worker.engine.has_work:
+        worker.engine.step()
+    (failure,) = (one for one in failed if isinstance(one, Failed))
+    return failure
