@@ -120,7 +120,9 @@ def plan_load(load: Load) -> Plan:
 
 
 def _limits_of(known: Compiled) -> Limits:
-    with closing(open_device(known.program.executable.meta, num_threads=1, number=known.number)) as device:
+    with closing(open_device(
+        known.program.executable.meta, num_threads=1, number=known.number, num_ranks=known.load.tensor_parallel
+    )) as device:
         return device.limits
 
 

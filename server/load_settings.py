@@ -29,4 +29,5 @@ class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     # The processes that compute the model's layers one after the other, in this order: LOCAL, or addresses of `relaxserve stage`. The last
     # one is this worker, which samples: LOCAL, or HEAD if it computes no layers. Empty: this worker computes all layers.
     stages: tuple[str, ...] = ()
+    tensor_parallel: int = 1  # GPUs of this machine, from `device` on, over which the matrices and heads of the model are divided
     label: bool = False  # measure the quality label first, unless an earlier load did

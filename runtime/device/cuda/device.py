@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,13 @@ from runtime.device.cuda.clock import Clock
 from runtime.device.cuda.inputs import MOST_BYTES, Inputs
 from runtime.device.cuda.last_launch import LastLaunch
 from runtime.device.cuda.memory import Block, CudaMemory, CudaTensor
-from runtime.device.cuda.region import LAUNCH_BYTES, CudaRegion, Grid
+from runtime.device.cuda.records import Grid, Rank
+from runtime.device.cuda.region import LAUNCH_BYTES, CudaRegion
 from runtime.errors import IncompatibleExecutable, OutOfMemory
 from runtime.executable import HostCode
+
+if TYPE_CHECKING:
+    from runtime.device.cuda.ranks import CudaRanks
 
 Array = NDArray[Any]
 
@@ -75,8 +79,14 @@ def _unload(card: Card, module: int) -> None:
     driver.unload_module(module)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> CudaDevice:
-    return CudaDevice(number, assembled)
+def open_device(
+    *, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None
+) -> CudaDevice | CudaRanks:
+    if num_ranks == 1:
+        return CudaDevice(number, assembled)
+    from runtime.device.cuda.ranks import CudaRanks  # which imports this module
+
+    return CudaRanks([CudaDevice(each, assembled) for each in range(number, number + num_ranks)])
 
 
 class CudaDevice:
@@ -106,6 +116,16 @@ class CudaDevice:
         num_graphs = sum(region.num_graphs for found in self._regions if (region := found()) is not None)
         memory = card.total_bytes, card.free_bytes
         return CardUsage(f"cuda:{card.number}", card.name, *memory, num_graphs, clock.num_runs, card.uploaded_bytes, clock.busy_s)
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> Sequence[CudaDevice]:
+        return (self,)
+
+    def of_ranks(self, parts: Sequence[Any]) -> Any:
+        (tensor,) = parts
+        return tensor
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -203,9 +223,23 @@ class CudaDevice:
         return CudaCode(self._card, object_code, target, host, self._assembled)
 
     def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CudaRegion:
-        region = CudaRegion(self._card, self._last, self._clock, code, launches, bases, function)
+        return self.region_of([self.rank(code)], launches, bases, function, self.tensor_type)
+
+    def rank(self, code: CudaCode) -> Rank:
+        """Return this card as one of those that run the code."""
+        return Rank(self._card, self._last, code)
+
+    def region_of(
+        self, ranks: Sequence[Rank], launches: Sequence[Launch], bases: Bases, function: str, tensor_type: type
+    ) -> CudaRegion:
+        """Build a region that several cards run together, of which this card is the first."""
+        region = CudaRegion(ranks, self._clock, launches, bases, function, tensor_type)
         self._regions.append(weakref.ref(region))
         return region
+
+    def read_peers(self, peers: Sequence[CudaDevice]) -> None:
+        """Let kernels read the memory of other cards."""
+        self._card.read_peers([peer._card for peer in peers])
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
