@@ -24,7 +24,7 @@ from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index
 from compiler.ops.indices import clamped
 from compiler.ops.manipulate import concat_nest, concat_type, part_at
-from compiler.ops.operands import int_attr, same_dtype, tensor_operand, unproved, wants_int
+from compiler.ops.operands import agree, int_attr, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define
 from runtime.executable import OWN
 
@@ -54,10 +54,13 @@ def _embedding_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype, size = same_dtype(tables), int_attr(attrs, "size", 1)
     if size % len(tables):
         raise AnnotationError(f"attribute size is {size}, expected a multiple of the {len(tables)} ranks")
-    shape = next((table.shape for table in tables if table.shape is not None), None)
-    if shape is None or ids.shape is None:
+    shapes = [table.shape for table in tables if table.shape is not None]
+    for rank, (rows, columns) in enumerate(shapes):
+        agree(rows, Dim.of(size // len(tables)), f"the rows of table {rank}")
+        agree(columns, shapes[0][1], f"the columns of table {rank}")
+    if not shapes or ids.shape is None:
         return TensorType(None, dtype, None if ids.ndim is None else ids.ndim + 1)
-    return TensorType((*ids.shape, shape[1]), dtype)
+    return TensorType((*ids.shape, shapes[0][1]), dtype)
 
 
 def _embedding_nest(operands: Operands) -> Nest:

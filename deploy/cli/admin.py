@@ -25,6 +25,7 @@ from deploy.cli.sources import (
     TARGET,
     TOOL_PARSER,
     Device,
+    TensorParallel,
     KvCacheBytes,
 )
 from deploy.client import Client, ServerFault, segment
@@ -53,6 +54,7 @@ def load(
     numerics: Annotated[str, typer.Option(help=NUMERICS)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
     device: Device = "cpu",
+    tensor_parallel: TensorParallel = 1,
     embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
     label: Annotated[bool, typer.Option("--label", help=LABEL)] = False,
     alias: Annotated[list[str] | None, typer.Option(help=ALIAS)] = None,
@@ -89,6 +91,7 @@ def load(
         "numerics": numerics,
         "target": target,
         "device": device,
+        "tensor_parallel": tensor_parallel,
         "embeddings": embeddings or None,
         "label": label or None,
         "aliases": alias,

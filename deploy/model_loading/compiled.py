@@ -22,8 +22,7 @@ class Compiled(Servable):
 
 def compile_program(known: Servable) -> Compiled:
     cache = known.cache
-    numbers = range(known.number, known.number + known.load.tensor_parallel)
-    checked = [trusted(known.target, number, cache, known.load.source) for number in numbers]
+    checked = [trusted(known.target, number, cache, known.load.source) for number in known.numbers]
     chosen = next((found for found in checked if found.note), checked[0])
     program = compile_model(known.part or known.module, None if cache is None else cache.executables, chosen.target, known.progress)
     before, found = carried(known, Servable, target=chosen.target), numeric_class(known.module, chosen.target)

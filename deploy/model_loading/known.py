@@ -54,6 +54,19 @@ class Asked:
     reports: tuple[StageReport, ...] = ()  # reports of all stages of the model, if it is computed in stages
     began_s: float = field(default_factory=time.perf_counter)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that compute the model."""
+        if self.load.tensor_parallel == 1:
+            return (self.load.device,)
+        kind = self.load.device.partition(":")[0]
+        return tuple(f"{kind}:{number}" for number in self.numbers)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of these devices among the devices of their kind."""
+        return range(self.number, self.number + self.load.tensor_parallel)
+
 
 def begin(load: Load, progress: Progress = silent) -> Asked:
     """Begin a load. Raise LoadError if this machine cannot run its target, or if another user can write to the cache."""
