@@ -77,9 +77,8 @@ def shapes_of(module: IRModule) -> Mapping[str, Shape]:
 
 
 class RankWeights:
-    """The weights of one rank. `shapes` has the shapes that the program of a rank wants. A tensor of the checkpoint that has more rows is cut
-    into parts of the wanted size, and ranks have the parts in order: each its own, or, if there are fewer parts than ranks, neighbours the
-    same one."""
+    """The weights of one rank. `shapes` has the shapes that the program of a rank wants. A tensor that has more rows is cut into parts of
+    the wanted size, and ranks have the parts in order. If there are fewer parts than ranks, neighbours have the same part."""
 
     def __init__(self, whole: WeightSource, shapes: Mapping[str, Shape], rank: int, num_ranks: int) -> None:
         self._whole, self._rank, self._num_ranks = whole, rank, num_ranks

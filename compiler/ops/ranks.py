@@ -1,8 +1,8 @@
-"""Operators that read the memory of several ranks: devices that run the same program at the same time, each on weights of its own.
+"""Operators that read the memory of several ranks, which are devices that run the same program together, each on weights of its own.
 
-Operand i of `all_gather`, and table i of `rank_embedding`, is the value that it has on rank i. A program names the same value for all ranks.
-All values are whole before a rank reads them, and stay so until every rank has read them (`Kernel.peers` of `runtime/executable.py`). On a
-single device, and in the interpreter, all ranks have the values of this device.
+Operand i of `all_gather`, and table i of `rank_embedding`, is the value that it has on rank i. A program of ranks names the same value for
+all of them. No rank reads before all have computed what is read, and none overwrites it before all have read it (`Kernel.peers` of
+`runtime/executable.py`). On a single device, and in the interpreter, every operand is this device's own.
 
 Nothing is summed over ranks. So every element is computed by one rank in the order in which a single device computes it, and has the same
 bits.
@@ -85,5 +85,11 @@ def _embedding_numpy(ids: Any, *tables: Any, size: int) -> Any:
 
 # Look up rows of a table of `size` rows, of which each rank has the same number, in order.
 RANK_EMBEDDING = define(
-    "rank_embedding", "ids, *tables", _embedding_type, _embedding_numpy, _embedding_nest, {"size": REQUIRED}, indices={"ids": clamped("size")}
+    "rank_embedding",
+    "ids, *tables",
+    _embedding_type,
+    _embedding_numpy,
+    _embedding_nest,
+    {"size": REQUIRED},
+    indices={"ids": clamped("size")},
 )

@@ -25,8 +25,8 @@ from deploy.cli.sources import (
     TARGET,
     TOOL_PARSER,
     Device,
-    TensorParallel,
     KvCacheBytes,
+    TensorParallel,
 )
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share

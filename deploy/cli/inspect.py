@@ -15,7 +15,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import ReportStage, answers, errors, stages
-from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Numerics, Quantize, Source, Target, TensorParallel, load_of
+from deploy.cli.sources import (
+    Calibrate,
+    Device,
+    KvCacheBytes,
+    KvDtype,
+    MaxBatch,
+    MaxContext,
+    Numerics,
+    Quantize,
+    Source,
+    Target,
+    TensorParallel,
+    load_of,
+)
 from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import Load

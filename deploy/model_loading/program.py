@@ -30,7 +30,8 @@ class Program:
     compile_s: float
 
     def session(self, cache: Kept | None, source: str, number: int, num_ranks: int = 1) -> Session:
-        """Open device `number` for the program, or `num_ranks` devices from this one on. The cache keeps the code that the device assembles, and remembers the model's source."""
+        """Open device `number` for the program, or `num_ranks` devices from this one on. The cache keeps the code that a device assembles,
+        and remembers the model's source."""
         if cache is None:
             return Session(self.executable, device_number=number, num_ranks=num_ranks)
         cache.remember_model(self.key, source)

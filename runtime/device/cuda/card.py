@@ -96,7 +96,9 @@ def require_peers(numbers: Sequence[int]) -> None:
     """Raise NoDevice unless these GPUs exist, can run the same code, and can read each other's memory."""
     cuda = pycuda()
     if (count := cuda.Device.count()) <= numbers[-1]:
-        text = f"tensor_parallel is {len(numbers)}, which needs GPUs {numbers[0]} to {numbers[-1]}; this machine has {count}, numbered from 0"
+        text = (
+            f"tensor_parallel is {len(numbers)}, which needs GPUs {numbers[0]} to {numbers[-1]}; this machine has {count}, numbered from 0"
+        )
         raise NoDevice(f"{text}: lower tensor_parallel, or choose another device")
     devices = {number: cuda.Device(number) for number in numbers}
     kinds = {number: (device.compute_capability(), device.multiprocessor_count) for number, device in devices.items()}

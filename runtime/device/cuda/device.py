@@ -229,9 +229,7 @@ class CudaDevice:
         """Return this card as one of those that run the code."""
         return Rank(self._card, self._last, code)
 
-    def region_of(
-        self, ranks: Sequence[Rank], launches: Sequence[Launch], bases: Bases, function: str, tensor_type: type
-    ) -> CudaRegion:
+    def region_of(self, ranks: Sequence[Rank], launches: Sequence[Launch], bases: Bases, function: str, tensor_type: type) -> CudaRegion:
         """Build a region that several cards run together, of which this card is the first."""
         region = CudaRegion(ranks, self._clock, launches, bases, function, tensor_type)
         self._regions.append(weakref.ref(region))

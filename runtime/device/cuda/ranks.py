@@ -1,8 +1,8 @@
-"""Several GPUs of this machine as one device. Each GPU is a rank: all run the same launches on the same integers, each on memory of its own.
+"""Several GPUs of this machine as one device. Each GPU is a rank: all run the same launches with the same integers, on memory of their own.
 
-A tensor is one tensor per rank, all of the same shape and type. What the host uploads is the same on all ranks. Weights and what is computed
-from them may differ from rank to rank, and kernels may read the memory of other ranks (`Kernel.peers` of `runtime/executable.py`). A result
-that the host downloads must be the same on all ranks; it is that of rank 0.
+A tensor is one tensor per rank, all of the same shape and type. What the host uploads is the same on all ranks. Weights, and what is
+computed from them, may differ from rank to rank, and kernels may read the memory of other ranks (`Kernel.peers` of `runtime/executable.py`).
+A result that the host downloads must be the same on all ranks; it is that of rank 0.
 """
 
 from __future__ import annotations

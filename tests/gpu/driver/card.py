@@ -124,9 +124,7 @@ def _machine() -> Machine:
     shared, wild = (Path(path) if path else None for path in paths)
     room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # a quarter more than the memory of the cards, for the gaps between allocations
     generation, uneven, reaches_peers = (int(major), int(minor)), number("UNEVEN", 0) or None, bool(number("PEERS", 1))
-    return Machine(
-        cards, generation, memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild, uneven, reaches_peers
-    )
+    return Machine(cards, generation, memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild, uneven, reaches_peers)
 
 
 machine = _machine()

@@ -261,7 +261,5 @@ class OpaqueDevice:
         return OpaqueRegion(self._cpu.region(code.code, launches, bases, function), bases)
 
 
-def open_device(
-    *, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None
-) -> Device:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None) -> Device:
     return OpaqueDevice(num_threads, stack_bytes=stack_bytes)

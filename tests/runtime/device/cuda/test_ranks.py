@@ -96,7 +96,9 @@ def opened(executable: Executable, count: int) -> Session:
     names = [param.name for param in executable.meta.functions["main"].weights]
     parts = [Part(rank, count) for rank in range(count)]
     assert not executable.preparations("main"), "the weights of this program are bound as they are"
-    values = {name: session.device.of_ranks([own.upload(part.read(name)) for own, part in zip(ranks, parts, strict=True)]) for name in names}
+    values = {
+        name: session.device.of_ranks([own.upload(part.read(name)) for own, part in zip(ranks, parts, strict=True)]) for name in names
+    }
     session.bind("main", values)
     return session
 
@@ -230,5 +232,5 @@ def test_a_context_without_access_is_refused_by_the_driver(software_gpu: Softwar
         context.peers.clear()
     with second:
         context = driver.current_context()
-    with first, pytest.raises(DeviceFault, match="access to the memory of another GPU: .*peer access is not supported"):
+    with first, pytest.raises(DeviceFault, match=r"access to the memory of another GPU: .*peer access is not supported"):
         driver.enable_peer_access(context)
