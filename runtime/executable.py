@@ -147,7 +147,7 @@ class Kernel(Struct, frozen=True, tag=True):
     num_dims: int
     stack_bytes: int = 0  # maximum bytes of local buffers on a thread's stack, without spilled registers
     # For each buffer, the rank in whose memory it is (runtime/device/cuda/ranks.py); OWN: the rank that runs the kernel. Empty: all OWN
-    peers: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class Base(StrEnum):

@@ -1,7 +1,7 @@
 """Operators that read the memory of several ranks, which are devices that run the same program together, each on weights of its own.
 
 Operand i of `all_gather`, and table i of `rank_embedding`, is the value that it has on rank i. A program of ranks names the same value for
-all of them. No rank reads before all have computed what is read, and none overwrites it before all have read it (`Kernel.peers` of
+all of them. No rank reads before all have computed what is read, and none overwrites it before all have read it (`Kernel.ranks` of
 `runtime/executable.py`). On a single device, and in the interpreter, every operand is this device's own.
 
 Nothing is summed over ranks. So every element is computed by one rank in the order in which a single device computes it, and has the same
@@ -30,11 +30,11 @@ from runtime.executable import OWN
 
 Attrs = Mapping[str, Any]
 
-PEERS = "peers"  # attribute of a loop-level function: for each buffer, the rank in whose memory it is, or OWN
+RANKS = "ranks"  # attribute of a loop-level function: for each buffer, the rank in whose memory it is, or OWN
 
 
 def _attrs(ranks: list[int]) -> dict[str, Any]:
-    return {PEERS: [*ranks, OWN]}
+    return {RANKS: [*ranks, OWN]}
 
 
 def _gather_nest(operands: Operands) -> Nest:

@@ -27,7 +27,7 @@ from compiler.frontend.errors import ModelError
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.machine.target import Target, TargetError, of_gpu, runnable
 from deploy.cache import Kept, kept
-from runtime.device.cuda.card import capability_of, require_peers
+from runtime.device.cuda.card import capability_of, require_reachable
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice, OutOfMemory, UnsafeCache
 from server.interfaces import LoadError
@@ -94,7 +94,7 @@ def require_ranks(load: Load, number: int) -> None:
     if reason := next((reason for reason, applies in refused.items() if applies), ""):
         text = f"tensor_parallel is {count} and {reason}: they are not supported together; leave one of them out"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
-    require_peers(range(number, number + count))
+    require_reachable(range(number, number + count))
 
 
 def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:

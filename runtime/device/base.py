@@ -81,7 +81,7 @@ class Launch:
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
-    peers: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.peers` of runtime/executable.py
+    ranks: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.ranks` of runtime/executable.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Device(Protocol):
         """The usage of a GPU; None if the device is no GPU."""
         ...
 
-    # --- ranks: devices that run programs together, each on memory of its own (`Kernel.peers` of runtime/executable.py) ---
+    # --- ranks: devices that run programs together, each on memory of its own (`Kernel.ranks` of runtime/executable.py) ---
 
     @property
     def ranks(self) -> Sequence[Device]:

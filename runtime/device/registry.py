@@ -37,7 +37,7 @@ def open_device(
     """Open the device for the architecture of an executable. Its module is imported only now, so a device that is never opened needs none
     of its libraries. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to the number of usable cores.
     With `pinned`, each thread, including the caller, is pinned to a separate core. `number` chooses among several devices of a kind.
-    If `num_ranks` is more than 1, that many devices from `number` on run the program together, each as a rank: see `Kernel.peers`.
+    If `num_ranks` is more than 1, that many devices from `number` on run the program together, each as a rank: see `Kernel.ranks`.
     `assembled` is the path, without suffix, of a file in which a device may store code that it assembled."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:

@@ -18,7 +18,7 @@ from compiler.ir.loops.scalars import Contraction, Fold, GroupedContraction
 from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, statements, walk_scalar, walk_stmts
 from compiler.ir.module import IRModule
-from compiler.ops.ranks import PEERS
+from compiler.ops.ranks import RANKS
 
 
 class Pattern(StrEnum):
@@ -54,7 +54,7 @@ class Staged:
 
 
 def staged(prim: PrimFunc) -> Staged | None:
-    if prim.num_outputs != 1 or "inplace" in prim.attrs or PEERS in prim.attrs:
+    if prim.num_outputs != 1 or "inplace" in prim.attrs or RANKS in prim.attrs:
         return None
     temporaries, body = without_allocations(prim.body)
     *before, last = statements(body)

@@ -92,7 +92,7 @@ def device_of(number: int) -> Any:
     return cuda.Device(number)
 
 
-def require_peers(numbers: Sequence[int]) -> None:
+def require_reachable(numbers: Sequence[int]) -> None:
     """Raise NoDevice unless these GPUs exist, can run the same code, and can read each other's memory."""
     cuda = pycuda()
     if (count := cuda.Device.count()) <= numbers[-1]:
@@ -155,10 +155,10 @@ class Card:
         if not _entered.cards or _entered.cards[-1] is not self:
             self._context.pop()
 
-    def read_peers(self, peers: Sequence[Card]) -> None:
-        """Let this card's kernels read the memory of other cards, which `require_peers` has allowed."""
-        for peer in peers:
-            with peer:
+    def reach(self, others: Sequence[Card]) -> None:
+        """Let this card's kernels read the memory of other cards: see `require_reachable`."""
+        for other in others:
+            with other:
                 context = driver.current_context()
             with self:
                 driver.enable_peer_access(context)

@@ -235,9 +235,9 @@ class CudaDevice:
         self._regions.append(weakref.ref(region))
         return region
 
-    def read_peers(self, peers: Sequence[CudaDevice]) -> None:
+    def reach(self, others: Sequence[CudaDevice]) -> None:
         """Let kernels read the memory of other cards."""
-        self._card.read_peers([peer._card for peer in peers])
+        self._card.reach([other._card for other in others])
 
     # --- threads -----------------------------------------------------------------------------------------------------
 

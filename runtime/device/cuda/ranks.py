@@ -1,7 +1,7 @@
 """Several GPUs of this machine as one device. Each GPU is a rank: all run the same launches with the same integers, on memory of their own.
 
 A tensor is one tensor per rank, all of the same shape and type. What the host uploads is the same on all ranks. Weights, and what is
-computed from them, may differ from rank to rank, and kernels may read the memory of other ranks (`Kernel.peers` of `runtime/executable.py`).
+computed from them, may differ from rank to rank. Kernels may read the memory of other ranks: see `Kernel.ranks` of `runtime/executable.py`.
 A result that the host downloads must be the same on all ranks; it is that of rank 0.
 """
 
@@ -80,7 +80,7 @@ class CudaRanks:
     def __init__(self, ranks: Sequence[CudaDevice]) -> None:
         self._ranks = tuple(ranks)
         for rank in self._ranks:
-            rank.read_peers([peer for peer in self._ranks if peer is not rank])
+            rank.reach([other for other in self._ranks if other is not rank])
 
     @property
     def limits(self) -> Limits:

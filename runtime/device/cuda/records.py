@@ -123,9 +123,9 @@ class Records:
 
 def _rows(launch: Launch, number: int, num_ranks: int, function: str) -> Sequence[int]:
     """Return the rank in whose memory each buffer of a launch is."""
-    if not launch.peers or num_ranks == 1:
+    if not launch.ranks or num_ranks == 1:
         return [number] * len(launch.buffers)
-    if max(launch.peers) >= num_ranks:
-        text = f"kernel {launch.kernel} reads the memory of rank {max(launch.peers)}, and the program runs on {num_ranks} GPUs"
+    if max(launch.ranks) >= num_ranks:
+        text = f"kernel {launch.kernel} reads the memory of rank {max(launch.ranks)}, and the program runs on {num_ranks} GPUs"
         raise InvalidProgram(f"{function}: {text}; compile it for this number of GPUs")
-    return [number if peer == OWN else peer for peer in launch.peers]
+    return [number if rank == OWN else rank for rank in launch.ranks]

@@ -43,7 +43,7 @@ class CudaRegion:
         self._bases = np.zeros((len(ranks), bases.count + FURTHER), np.int64)  # address of each base on each rank
         self._records = [Records(rank, number, self._bases, launches, function) for number, rank in enumerate(ranks)]
         self._card, self._lockstep = ranks[0].card, Lockstep([rank.card for rank in ranks])
-        self._reads_peers = [bool(launch.peers) for launch in launches]
+        self._gathers = [bool(launch.ranks) for launch in launches]
         self._sizes = np.unique([slot for x in launches for slot in x.dims]).astype(np.intp)
         self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
         self._card.free_with(self, partial(_close_all, self._captured))
@@ -141,12 +141,12 @@ class CudaRegion:
 
     def _launch(self, number: int, blocks: int) -> None:
         """Launch a kernel on all ranks."""
-        if self._reads_peers[number]:
+        if self._gathers[number]:
             self._lockstep.meet()
         for records in self._records:
             with records.card:
                 records.launch(number, blocks)
-        if self._reads_peers[number]:
+        if self._gathers[number]:
             self._lockstep.meet()
 
     def _run_singly(self, time_to: TimeTo) -> None:

@@ -142,8 +142,8 @@ def test_kernels_can_be_timed_one_by_one(
 
 def test_the_program_of_a_rank_names_whose_memory_it_reads(executables: dict[int, Executable]) -> None:
     """Nothing is fused into a kernel that reads other ranks, because they read what is in memory."""
-    peers = {kernel.name: kernel.peers for kernel in executables[2].meta.kernels if kernel.peers}
-    assert peers == {"rank_embedding": (OWN, 0, 1, OWN), "all_gather": (0, 1, OWN)}
+    found = {kernel.name: kernel.ranks for kernel in executables[2].meta.kernels if kernel.ranks}
+    assert found == {"rank_embedding": (OWN, 0, 1, OWN), "all_gather": (0, 1, OWN)}
 
 
 def test_a_program_for_more_ranks_is_refused(
@@ -171,7 +171,7 @@ def wrong(software_gpu: SoftwareGpu, executable: Executable, right: NDArray[np.f
 MISTAKES: dict[str, Any] = {
     "no waits of ranks for each other": (Lockstep, "meet", lambda _: None),
     "no wait for the ranks before a run": (Lockstep, "join", lambda _: None),
-    "no access to the memory of other ranks": (CudaDevice, "read_peers", lambda *_: None),
+    "no access to the memory of other ranks": (CudaDevice, "reach", lambda *_: None),
 }
 
 
@@ -211,14 +211,14 @@ def test_a_missing_wait_on_one_side_of_a_gathering_is_noticed(
 
 
 def test_gpus_that_cannot_reach_each_other_are_refused(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.device.cuda.card import require_peers
+    from runtime.device.cuda.card import require_reachable
     from tests.gpu.driver.card import machine
 
     software_gpu.has_cards(2, monkeypatch)
-    require_peers(range(2))
+    require_reachable(range(2))
     monkeypatch.setattr(machine, "reaches_peers", False)
     with pytest.raises(NoDevice, match="GPU 0 cannot read the memory of GPU 1, which tensor_parallel needs: choose GPUs that NVLink"):
-        require_peers(range(2))
+        require_reachable(range(2))
 
 
 def test_a_context_without_access_is_refused_by_the_driver(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
