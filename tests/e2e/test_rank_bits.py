@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,14 +42,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(_library: Path, folder: Path) -> Heard:
-    """What one GPU answers."""
-    return run(loaded(_library, folder, FAMILY, 1), SUBMITS)
+def whole(_library: Path, folder: Path) -> LoadedModel:
+    return loaded(_library, folder, FAMILY, 1)
 
 
 @pytest.fixture(scope="module")
-def divided(_library: Path, folder: Path) -> Iterator[LoadedModel]:
-    yield loaded(_library, folder, FAMILY, 2)
+def alone(whole: LoadedModel) -> Heard:
+    """What one GPU answers."""
+    return run(whole, SUBMITS)
+
+
+@pytest.fixture(scope="module")
+def divided(_library: Path, folder: Path) -> LoadedModel:
+    return loaded(_library, folder, FAMILY, 2)
 
 
 def of_watched(heard: Heard) -> Heard:
@@ -94,21 +98,22 @@ def test_after_a_kill(divided: LoadedModel, alone: Heard) -> None:
     same(run(divided, again, heard), of_watched(alone))
 
 
-def test_a_gpu_has_half_of_the_weights_and_of_each_page(divided: LoadedModel, _library: Path, folder: Path) -> None:
-    """Only norms are whole on each GPU. Pages of equal bytes have twice the tokens."""
-    whole, half = loaded(_library, folder, FAMILY, 1).ready, divided.ready
+def test_a_gpu_has_half_of_the_weights_and_of_each_page(divided: LoadedModel, whole: LoadedModel) -> None:
+    """Only norms are whole on each GPU."""
+    half, all_of_it = divided.ready, whole.ready
     norms = 5 * 64 * 4
-    assert 0 < half.weights_bytes - whole.weights_bytes // 2 <= norms
-    assert [2 * group.page_bytes for group in half.cache_groups] == [group.page_bytes for group in whole.cache_groups]
-    assert half.devices == ("cuda:0", "cuda:1") and whole.devices == ()
-    assert (half.fingerprint, half.numeric_class) == (whole.fingerprint, whole.numeric_class), "the same bits"
+    assert 0 < half.weights_bytes - all_of_it.weights_bytes // 2 <= norms
+    assert [2 * group.page_bytes for group in half.cache_groups] == [group.page_bytes for group in all_of_it.cache_groups]
+    assert half.devices == ("cuda:0", "cuda:1") and all_of_it.devices == ()
+    assert (half.fingerprint, half.numeric_class) == (all_of_it.fingerprint, all_of_it.numeric_class), "the same bits"
 
 
 def test_four_gpus_share_two_heads_of_keys_and_values(_library: Path, folder: Path, alone: Heard) -> None:
     same(run(loaded(_library, folder, FAMILY, 4), WATCHED), of_watched(alone))
 
 
-@pytest.mark.parametrize("format", ["f32", "int8", pytest.param("int4-32", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["f32", "int8", "int4-32"])
 def test_in_other_formats(format: str, _library: Path, folder: Path) -> None:
     one, two = (run(loaded(_library, folder, FAMILY, count, format), WATCHED[1:]) for count in (1, 2))
     same(two, one)
