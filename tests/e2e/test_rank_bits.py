@@ -108,18 +108,21 @@ def test_a_gpu_has_half_of_the_weights_and_of_each_page(divided: LoadedModel, wh
     assert (half.fingerprint, half.numeric_class) == (all_of_it.fingerprint, all_of_it.numeric_class), "the same bits"
 
 
-def test_four_gpus_share_two_heads_of_keys_and_values(_library: Path, folder: Path, alone: Heard) -> None:
-    same(run(loaded(_library, folder, FAMILY, 4), WATCHED), of_watched(alone))
+def test_four_gpus_share_two_heads_of_keys_and_values_and_a_tied_table(_library: Path, folder: Path) -> None:
+    """The table of embeddings of this model is also its head."""
+    one, four = (run(loaded(_library, folder, "qwen2", count), WATCHED[1:]) for count in (1, 4))
+    same(four, one)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["f32", "int8", "int4-32"])
 def test_in_other_formats(format: str, _library: Path, folder: Path) -> None:
-    one, two = (run(loaded(_library, folder, FAMILY, count, format), WATCHED[1:]) for count in (1, 2))
+    one, two = (run(loaded(_library, folder, "mistral", count, format), WATCHED[1:]) for count in (1, 2))
     same(two, one)
 
 
-@pytest.mark.parametrize("family", ["qwen2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "mistral", "gemma2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
 def test_in_other_families(family: str, _library: Path, folder: Path) -> None:
     one, two = (run(loaded(_library, folder, family, count), WATCHED[1:]) for count in (1, 2))
     same(two, one)
