@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from compiler.frontend.errors import ModelError
-from compiler.frontend.layers.nn import WeightFormat
 from compiler.machine.target import Target, TargetError, of_gpu, runnable
 from deploy.cache import Kept, kept
 from runtime.device.cuda.card import capability_of, require_reachable
@@ -72,7 +71,8 @@ def begin(load: Load, progress: Progress = silent) -> Asked:
     """Begin a load. Raise LoadError if this machine cannot run its target, or if another user can write to the cache."""
     number = number_of(load.device)
     try:
-        require_ranks(load, number)
+        with refusals():
+            require_ranks(load, number)
         target = runnable(load.target) if load.device == CPU else of_gpu(load.target, capability_of(number))
     except (TargetError, NoDevice) as error:
         raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
@@ -85,6 +85,8 @@ def require_ranks(load: Load, number: int) -> None:
     count = load.tensor_parallel
     if count == 1:
         return
+    from compiler.frontend.layers.nn import WeightFormat  # only here: other loads do without its imports until they need them
+
     refused = {
         f"device is {load.device!r}, and GPUs are needed": load.device == CPU,
         "stages is set": bool(load.stages) or load.layers is not None,

@@ -97,6 +97,7 @@ def test_the_plan_says_what_each_gpu_holds(models: Path, _library: Path, command
         (MODEL, ["--device", "cuda"], {"cards": 2, "peers": 0}, "GPU 0 cannot read the memory of GPU 1, which tensor_parallel needs"),
         (MODEL, [], {"cards": 2}, "tensor_parallel is 2 and device is 'cpu', and GPUs are needed"),
         (MODEL, ["--device", "cuda", "--quantize", "4bit"], {"cards": 2}, "quantize is '4bit', which measures the whole model"),
+        (MODEL, ["--device", "cuda", "--quantize", "int5"], {"cards": 2}, "quantize is 'int5'; expected auto"),
         ("gpt_oss", ["--device", "cuda"], {"cards": 2}, "the model is of the family gpt_oss, whose layers have no such division yet"),
     ],
 )

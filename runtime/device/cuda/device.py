@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, CardUsage, Derive, HeapHandle, Launch, Limits, Words
+from runtime.device.base import Bases, CardUsage, Derive, Device, HeapHandle, Launch, Limits, Words
 from runtime.device.cpu.device import CpuCode
 from runtime.device.cuda import driver
 from runtime.device.cuda.assembled import load_module
@@ -28,9 +28,6 @@ from runtime.device.cuda.records import Grid, Rank
 from runtime.device.cuda.region import LAUNCH_BYTES, CudaRegion
 from runtime.errors import IncompatibleExecutable, OutOfMemory
 from runtime.executable import HostCode
-
-if TYPE_CHECKING:
-    from runtime.device.cuda.ranks import CudaRanks
 
 Array = NDArray[Any]
 
@@ -79,9 +76,7 @@ def _unload(card: Card, module: int) -> None:
     driver.unload_module(module)
 
 
-def open_device(
-    *, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None
-) -> CudaDevice | CudaRanks:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None) -> Device:
     if num_ranks == 1:
         return CudaDevice(number, assembled)
     from runtime.device.cuda.ranks import CudaRanks  # which imports this module
