@@ -225,7 +225,7 @@ class Device(Protocol):
         ...
 
     def read_index(self, tensor: Tensor, axis: int, index: int) -> bytes:
-        """Return the bytes of the slice at an index of the axis."""
+        """Return the bytes of the slice at an index of the axis, on all ranks one after the other."""
         ...
 
     def write_index(self, tensor: Tensor, axis: int, index: int, data: memoryview) -> None:

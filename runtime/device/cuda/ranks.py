@@ -122,8 +122,8 @@ class CudaRanks:
         return RankTensor(tuple(rank.empty(shape, dtype) for rank in self._ranks))
 
     def kept(self, tensor: Any, memory: Any) -> RankTensor:
-        parts = zip(self._ranks, tensor.parts, memory.parts, strict=True)
-        return RankTensor(tuple(rank.kept(part, own) for rank, part, own in parts))
+        parts = tuple(rank.kept(part, own) for rank, part, own in zip(self._ranks, tensor.parts, memory.parts, strict=True))
+        return tensor if parts[0] is tensor.parts[0] else RankTensor(parts)
 
     def is_compact(self, tensor: Any) -> bool:
         return True
