@@ -9,6 +9,7 @@ from __future__ import annotations
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom
 from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
@@ -29,7 +30,7 @@ def gather_rounded(module: IRModule) -> IRModule:
             gathered[binding.var] = value
         if value.op is not CAST or (source := gathered.get(binding.value.args[0])) is None:
             return None
-        dtype, (wide, *_) = DType(value.attrs["dtype"]), (arg.type for arg in source.args)
+        dtype, wide = DType(value.attrs["dtype"]), type_of(source.args[0], builder.signature)
         if not isinstance(wide, TensorType) or wide.dtype is None or wide.dtype.num_bytes <= dtype.num_bytes:
             return None
         parts = {arg: builder.call(CAST, arg, dtype=str(dtype)) for arg in dict.fromkeys(source.args)}
