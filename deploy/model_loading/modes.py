@@ -275,6 +275,9 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
         require_divisible(files.config, load.tensor_parallel)
         if files.is_embedder:
             raise LoadError(ErrorCode.LOAD_REFUSED, f"{files.path.name} is an embedding model: leave tensor_parallel out")
+        if forms_of(files.source(WeightFormat.parse(load.quantize)).tensors):
+            text = f"{files.path.name} has quantised weights, which tensor_parallel does not divide yet"
+            raise LoadError(ErrorCode.LOAD_REFUSED, f"{text}: set quantize to bf16 or int8, or leave tensor_parallel out")
     if load.layers is not None:
         require_splittable(files.config, 1)
         return EarlyStage.of(files, load) if load.is_early else Generator.of(files, load)
