@@ -45,6 +45,46 @@ def bind_weights(
 ) -> dict[str, Array | Tensor]:
     """Bind all weights of an entry point, and return them by name. `require_weights` of the front end has checked that the source has all
     of them."""
+    return bind_ranks(session, executable, entry, [source], [kept_in], progress)
+
+
+def bind_ranks(
+    session: Session,
+    executable: Executable,
+    entry: str,
+    sources: Sequence[WeightSource],
+    kept_in: Sequence[Path | None],
+    progress: Progress = lambda _: None,
+) -> dict[str, Array | Tensor]:
+    """Bind all weights of an entry point on each rank of the session's device. Each rank has a source and a file of its own. Return the
+    weights by name."""
+    device, found = session.device, list[dict[str, Array | Tensor]]()
+    for number, (rank, source, path) in enumerate(zip(device.ranks, sources, kept_in, strict=True)):
+
+        def report(fraction: float, number: int = number) -> None:
+            progress((number + fraction) / len(sources))
+
+        found.append(_weights_on(rank, session, executable, entry, source, path, report))
+    if len(found) == 1:
+        bound = found[0]
+    else:
+        parts = {name: [own[name] for own in found] for name in found[0]}
+        bound = {name: device.of_ranks([_on(*pair) for pair in zip(device.ranks, own, strict=True)]) for name, own in parts.items()}
+    session.bind(entry, bound)
+    progress(1.0)
+    return bound
+
+
+def _weights_on(
+    device: Device,
+    session: Session,
+    executable: Executable,
+    entry: str,
+    source: WeightSource,
+    kept_in: Path | None,
+    progress: Progress,
+) -> dict[str, Array | Tensor]:
+    """Return all weights of an entry point by name. Prepared ones are on the device."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
@@ -53,10 +93,12 @@ def bind_weights(
     bound: dict[str, Array | Tensor] = {p.name: _row_major(source.read(p.name)) for p in plain}
     if computed:
         with _preparing(session, executable) as host:
-            bound |= _prepared(session.device, host, preparations, computed, source, kept_in, progress)
-    session.bind(entry, bound)
-    progress(1.0)
+            bound |= _prepared(device, host, preparations, computed, source, kept_in, progress)
     return bound
+
+
+def _on(device: Device, weight: Array | Tensor) -> Tensor:
+    return device.upload(weight) if isinstance(weight, np.ndarray) and not isinstance(weight, device.tensor_type) else weight
 
 
 class Rebinding:

@@ -50,6 +50,7 @@ class Inspection:
     least_context: int  # tokens of a sequence for which there must be memory
     model_context: int  # longest context that the model supports
     max_batch: int
+    devices: tuple[str, ...]  # the devices that compute the model; if there are several, the plan is that of each
     plan: Plan
     signature: str
     key: str  # key of the compiled program in the cache
@@ -102,6 +103,7 @@ def inspection_of(known: Compiled) -> Inspection:
         least_context=mode.max_context if isinstance(mode, Encoder) else mode.least_context,
         model_context=files.config.max_context,
         max_batch=load.max_batch,
+        devices=known.devices,
         plan=plan,
         signature=signature(known.module, mode.entry),
         key=program.key,
@@ -120,7 +122,8 @@ def plan_load(load: Load) -> Plan:
 
 
 def _limits_of(known: Compiled) -> Limits:
-    with closing(open_device(known.program.executable.meta, num_threads=1, number=known.number)) as device:
+    meta, num_ranks = known.program.executable.meta, known.load.tensor_parallel
+    with closing(open_device(meta, num_threads=1, number=known.number, num_ranks=num_ranks)) as device:
         return device.limits
 
 

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from runtime import sealed, sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 # Preparations of an entry point have its name, this infix and a number. Each prepares weights for the entry point, once.
 PREPARATION = ".weights."
 
@@ -129,6 +129,9 @@ class ParamSpec(Struct, frozen=True, tag=True):
 # --- kernels and launch lists ------------------------------------------------------------------------------------------
 
 
+OWN = -1
+
+
 class Phase(Struct, frozen=True, tag=True):
     body: str  # symbol of the object code
     grid: str  # symbol of the host code, or of the object code if there is no host code
@@ -143,6 +146,8 @@ class Kernel(Struct, frozen=True, tag=True):
     num_buffers: int
     num_dims: int
     stack_bytes: int = 0  # maximum bytes of local buffers on a thread's stack, without spilled registers
+    # For each buffer, the rank in whose memory it is (runtime/device/cuda/ranks.py); OWN: the rank that runs the kernel. Empty: all OWN
+    ranks: tuple[int, ...] = ()
 
 
 class Base(StrEnum):

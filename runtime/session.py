@@ -32,12 +32,19 @@ class Session:
         memory: MemoryAccount | None = None,
         pinned: bool = False,
         device_number: int = 0,
+        num_ranks: int = 1,
         assembled: Path | None = None,
     ) -> None:
-        """Open the device and load the executable. For `device_threads`, `pinned`, `device_number` and `assembled` see `open_device`."""
+        """Open the device and load the executable. For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see
+        `open_device`."""
         self.memory = memory or MemoryAccount()
         self.device: Device = open_device(
-            executable.meta, num_threads=device_threads, pinned=pinned, number=device_number, assembled=assembled
+            executable.meta,
+            num_threads=device_threads,
+            pinned=pinned,
+            number=device_number,
+            num_ranks=num_ranks,
+            assembled=assembled,
         )
         self._tensor_type = self.device.tensor_type
         self._machine = Machine(executable, self.device, self.memory, BUILTINS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 MAX_GAP_MS = 1000  # default of `max_gap_ms`
-LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000
+LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS, MOST_RANKS = 16, 4096, 3_600_000, 8
 
 
 class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,4 +29,5 @@ class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     # The processes that compute the model's layers one after the other, in this order: LOCAL, or addresses of `relaxserve stage`. The last
     # one is this worker, which samples: LOCAL, or HEAD if it computes no layers. Empty: this worker computes all layers.
     stages: tuple[str, ...] = ()
+    tensor_parallel: int = 1  # number of GPUs, from `device` on, over which the heads and matrices of each layer are divided
     label: bool = False  # measure the quality label first, unless an earlier load did

@@ -440,6 +440,7 @@ class Ready(Message, frozen=True, tag=True):
     compile_s: float = 0.0
     load_s: float = 0.0
     stages: tuple[StageReport, ...] = ()  # empty: one process computes all layers
+    devices: tuple[str, ...] = ()  # the GPUs over which the model is divided, each with all the bytes above; empty: it is not divided
 
     @property
     def cuts(self) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import ScalarType, TensorType, vars_of
+from compiler.ops.ranks import RANKS
 from compiler.ops.tables import VIEWS
 from runtime import executable as vm
 from runtime.executable import (
@@ -91,7 +92,8 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
     for name, code in kernels.items():
         program.kernels[name] = len(program.kernel_table)
         phases = tuple(Phase(p.body, p.grid, p.threads, p.num_counters, p.shared_bytes) for p in code.phases)
-        program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes))
+        ranks = tuple(module.prim(name).attrs.get(RANKS, ()))
+        program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes, ranks))
     for name, func in module.graph_functions.items():
         lowering = _Function(program, name, func, Slots(symbols + name))
         program.functions[name] = lowering.lower(signatures.get(name, Signature()))

@@ -45,6 +45,7 @@ from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefi
 from compiler.frontend.listening import add_listening
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import NO_FORMS, Form
+from compiler.frontend.ranks import of_rank
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.seeing import add_seeing
 from compiler.ir.dims import DimVar
@@ -94,10 +95,12 @@ def build_step(
     forms: Mapping[str, Form] = NO_FORMS,
     numerics: Numerics = Numerics.AUTO,
     layers: range | None = None,
+    ranks: int = 1,
 ) -> IRModule:
     """Build the program of a step. With `layers` it computes only these layers: with the first layer it also embeds the tokens, and only
-    the program of the last layer has a head."""
-    return _module(Net(dtypes, format, forms=forms, numerics=numerics), config, bounds, cache_dtype, entry, layers)
+    the program of the last layer has a head. If `ranks` is more than 1, this is the program of each of these ranks."""
+    net = Net(dtypes, format, forms=forms, numerics=numerics, ranks=ranks)
+    return _module(net, of_rank(config, ranks), bounds, cache_dtype, entry, layers)
 
 
 def build_observed(

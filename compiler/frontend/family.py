@@ -69,6 +69,7 @@ class DecoderFamily:
     widen: Callable[[Step, Var], Var] | None = None
     narrow: Callable[[Step, Var], Var] | None = None
     experts: ExpertNames | None = None
+    divides: bool = False  # whether ranks can divide the layers: see `compiler/frontend/ranks.py`
     joined: tuple[str, ...] = ()  # patterns of names of tensors within a layer that are joined: see `joint`
     gguf: Gguf | None = None
     # `renamed` maps parts of names in safetensors files to parts of names in programs. They are replaced in this order.

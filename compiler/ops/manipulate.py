@@ -260,7 +260,7 @@ SPLIT = define("split", "x", _split_type, _split_numpy, _split_nest, {"axis": RE
 # --- concatenation -----------------------------------------------------------------------------------------------------
 
 
-def _concat_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+def concat_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     xs = [tensor_operand(args, i, f"operand {i}") for i in range(len(args))]
     dtype, ndim = same_dtype(xs), _same_rank(xs)
     if ndim is None:
@@ -277,7 +277,7 @@ def _concat_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return TensorType((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
 
 
-def _concat_nest(operands: Operands) -> Nest:
+def concat_nest(operands: Operands) -> Nest:
     k = Kernel()
     out, *xs = k.arrays(output(operands), *(operands.buffer(i) for i in range(len(operands.places))))
     axis = axis_attr(operands.attrs, len(out.shape))
@@ -286,12 +286,12 @@ def _concat_nest(operands: Operands) -> Nest:
         for x in xs:
             parts.append((begin, x[*at[:axis], at[axis] - begin, *at[axis + 1 :]]))
             begin = begin + x.shape[axis]
-        out[at] = _part_at(at[axis], parts, begin)
+        out[at] = part_at(at[axis], parts, begin)
     wanted = {i: (*xs[0].shape[:axis], x.shape[axis], *xs[0].shape[axis + 1 :]) for i, x in enumerate(xs)}
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
-def _part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scalar:
+def part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scalar:
     """Return the element at `index` of concatenated parts. Each part is given as the index at which it begins, and its element at
     `index`."""
     value: Scalar = const(0, dtype_of(parts[0][1]))
@@ -307,4 +307,4 @@ def _same_rank(xs: Sequence[TensorType]) -> int | None:
     return next(iter(ranks), None)
 
 
-CONCAT = define("concat", "*xs", _concat_type, lambda *xs, axis: np.concatenate(xs, axis), _concat_nest, {"axis": REQUIRED})
+CONCAT = define("concat", "*xs", concat_type, lambda *xs, axis: np.concatenate(xs, axis), concat_nest, {"axis": REQUIRED})

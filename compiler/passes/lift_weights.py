@@ -19,6 +19,7 @@ from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
 from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
+from compiler.ops.ranks import RANKS
 from compiler.passes.eliminate_dead_code import has_effect, with_nests
 from compiler.passes.memory.protect_operands import destroyed, taken_in
 from compiler.passes.rewrite import count_uses
@@ -160,6 +161,8 @@ def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequenc
 def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
     """Whether only weights determine the value and a file of tensors can store it. Shapes and numbers are computed again at every call."""
     value = binding.value
+    if isinstance(value, CallTir) and RANKS in module.prim(value.func).attrs:  # preparations run on one rank
+        return False
     if not isinstance(value, _MOVABLE) or not isinstance(binding.var.type, TensorType | TupleType) or has_effect(value, module):
         return False
     atoms = operands(value)

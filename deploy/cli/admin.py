@@ -26,6 +26,7 @@ from deploy.cli.sources import (
     TOOL_PARSER,
     Device,
     KvCacheBytes,
+    TensorParallel,
 )
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share
@@ -53,6 +54,7 @@ def load(
     numerics: Annotated[str, typer.Option(help=NUMERICS)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
     device: Device = "cpu",
+    tensor_parallel: TensorParallel = 1,
     embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
     label: Annotated[bool, typer.Option("--label", help=LABEL)] = False,
     alias: Annotated[list[str] | None, typer.Option(help=ALIAS)] = None,
@@ -89,6 +91,7 @@ def load(
         "numerics": numerics,
         "target": target,
         "device": device,
+        "tensor_parallel": tensor_parallel,
         "embeddings": embeddings or None,
         "label": label or None,
         "aliases": alias,

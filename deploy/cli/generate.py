@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import Calibrate, Device, KvDtype, MaxContext, Numerics, Quantize, Source, Target, load_of
+from deploy.cli.sources import Calibrate, Device, KvDtype, MaxContext, Numerics, Quantize, Source, Target, TensorParallel, load_of
 
 if TYPE_CHECKING:
     from deploy.generate import Answer
@@ -29,6 +29,7 @@ def generate(
     numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
+    tensor_parallel: TensorParallel = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
 ) -> None:
     """Answer one prompt in this process, without a server, and print the text as it is generated.
@@ -42,7 +43,7 @@ def generate(
     from deploy.generate import Prompt, generate_text, require_generator
     from deploy.model_loading.load import loaded
 
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device, calibrate, numerics)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device, calibrate, numerics, tensor_parallel)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)

@@ -15,7 +15,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import ReportStage, answers, errors, stages
-from deploy.cli.sources import Calibrate, Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Numerics, Quantize, Source, Target, load_of
+from deploy.cli.sources import (
+    Calibrate,
+    Device,
+    KvCacheBytes,
+    KvDtype,
+    MaxBatch,
+    MaxContext,
+    Numerics,
+    Quantize,
+    Source,
+    Target,
+    TensorParallel,
+    load_of,
+)
 from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import Load
@@ -48,6 +61,7 @@ def inspect(
     numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
+    tensor_parallel: TensorParallel = 1,
     quality: Annotated[bool, typer.Option("--quality", help="Load each format that fits, and measure its speed and its quality.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -67,7 +81,7 @@ def inspect(
     from deploy.inspection import compiled, inspection_of, remedies
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate, numerics)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate, numerics, tensor_parallel)
     with stages(load.name) as report:
         known = compiled(begin(load, report))
         found = inspection_of(known)
@@ -175,6 +189,8 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     context = f"context {found.max_context:,} of {found.model_context:,}"
     form = found.quantize if found.format == found.quantize else f"{found.quantize}, which is {found.format} here"
     table.add_row("bounds", f"{context}, {found.max_batch} sequences at once, weights as {form}")
+    if len(found.devices) > 1:
+        table.add_row("devices", f"{', '.join(found.devices)}; what follows is the memory of each")
     table.add_row("weights", in_units(plan.weights_bytes))
     table.add_row("arena", in_units(plan.arena_bytes))
     if plan.graphs_bytes:

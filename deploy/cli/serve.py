@@ -36,6 +36,7 @@ from deploy.cli.sources import (
     REASONING,
     STAGES,
     TARGET,
+    TENSOR_PARALLEL,
     TOOL_PARSER,
 )
 from deploy.secrets import hub_token, take_secrets
@@ -54,7 +55,7 @@ from deploy.settings import (
     stages_of,
 )
 from server.defaults import DefaultsError, read_texts
-from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES
+from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_RANKS, MOST_SEQUENCES
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
 
@@ -255,6 +256,7 @@ FORM: dict[str, Any] = {
     "numerics": _of_models(str, NUMERICS),
     "target": _of_models(str, TARGET),
     "device": _of_models(str, DEVICE),
+    "tensor_parallel": _of_models(int, TENSOR_PARALLEL, "N", "--tensor-parallel", "--tensor-parallel-size", parser=_within(1, MOST_RANKS)),
     "embeddings": _of_models(bool, EMBEDDINGS, ""),
     "label": _of_models(bool, LABEL, ""),
     "stages": _of_models(str, STAGES),

@@ -11,7 +11,7 @@ import typer
 from deploy.settings import model_spec, num_bytes_or_share
 from runtime.device.registry import CPU
 from runtime.device.registry import NAME as DEVICE_NAME
-from server.load_settings import LEAST_CONTEXT, MOST_SEQUENCES
+from server.load_settings import LEAST_CONTEXT, MOST_RANKS, MOST_SEQUENCES
 from server.messages import Load
 
 QUANTIZE = (
@@ -26,6 +26,7 @@ KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
 NUMERICS = "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
+TENSOR_PARALLEL = "Number of GPUs that compute each layer together, from --device on."
 STAGES = "Divide the layers: 2, or HOST:PORT,local."
 EMBEDDINGS = "Serve embeddings of a decoder, too."
 LABEL = "Measure the quality label before serving."
@@ -46,6 +47,7 @@ KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
 Numerics = Annotated[str, typer.Option(help=NUMERICS)]
 Target = Annotated[str, typer.Option(help=TARGET)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
+TensorParallel = Annotated[int, typer.Option(min=1, max=MOST_RANKS, help=TENSOR_PARALLEL)]
 KvCacheBytes = Annotated[str | None, typer.Option(help=KV_CACHE_BYTES, metavar="BYTES")]
 
 
@@ -60,6 +62,7 @@ def load_of(
     device: str = CPU,
     calibrate: str = "",
     numerics: str = "auto",
+    tensor_parallel: int = 1,
 ) -> Load:
     try:
         size = None if kv_cache_bytes is None else num_bytes_or_share(kv_cache_bytes)
@@ -71,5 +74,5 @@ def load_of(
     if not re.fullmatch(DEVICE_NAME, device):
         raise typer.BadParameter(f"device is {device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
     form = {"kv_cache_bytes": size, "kv_dtype": kv_dtype, "target": target, "device": device, "calibrate": calibrate}
-    form |= {"numerics": numerics}
+    form |= {"numerics": numerics, "tensor_parallel": tensor_parallel}
     return msgspec.structs.replace(Load(spec.name, spec.source, quantize, max_context, max_batch), **form)

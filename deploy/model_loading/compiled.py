@@ -22,7 +22,8 @@ class Compiled(Servable):
 
 def compile_program(known: Servable) -> Compiled:
     cache = known.cache
-    chosen = trusted(known.target, known.number, cache, known.load.source)
+    checked = [trusted(known.target, number, cache, known.load.source) for number in known.numbers]
+    chosen = next((found for found in checked if found.note), checked[0])
     program = compile_model(known.part or known.module, None if cache is None else cache.executables, chosen.target, known.progress)
     before, found = carried(known, Servable, target=chosen.target), numeric_class(known.module, chosen.target)
     identity = program.identity if known.part is None else key_of(known.module, chosen.target.key).program

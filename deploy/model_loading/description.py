@@ -71,6 +71,7 @@ def _ready(known: Timed) -> Ready:
         facts=facts_of(known.files),
         compile_s=program.compile_s,
         stages=known.reports,
+        devices=known.devices if len(known.devices) > 1 else (),
         load_s=time.perf_counter() - known.began_s,
     )
 

@@ -26,7 +26,7 @@ from typing import Any
 from compiler.frontend.errors import ModelError
 from compiler.machine.target import Target, TargetError, of_gpu, runnable
 from deploy.cache import Kept, kept
-from runtime.device.cuda.card import capability_of
+from runtime.device.cuda.card import capability_of, require_reachable
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice, OutOfMemory, UnsafeCache
 from server.interfaces import LoadError
@@ -53,16 +53,50 @@ class Asked:
     reports: tuple[StageReport, ...] = ()  # reports of all stages of the model, if it is computed in stages
     began_s: float = field(default_factory=time.perf_counter)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that compute the model."""
+        if self.load.tensor_parallel == 1:
+            return (self.load.device,)
+        kind = self.load.device.partition(":")[0]
+        return tuple(f"{kind}:{number}" for number in self.numbers)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of these devices among the devices of their kind."""
+        return range(self.number, self.number + self.load.tensor_parallel)
+
 
 def begin(load: Load, progress: Progress = silent) -> Asked:
     """Begin a load. Raise LoadError if this machine cannot run its target, or if another user can write to the cache."""
     number = number_of(load.device)
     try:
+        with refusals():
+            require_ranks(load, number)
         target = runnable(load.target) if load.device == CPU else of_gpu(load.target, capability_of(number))
     except (TargetError, NoDevice) as error:
         raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
     with refusals():
         return Asked(load=load, target=target, number=number, cache=kept(), progress=progress)
+
+
+def require_ranks(load: Load, number: int) -> None:
+    """Raise LoadError or NoDevice if a setting does not go with `tensor_parallel`, or if the GPUs do not exist or do not fit each other."""
+    count = load.tensor_parallel
+    if count == 1:
+        return
+    from compiler.frontend.layers.nn import WeightFormat  # only here: other loads do without its imports until they need them
+
+    refused = {
+        f"device is {load.device!r}, and GPUs are needed": load.device == CPU,
+        "stages is set": bool(load.stages) or load.layers is not None,
+        "label is set": load.label,
+        f"quantize is {load.quantize!r}, which measures the whole model": WeightFormat.parse(load.quantize).budget > 0,
+    }
+    if reason := next((reason for reason, applies in refused.items() if applies), ""):
+        text = f"tensor_parallel is {count} and {reason}: they are not supported together; leave one of them out"
+        raise LoadError(ErrorCode.INVALID_VALUE, text)
+    require_reachable(range(number, number + count))
 
 
 def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import forms_of
+from compiler.frontend.ranks import RankWeights, of_rank, require_divisible, shapes_of
 from compiler.frontend.sampler import build_sampler
 from compiler.frontend.sentence import Pooling
 from compiler.frontend.splitting import require_splittable
@@ -58,8 +59,12 @@ class _Mode:
         return self.files.source(self.format)
 
     def part(self) -> IRModule | None:
-        """Return the program of the layers that this process computes, or None if it computes the whole model."""
+        """Return the program of the part that this process computes, or that each rank computes. Return None if that is the whole model."""
         return None
+
+    def rank_weights(self, part: IRModule | None) -> list[WeightSource]:
+        """Return the weights of each rank. `part` is the program of a rank, or None if there is only one."""
+        return [self.weights]
 
 
 # --- decoders ----------------------------------------------------------------------------------------------------------
@@ -72,6 +77,7 @@ class _Decoder(_Mode):
     groups: tuple[CacheGroup, ...]
     least_context: int  # tokens of a sequence for which there must be memory: all, if the load names a context
     layers: range | None = None  # layers that this process computes; None: all
+    ranks: int = 1  # GPUs over which the model is divided
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
@@ -84,12 +90,19 @@ class _Decoder(_Mode):
         kv_dtype = _kv_dtype(load.kv_dtype, format)
         least_context = load.max_context or min(max_context, load.least_context or SHORT_CONTEXT)
         layers = None if load.layers is None else range(*load.layers)
-        groups = groups_of(files.config, kv_dtype, max_context, layers, coarse=format.coarse_rows)
-        return cls(files, format, _numerics(load), bounds, kv_dtype, groups, least_context, layers)
+        ranks = load.tensor_parallel
+        groups = groups_of(of_rank(files.config, ranks), kv_dtype, max_context, layers, coarse=format.coarse_rows)
+        return cls(files, format, _numerics(load), bounds, kv_dtype, groups, least_context, layers, ranks)
 
     @property
     def max_context(self) -> int:
         return self.bounds.max_context
+
+    def rank_weights(self, part: IRModule | None) -> list[WeightSource]:
+        if self.ranks == 1 or part is None:
+            return [self.weights]
+        shapes = shapes_of(part)
+        return [RankWeights(self.weights, shapes, rank, self.ranks) for rank in range(self.ranks)]
 
     def _most_pages(self, group: CacheGroup, max_tokens: int) -> int:
         """Return the maximum number of pages that a sequence needs at a time if at most `max_tokens` of its tokens are in one step."""
@@ -105,11 +118,11 @@ class _Decoder(_Mode):
         floor = least if group.window is not None else 1 + -(-self.least_context // group.page_size)
         return Pages(group, floor, least, least + num_further)
 
-    def _module(self, entry: str, layers: range | None = None) -> IRModule:
+    def _module(self, entry: str, layers: range | None = None, ranks: int = 1) -> IRModule:
         weights = self.weights
         found = dtypes_of(weights), self.bounds, self.kv_dtype, self.format
         forms = forms_of(weights.tensors)
-        return build_step(self.files.config, *found, entry=entry, forms=forms, numerics=self.numerics, layers=layers)
+        return build_step(self.files.config, *found, entry=entry, forms=forms, numerics=self.numerics, layers=layers, ranks=ranks)
 
 
 def _numerics(load: Load) -> Numerics:
@@ -151,9 +164,9 @@ class _Writer(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
     def part(self) -> IRModule | None:
-        if self.layers is None:
+        if self.layers is None and self.ranks == 1:
             return None
-        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH, self.layers))
+        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH, self.layers, self.ranks))
 
     def pages(self) -> tuple[Pages, ...]:
         """Return the useful numbers of pages of each group; at most enough for a full batch of sequences of full length, of which one
@@ -258,6 +271,13 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
     if load.max_context is not None and load.max_context > limit:
         text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: lower max_context, or leave it out"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
+    if load.tensor_parallel > 1:
+        require_divisible(files.config, load.tensor_parallel)
+        if files.is_embedder:
+            raise LoadError(ErrorCode.LOAD_REFUSED, f"{files.path.name} is an embedding model: leave tensor_parallel out")
+        if forms_of(files.source(WeightFormat.parse(load.quantize)).tensors):
+            text = f"{files.path.name} has quantised weights, which tensor_parallel does not divide yet"
+            raise LoadError(ErrorCode.LOAD_REFUSED, f"{text}: set quantize to bf16 or int8, or leave tensor_parallel out")
     if load.layers is not None:
         require_splittable(files.config, 1)
         return EarlyStage.of(files, load) if load.is_early else Generator.of(files, load)

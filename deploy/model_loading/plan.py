@@ -80,7 +80,7 @@ class Planned(Labelled):
 
 
 def plan_memory(known: Labelled) -> Planned:
-    session = known.program.session(known.cache, known.load.source, known.number)
+    session = known.program.session(known.cache, known.load.source, known.number, known.load.tensor_parallel)
     return Planned(**carried(known, Labelled), session=session, plan=plan_of(known, session.device.limits))
 
 

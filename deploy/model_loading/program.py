@@ -29,12 +29,14 @@ class Program:
     cache_hit: bool
     compile_s: float
 
-    def session(self, cache: Kept | None, source: str, number: int) -> Session:
-        """Open device `number` for the program. The cache keeps the code that the device assembles, and remembers the model's source."""
+    def session(self, cache: Kept | None, source: str, number: int, num_ranks: int = 1) -> Session:
+        """Open device `number` for the program, or `num_ranks` devices from this one on. The cache keeps the code that a device assembles,
+        and remembers the model's source."""
         if cache is None:
-            return Session(self.executable, device_number=number)
+            return Session(self.executable, device_number=number, num_ranks=num_ranks)
         cache.remember_model(self.key, source)
-        return Session(self.executable, device_number=number, assembled=cache.assembled_of(self.key))
+        assembled = cache.assembled_of(self.key)
+        return Session(self.executable, device_number=number, num_ranks=num_ranks, assembled=assembled)
 
 
 def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Program:

@@ -78,9 +78,10 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
     match mode:
         case Generator():
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
+            if relay is not None or mode.ranks > 1:  # other processes, or other GPUs, have a part of each page
+                limits = replace(limits, groups=tuple(replace(group, page_bytes=0) for group in limits.groups))
             if relay is not None:
-                alone = tuple(replace(group, page_bytes=0) for group in limits.groups)  # other processes have a part of each page
-                return StagedModel(session, pool, replace(limits, groups=alone), relay)
+                return StagedModel(session, pool, limits, relay)
             encoder = _excerpt_encoder(mode.files.config, session)
             return CompiledModel(session, pool, limits) if encoder is None else MultimodalModel(session, pool, limits, encoder)
         case Transcriber():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from compiler.bind import bind_weights
+from compiler.bind import bind_ranks
 from compiler.frontend.errors import ModelError
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.listening import ENTRY as LISTEN
@@ -28,7 +28,7 @@ BESIDE = (HEAR, SEE, LISTEN)  # programs that a model may have beside the one of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound(Planned):
-    packed: tuple[Path, ...]  # the files in which the prepared weights are stored: one per program, or none if nothing is stored
+    packed: tuple[Path, ...]  # the files in which the prepared weights are stored: one per program and rank, or none if nothing is stored
 
 
 def bind(known: Planned) -> Bound:
@@ -37,23 +37,24 @@ def bind(known: Planned) -> Bound:
     entries = [known.mode.entry, *(entry for entry in BESIDE if entry in executable.meta.functions)]
     known.progress("pack", 0.0)
     for num_done, entry in enumerate(entries):
-        kept_in = _packed_file(known, entry)
+        sources = known.mode.rank_weights(known.part)
+        kept_in = [_packed_file(known, entry, source.digest()) for source in sources]
 
         def pack(fraction: float, num_done: int = num_done) -> None:
             known.progress("pack", (num_done + fraction) / len(entries))
 
         try:
-            bind_weights(known.session, executable, entry, known.mode.weights, kept_in, pack)
+            bind_ranks(known.session, executable, entry, sources, kept_in, pack)
         except ModelError as error:
             raise ModelError(f"{known.files.path}: {error}") from error
-        packed += [] if kept_in is None else [kept_in]
+        packed += [path for path in kept_in if path is not None]
     return Bound(**carried(known, Planned), packed=tuple(packed))
 
 
-def _packed_file(known: Planned, entry: str) -> Path | None:
+def _packed_file(known: Planned, entry: str, digest: str) -> Path | None:
     if known.cache is None:
         return None
-    digest, load = known.mode.weights.digest(), known.load
+    load = known.load
     if entry in BESIDE:
         digest = hashlib.blake2b(f"{digest} {entry}".encode(), digest_size=16).hexdigest()
     place = known.cache.weights_of(known.program.key, digest)

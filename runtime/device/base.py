@@ -81,6 +81,7 @@ class Launch:
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
+    ranks: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.ranks` of runtime/executable.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,17 @@ class Device(Protocol):
         """The usage of a GPU; None if the device is no GPU."""
         ...
 
+    # --- ranks: devices that run programs together, each on memory of its own (`Kernel.ranks` of runtime/executable.py) ---
+
+    @property
+    def ranks(self) -> Sequence[Device]:
+        """The devices that this one consists of; itself if it is a single one."""
+        ...
+
+    def of_ranks(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the tensor that consists of one tensor per rank, all of the same shape and element type."""
+        ...
+
     # --- memory ---
 
     def allocate(self, num_bytes: int, *, sparse: bool = False) -> Memory:
@@ -213,7 +225,7 @@ class Device(Protocol):
         ...
 
     def read_index(self, tensor: Tensor, axis: int, index: int) -> bytes:
-        """Return the bytes of the slice at an index of the axis."""
+        """Return the bytes of the slice at an index of the axis, on all ranks one after the other."""
         ...
 
     def write_index(self, tensor: Tensor, axis: int, index: int, data: memoryview) -> None:

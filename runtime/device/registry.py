@@ -26,15 +26,23 @@ def number_of(name: str) -> int:
 
 
 def open_device(
-    meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False, number: int = 0, assembled: Path | None = None
+    meta: ExecutableMeta,
+    *,
+    num_threads: int | None = None,
+    pinned: bool = False,
+    number: int = 0,
+    num_ranks: int = 1,
+    assembled: Path | None = None,
 ) -> Device:
     """Open the device for the architecture of an executable. Its module is imported only now, so a device that is never opened needs none
     of its libraries. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to the number of usable cores.
     With `pinned`, each thread, including the caller, is pinned to a separate core. `number` chooses among several devices of a kind.
+    If `num_ranks` is more than 1, that many devices from `number` on run the program together, each as a rank: see `Kernel.ranks`.
     `assembled` is the path, without suffix, of a file in which a device may store code that it assembled."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:
         raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")
     opener = import_module(DEVICES[arch]).open_device
     threads = num_threads or flags.current().threads
-    return opener(num_threads=threads, pinned=pinned, stack_bytes=meta.stack_bytes, number=number, assembled=assembled)
+    device = {"number": number, "num_ranks": num_ranks, "assembled": assembled}
+    return opener(num_threads=threads, pinned=pinned, stack_bytes=meta.stack_bytes, **device)

@@ -44,7 +44,11 @@ def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Lau
         )
     buffers = tuple((numbers.number(o.base, o.index), loader.slot(o.offset)) for o in launch.operands)
     dims = tuple(loader.slot(d) for d in launch.dims)
-    return [Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes) for p in kernel.phases]
+    if kernel.ranks and len(kernel.ranks) != kernel.num_buffers:
+        raise loader.invalid(f"kernel {kernel.name} names the ranks of {len(kernel.ranks)} of its {kernel.num_buffers} buffers")
+    return [
+        Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes, kernel.ranks) for p in kernel.phases
+    ]
 
 
 class _Numbers:

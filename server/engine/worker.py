@@ -254,7 +254,7 @@ def engine_of(
     if peering is not None and all(group.page_bytes for group in model.step_model.limits.groups):
         exchange = partial(PageExchange, peering=peering, fingerprint=model.ready.fingerprint)
     elif peering is not None:
-        log.info("this model has stages, and so exchanges no pages with other servers (peer_secret_file)")
+        log.info("this model is divided, and so exchanges no pages with other servers (peer_secret_file)")
     engine_class = OverlappedEngine if model.overlap else Engine
     return engine_class(
         model.step_model,

@@ -16,7 +16,7 @@ from msgspec import Meta
 from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
 from server.defaults import Defaults
-from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MAX_GAP_MS, MOST_SEQUENCES, LoadSettings
+from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MAX_GAP_MS, MOST_RANKS, MOST_SEQUENCES, LoadSettings
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
     kv_cache_bytes: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | None = None
+    tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     aliases: tuple[str, ...] = ()
     pin: bool = False

@@ -78,11 +78,14 @@ def words_of(tokens: Sequence[int]) -> str:
 
 
 @contextmanager
-def serving(models: Path, first: str, library: Path | None, folder: Path, environment: dict[str, str], memory: int) -> Generator[GpuServer]:
-    """Start a server with a software GPU of `memory` bytes that has loaded the model `first` of the folder `models`."""
-    card = SoftwareGpu(library).environment(arch="8.0", memory=memory, shared=folder, wild=folder / "wild")
+def serving(
+    models: Path, first: str, library: Path | None, folder: Path, environment: dict[str, str], memory: int, *, ranks: int = 1
+) -> Generator[GpuServer]:
+    """Start a server with software GPUs of `memory` bytes that has loaded the model `first` of the folder `models`, divided over `ranks`
+    GPUs."""
+    card = SoftwareGpu(library).environment(arch="8.0", memory=memory, shared=folder, wild=folder / "wild", cards=ranks)
     sizes = ("--quantize", "f32", "--max-context", "64", "--max-batch", "4")
-    settings = ("--device", "cuda", *sizes, "--port", "0", "--stall-s", "600", "--model-root", models)
+    settings = ("--device", "cuda", "--tensor-parallel", str(ranks), *sizes, "--port", "0", "--stall-s", "600", "--model-root", models)
     command = [BIN / "relaxserve", "serve", models / first, *settings]
     with subprocess.Popen(command, cwd=ROOT, env={**environment, **card}, stderr=subprocess.PIPE, text=True) as process:
         said: list[str] = []

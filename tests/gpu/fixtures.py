@@ -59,6 +59,18 @@ class SoftwareGpu:
         found = [str(self.library.parent), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
         return {"LD_LIBRARY_PATH": ":".join(found)} | {f"SOFTWARE_GPU_{name.upper()}": str(value) for name, value in settings.items()}
 
+    def has_cards(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Give this process several software GPUs until the test ends. Skip the test if it runs on real cards and there are fewer."""
+        if self.library is None:
+            from runtime.device.cuda.card import found_cards
+
+            if len(found_cards()) < count:
+                pytest.skip(f"needs {count} GPUs")
+            return
+        from tests.gpu.driver.card import machine
+
+        monkeypatch.setattr(machine, "cards", count)
+
     @property
     def faults(self) -> list[str]:
         """Return descriptions of what the kernels of this process did wrong."""

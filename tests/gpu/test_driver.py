@@ -279,3 +279,61 @@ def test_the_library_needs_no_pycuda(software_gpu: SoftwareGpu) -> None:
     text = ctypes.c_char_p()
     assert library.cuGetErrorName(700, ctypes.byref(text)) == 0
     assert text.value == b"CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+# --- several cards -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second(driver: Any, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yield the primary context of card 1, which is not current."""
+    software_gpu.has_cards(2, monkeypatch)
+    yield driver.Device(1).retain_primary_context()
+
+
+def on_card(context: Any, act: Any) -> Any:
+    context.push()
+    try:
+        return act()
+    finally:
+        context.pop()
+
+
+@needs_pycuda
+def test_a_kernel_reads_another_card_only_with_peer_access(driver: Any, second: Any, software_gpu: SoftwareGpu) -> None:
+    x = np.arange(32, dtype=np.float32)
+    far = on_card(second, lambda: driver.to_device(x))
+    near, scale = driver.mem_alloc(x.nbytes), kernel(driver)
+    scale.prepared_call((1, 1), (32, 1, 1), far, near, 3.0, 32)
+    with pytest.raises(driver.LogicError, match="illegal memory access"):
+        driver.Context.synchronize()
+    software_gpu.reset()
+    driver.Context.enable_peer_access(second)
+    with pytest.raises(driver.LogicError, match="already enabled"):
+        driver.Context.enable_peer_access(second)
+    scale.prepared_call((1, 1), (32, 1, 1), far, near, 3.0, 32)
+    np.testing.assert_array_equal(driver.from_device_like(near, x), 3 * x)
+
+
+@needs_pycuda
+def test_streams_of_two_cards_wait_for_each_other_by_events(driver: Any, second: Any) -> None:
+    """An event of one card, on which a stream of another card waits, orders the work of both."""
+    far, event = on_card(second, driver.Stream), on_card(second, driver.Event)
+    pinned = driver.pagelocked_zeros(8, np.int64)
+    memory = on_card(second, lambda: driver.mem_alloc(pinned.nbytes))
+    on_card(second, lambda: (driver.memset_d8_async(int(memory), 1, pinned.nbytes, far), event.record(far)))
+    near = driver.Stream()
+    near.wait_for_event(event)
+    driver.memcpy_dtoh_async(pinned, int(memory), near)
+    near.synchronize()
+    assert (pinned.view(np.uint8) == 1).all()
+
+
+@needs_pycuda
+def test_events_and_kernels_stay_in_the_context_of_their_stream(driver: Any, second: Any) -> None:
+    far, event = on_card(second, driver.Stream), driver.Event()
+    with pytest.raises(driver.LogicError, match="invalid resource handle"):
+        event.record(far)
+    scale, memory = kernel(driver), driver.mem_alloc(128)
+    with pytest.raises(driver.LogicError, match="invalid resource handle"):
+        scale.prepared_async_call((1, 1), (32, 1, 1), far, memory, memory, 3.0, 32)

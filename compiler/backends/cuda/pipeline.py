@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from compiler.backends.cuda.passes.gather_rounded import gather_rounded
 from compiler.backends.cuda.passes.join_branches import JoinBranches
 from compiler.backends.cuda.passes.round_attention import round_attention
 from compiler.backends.cuda.schedule.product import schedule_product
@@ -21,7 +22,7 @@ from compiler.passes.widen_tables import widen_tables
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     tiles = product_tiles(target)
     return pipeline_of(
-        operators=[widen_tables, RoundOperands(frozenset([Kind.INT, Kind.E4M3]))],
+        operators=[widen_tables, RoundOperands(frozenset([Kind.INT, Kind.E4M3])), gather_rounded],
         nests=[
             round_attention,
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),

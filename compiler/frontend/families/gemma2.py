@@ -76,5 +76,6 @@ FAMILY = DecoderFamily(
     ("gemma2",),
     read,
     layer,
+    divides=True,
     gguf=Gguf("gemma2", GGUF_FIELDS, GGUF_LAYER_NAMES, norm_offset=1.0, complete=completed_by(largest=46)),
 )

@@ -22,4 +22,4 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 GGUF = Gguf("llama", biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"}, pairs_interleaved=True)
-FAMILY = DecoderFamily(("llama",), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(("llama",), read, layer, divides=True, gguf=GGUF)

@@ -25,4 +25,4 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 # For Mistral Small 3.1 and later. Files of earlier models name the architecture llama and omit the window.
 GGUF = Gguf("mistral3", pairs_interleaved=True, complete=complete)
-FAMILY = DecoderFamily(("mistral",), read, llama.layer, gguf=GGUF)
+FAMILY = DecoderFamily(("mistral",), read, llama.layer, divides=True, gguf=GGUF)

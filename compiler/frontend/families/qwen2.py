@@ -36,4 +36,4 @@ def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, lambda layer: layer >= first)
 
 
-FAMILY = DecoderFamily(("qwen2",), read, llama.layer, gguf=Gguf("qwen2"))
+FAMILY = DecoderFamily(("qwen2",), read, llama.layer, divides=True, gguf=Gguf("qwen2"))

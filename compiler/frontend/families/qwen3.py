@@ -22,4 +22,4 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, head_norm_attention, gated_mlp)
 
 
-FAMILY = DecoderFamily(("qwen3",), read, layer, gguf=Gguf("qwen3"))
+FAMILY = DecoderFamily(("qwen3",), read, layer, divides=True, gguf=Gguf("qwen3"))

@@ -382,7 +382,7 @@ def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None
     mixed = net.reshape(mix(layer, q), step.t, size)
     if gate is not None:
         mixed = net.call(MULTIPLY, mixed, net.call(SIGMOID, gate))
-    return net.linear(mixed, layer.name(out), size, c.hidden_size, bias=c.output_bias)
+    return net.output_linear(mixed, layer.name(out), size, c.hidden_size, bias=c.output_bias)
 
 
 def mix(layer: Layer, q: Var) -> Var:
@@ -500,7 +500,7 @@ def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str 
         both = net.linear(h, layer.name(names[0]), c.hidden_size, 2 * ffn, bias=c.mlp_bias)
         gate, up = net.slice(both, 1, 0, ffn), net.slice(both, 1, ffn, 2 * ffn)
     gated = net.call(MULTIPLY, activated(layer, gate), up)
-    return net.linear(gated, layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
+    return net.output_linear(gated, layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
 
 
 def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN, size: int | None = None) -> Var:
@@ -508,7 +508,7 @@ def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN, size: i
     net, c = layer.step.net, layer.step.config
     ffn = size or c.intermediate_size_of(layer.number)
     wide = net.linear(h, layer.name(up), c.hidden_size, ffn, bias=c.mlp_bias)
-    return net.linear(activated(layer, wide), layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
+    return net.output_linear(activated(layer, wide), layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
 
 
 def activated(layer: Layer, x: Var) -> Var:

@@ -35,6 +35,7 @@ from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.look_up import LOOK_UP, NO_OFFSET, SHIFT, ZERO
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
+from compiler.ops.ranks import ALL_GATHER, RANK_EMBEDDING
 from compiler.ops.reduce import SUM
 
 F32 = DType.F32
@@ -120,6 +121,7 @@ class Net:
     prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
     numerics: Numerics = Numerics.AUTO
+    ranks: int = 1  # number of ranks that run the program, each with a part of the weights: see `compiler/frontend/ranks.py`
     # If given, it collects the sum over all rows of the squares of each input, by the names of the matrices that read the input.
     squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
@@ -240,7 +242,10 @@ class Net:
     # --- layers --------------------------------------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
-        table, shape = f"{name}.weight", (vocab, size)
+        table, shape = f"{name}.weight", (vocab // self.ranks, size)
+        if self.ranks > 1:
+            tables = [self.weight(table, *shape)] * self.ranks
+            return self.as_f32(self.call(RANK_EMBEDDING, ids, *tables, size=vocab))
         if (form := self.forms.get(table)) is None or form.ordered or form.kind in SPLIT:
             return self.as_f32(self.call(EMBEDDING, self.weight(table, *shape), ids))
         of, (numbers, *levels) = self._parts([table], [shape]), form.numbers
@@ -278,6 +283,14 @@ class Net:
             types = {matrix.type.dtype for matrix in matrices if isinstance(matrix.type, TensorType)}
             w = self.stacked(matrices if len(types) == 1 else [self.as_f32(matrix) for matrix in matrices])
         return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
+
+    def gathered(self, x: Var) -> Var:
+        """Return the columns of all ranks, side by side."""
+        return x if self.ranks == 1 else self.call(ALL_GATHER, *[x] * self.ranks, axis=1)
+
+    def output_linear(self, x: Var, name: str, in_size: int, size: int, *, bias: bool = False) -> Var:
+        """Apply a linear layer that reads the columns of all ranks. Each rank has `in_size` columns of the input."""
+        return self.gathered(self.linear(self.gathered(x), name, in_size * self.ranks, size // self.ranks, bias=bias))
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
         """Multiply by a matrix [outputs, inputs] that is computed from weights. A matrix that is dequantised from the checkpoint is not
@@ -334,7 +347,7 @@ class Net:
         format = None
         if self.format.bits < 8 or self.format.fast:
             format = AS_STORED if self.format.as_stored else WeightFormat(8)
-        return self.linear(x, name, in_size, vocab, bias=bias, format=format)
+        return self.gathered(self.linear(x, name, in_size, vocab // self.ranks, bias=bias, format=format))
 
     def _observe(self, x: Atom, names: Sequence[str]) -> None:
         if self.squares is not None:

@@ -18,6 +18,7 @@ from compiler.ir.loops.scalars import Contraction, Fold, GroupedContraction
 from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, statements, walk_scalar, walk_stmts
 from compiler.ir.module import IRModule
+from compiler.ops.ranks import RANKS
 
 
 class Pattern(StrEnum):
@@ -44,7 +45,8 @@ def _annotated(prim: PrimFunc) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A function with one output. Its last stage writes each element of the output once, and no stage reads the output."""
+    """A function with one output. Its last stage writes each element of the output once, and no stage reads the output. What it reads is in
+    memory of its own rank."""
 
     temporaries: tuple[Buffer, ...]
     stages: tuple[Stmt, ...]  # the stages before the last
@@ -52,7 +54,7 @@ class Staged:
 
 
 def staged(prim: PrimFunc) -> Staged | None:
-    if prim.num_outputs != 1 or "inplace" in prim.attrs:
+    if prim.num_outputs != 1 or "inplace" in prim.attrs or RANKS in prim.attrs:
         return None
     temporaries, body = without_allocations(prim.body)
     *before, last = statements(body)

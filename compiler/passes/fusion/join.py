@@ -47,6 +47,7 @@ from compiler.ir.loops.visit import (
 from compiler.ir.prove import prove_le
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
+from compiler.ops.ranks import RANKS
 from compiler.passes.fusion.annotate_patterns import Pattern, Staged, pattern_of, staged
 
 MOST_SUMS = 2  # maximum number of sums in one tile, since they share its registers
@@ -70,6 +71,8 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
     functions that producer and consumer call."""
     form = staged(first)
     if form is None or "schedule" in first.attrs or "schedule" in second.attrs or isinstance(second.body, Attention):
+        return None
+    if RANKS in second.attrs:  # what other ranks read must be in memory
         return None
     places = [i for i, a in enumerate(consumer.args) if a is var]
     if not _fits(first, second, places):

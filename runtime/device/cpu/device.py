@@ -105,7 +105,10 @@ class CpuRegion:
             time_to(kernel, time.perf_counter() - start)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> CpuDevice:
+def open_device(
+    *, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None
+) -> CpuDevice:
+    assert num_ranks == 1, "a load on the CPU has no ranks"
     return CpuDevice(num_threads, pinned=pinned, stack_bytes=stack_bytes)
 
 
@@ -136,6 +139,16 @@ class CpuDevice:
     @property
     def card_usage(self) -> None:
         return None
+
+    # --- ranks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> Sequence[CpuDevice]:
+        return (self,)
+
+    def of_ranks(self, parts: Sequence[Any]) -> Any:
+        (tensor,) = parts
+        return tensor
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

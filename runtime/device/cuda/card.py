@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.device.cuda import driver
 from runtime.device.cuda.capability import Capability
 from runtime.errors import DeviceFault, NoDevice, OutOfMemory
 from runtime.units import in_units
@@ -91,6 +92,36 @@ def device_of(number: int) -> Any:
     return cuda.Device(number)
 
 
+def require_reachable(numbers: Sequence[int]) -> None:
+    """Raise NoDevice unless these GPUs exist, can run the same code, and can read each other's memory."""
+    cuda = pycuda()
+    if (count := cuda.Device.count()) <= numbers[-1]:
+        text = (
+            f"tensor_parallel is {len(numbers)}, which needs GPUs {numbers[0]} to {numbers[-1]}; this machine has {count}, numbered from 0"
+        )
+        raise NoDevice(f"{text}: lower tensor_parallel, or choose another device")
+    devices = {number: cuda.Device(number) for number in numbers}
+    kinds = {number: (device.compute_capability(), device.multiprocessor_count) for number, device in devices.items()}
+    if other := next((number for number in numbers if kinds[number] != kinds[numbers[0]]), 0):
+        text = f"GPU {numbers[0]} ({devices[numbers[0]].name()}) and GPU {other} ({devices[other].name()}) are of different kinds"
+        raise NoDevice(f"{text}; tensor_parallel needs equal ones")
+    for number, device in devices.items():
+        for peer, its in devices.items():
+            if peer != number and not device.can_access_peer(its):
+                text = f"GPU {number} cannot read the memory of GPU {peer}, which tensor_parallel needs"
+                raise NoDevice(f"{text}: choose GPUs that NVLink or one PCIe switch connects, or leave tensor_parallel out")
+
+
+class _Entered(threading.local):
+    """The cards whose contexts this thread has pushed, the current one last."""
+
+    def __init__(self) -> None:
+        self.cards: list[Card] = []
+
+
+_entered = _Entered()
+
+
 class Card:
     """A GPU that is in use. Any thread may enter `with card:`, which makes the card's context current for that thread."""
 
@@ -104,7 +135,6 @@ class Card:
         self.total_bytes: int = device.total_memory()
         self.uploaded_bytes = 0  # bytes copied from the host so far
         self._context = device.retain_primary_context()
-        self._entered = threading.local()
         # returns an object whose text describes the last launch, for messages about faults
         self.last_launch: Callable[[], object | None] = lambda: None
         self._dropped: deque[Callable[[], None]] = deque()  # functions that free what nothing refers to any more
@@ -115,16 +145,23 @@ class Card:
         self._stream = self.own(self._cuda.Stream)
 
     def __enter__(self) -> Card:
-        depth = getattr(self._entered, "depth", 0)
-        if depth == 0:
+        if not _entered.cards or _entered.cards[-1] is not self:
             self._context.push()
-        self._entered.depth = depth + 1
+        _entered.cards.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._entered.depth -= 1
-        if self._entered.depth == 0:
+        _entered.cards.pop()
+        if not _entered.cards or _entered.cards[-1] is not self:
             self._context.pop()
+
+    def reach(self, others: Sequence[Card]) -> None:
+        """Let this card's kernels read the memory of other cards: see `require_reachable`."""
+        for other in others:
+            with other:
+                context = driver.current_context()
+            with self:
+                driver.enable_peer_access(context)
 
     def own(self, make: Callable[[], Any]) -> Owned:
         with self:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, CardUsage, Derive, HeapHandle, Launch, Limits, Words
+from runtime.device.base import Bases, CardUsage, Derive, Device, HeapHandle, Launch, Limits, Words
 from runtime.device.cpu.device import CpuCode
 from runtime.device.cuda import driver
 from runtime.device.cuda.assembled import load_module
@@ -24,7 +24,8 @@ from runtime.device.cuda.clock import Clock
 from runtime.device.cuda.inputs import MOST_BYTES, Inputs
 from runtime.device.cuda.last_launch import LastLaunch
 from runtime.device.cuda.memory import Block, CudaMemory, CudaTensor
-from runtime.device.cuda.region import LAUNCH_BYTES, CudaRegion, Grid
+from runtime.device.cuda.records import Grid, Rank
+from runtime.device.cuda.region import LAUNCH_BYTES, CudaRegion
 from runtime.errors import IncompatibleExecutable, OutOfMemory
 from runtime.executable import HostCode
 
@@ -75,8 +76,12 @@ def _unload(card: Card, module: int) -> None:
     driver.unload_module(module)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> CudaDevice:
-    return CudaDevice(number, assembled)
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None) -> Device:
+    if num_ranks == 1:
+        return CudaDevice(number, assembled)
+    from runtime.device.cuda.ranks import CudaRanks  # which imports this module
+
+    return CudaRanks([CudaDevice(each, assembled) for each in range(number, number + num_ranks)])
 
 
 class CudaDevice:
@@ -106,6 +111,16 @@ class CudaDevice:
         num_graphs = sum(region.num_graphs for found in self._regions if (region := found()) is not None)
         memory = card.total_bytes, card.free_bytes
         return CardUsage(f"cuda:{card.number}", card.name, *memory, num_graphs, clock.num_runs, card.uploaded_bytes, clock.busy_s)
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> Sequence[CudaDevice]:
+        return (self,)
+
+    def of_ranks(self, parts: Sequence[Any]) -> Any:
+        (tensor,) = parts
+        return tensor
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -203,9 +218,21 @@ class CudaDevice:
         return CudaCode(self._card, object_code, target, host, self._assembled)
 
     def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CudaRegion:
-        region = CudaRegion(self._card, self._last, self._clock, code, launches, bases, function)
+        return self.region_of([self.rank(code)], launches, bases, function, self.tensor_type)
+
+    def rank(self, code: CudaCode) -> Rank:
+        """Return this card as one of those that run the code."""
+        return Rank(self._card, self._last, code)
+
+    def region_of(self, ranks: Sequence[Rank], launches: Sequence[Launch], bases: Bases, function: str, tensor_type: type) -> CudaRegion:
+        """Build a region that several cards run together, of which this card is the first."""
+        region = CudaRegion(ranks, self._clock, launches, bases, function, tensor_type)
         self._regions.append(weakref.ref(region))
         return region
+
+    def reach(self, others: Sequence[CudaDevice]) -> None:
+        """Let kernels read the memory of other cards."""
+        self._card.reach([other._card for other in others])
 
     # --- threads -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ LOG_BYTES = 8192
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # driver options: the buffer for error messages, and its size
 _PTX = 1  # input type of a link
 _MOST_SHARED_BYTES = 8  # attribute of a function: most bytes of shared memory that a launch may request
+_PEER_ACCESS_ALREADY_ENABLED = 704
 _OF_THIS_THREAD = 1  # capture mode in which calls of other threads do not end the capture
 
 _Handle = c_void_p
@@ -35,6 +36,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphLaunch": (_Handle, _Handle),
     "cuGraphDestroy": (_Handle,),
     "cuGraphExecDestroy": (_Handle,),
+    "cuCtxGetCurrent": (c_void_p,),
+    "cuCtxEnablePeerAccess": (_Handle, c_uint),
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
 }
@@ -76,6 +79,22 @@ def message(status: int) -> str:
 
 def _error(status: int, about: str) -> RuntimeFault:
     return _ERRORS.get(status, DeviceFault)(f"{about}: {message(status)}")
+
+
+# --- contexts ----------------------------------------------------------------------------------------------------------
+
+
+def current_context() -> int:
+    found = c_void_p()
+    call("cuCtxGetCurrent", byref(found))
+    return found.value or 0
+
+
+def enable_peer_access(context: int) -> None:
+    """Let kernels of the current context read the memory of another one."""
+    status = _library().cuCtxEnablePeerAccess(context, 0)
+    if status not in (0, _PEER_ACCESS_ALREADY_ENABLED):
+        raise _error(status, "access to the memory of another GPU")
 
 
 # --- code --------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,10 @@ class CudaMemory:
     address: int
     num_bytes: int
 
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        return (self.address,)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaTensor:
@@ -35,6 +39,10 @@ class CudaTensor:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     writable: bool = True
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        return (self.address,)
 
     @property
     def size(self) -> int:

@@ -48,6 +48,7 @@ class ModelReport(ModelEntry):
     numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
     system_fingerprint: NotRequired[str]  # the `system_fingerprint` of the model's answers
     graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
+    devices: NotRequired[Sequence[str]]  # the GPUs over which the model is divided, if there are several; `bytes` are those of each
     stages: NotRequired[Sequence[StageEntry]]  # the processes that compute the layers one after the other, if there are several
     compile_s: NotRequired[float]
     load_s: NotRequired[float]

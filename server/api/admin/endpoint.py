@@ -37,7 +37,7 @@ from server.api.routes import ADMINISTRATION, Responses, events, gives, new_rout
 from server.defaults import Defaults, DefaultsError, read_values
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
-from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, LoadSettings
+from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_RANKS, MOST_SEQUENCES, LoadSettings
 from server.messages import StageReport
 from server.models.model import Model, Unloaded
 from server.models.operations import Operation, OperationReport, OperationState
@@ -85,6 +85,7 @@ class LoadBody(Options):
     numerics: Literal["auto", "portable", "fast"] = "auto"
     target: Annotated[str, Field(max_length=64)] = "host"
     device: Annotated[str, Field(pattern=f"^{DEVICE}$", max_length=64)] = "cpu"
+    tensor_parallel: int = Field(default=1, ge=1, le=MOST_RANKS)
     embeddings: bool = False
     label: bool = False
     aliases: list[Name] = Field(default_factory=list, max_length=64, fail_fast=True)
@@ -351,6 +352,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["system_fingerprint"] = model.loaded.fingerprint
         if ready.card is not None:
             described["graphs"] = ready.card.num_graphs
+        if len(ready.devices) > 1:
+            described["devices"] = ready.devices
         if ready.stages:
             described["stages"] = [_stage_entry(stage) for stage in ready.stages]
         described["compile_s"] = ready.compile_s

@@ -78,6 +78,8 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "linear": ((X, WEIGHT), "n 37, 20 37", {}),
     "matmul": ((X, Y), "n k, m k", {"transpose_b": True}),
     "embedding": ((WEIGHT, IDS), "v 37, n", {}),
+    "all_gather": ((X, X), "n k, n k", {"axis": 1}),
+    "rank_embedding": ((IDS, WEIGHT[:10].copy(), WEIGHT[10:].copy()), "n, 10 37, 10 37", {"size": 20}),
     "rope_angles": ((POSITIONS, POSITIVE[0]), "t, p", {"scale": 1.5}),
     "rope": ((HEADS, X[:3, :3].copy(), Y[:3, :3].copy()), "t 4 8, t 3, t 3", {}),
     "quantize": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 4, "group": 32, "symmetric": False}),

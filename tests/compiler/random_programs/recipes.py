@@ -271,6 +271,19 @@ def _gather(draft: Draft, op: str) -> None:
     draft.call(op, x, indices, *([] if op == "gather" else [draft.new(shape, draft.type(x).dtype)]), axis=axis)
 
 
+@recipe("all_gather", exact=True)
+def _all_gather(draft: Draft, op: str) -> None:
+    x = draft.tensor(least=1)
+    draft.call(op, *[x] * draft.one_of([1, 2, 4]), axis=draft.axis(x))
+
+
+@recipe("rank_embedding", exact=True)
+def _rank_embedding(draft: Draft, op: str) -> None:
+    rows, columns, num_ranks = draft.one_of([1, 3, 8]), draft.dim(), draft.one_of([1, 2, 4])
+    table = draft.new((Dim.of(rows), columns), draft.one_of([F32, BF16]))
+    draft.call(op, draft.tensor([I32, I64, U8], exact=True), *[table] * num_ranks, size=rows * num_ranks)
+
+
 @recipe("embedding", exact=True)
 def _embedding(draft: Draft, op: str) -> None:
     draft.call(op, draft.tensor(ndim=2), draft.tensor([I32, I64, U8], exact=True))

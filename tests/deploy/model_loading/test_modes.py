@@ -1,4 +1,4 @@
-"""The mode in which a model with an encoder of images is served, and what the server says that it serves."""
+"""The mode in which a model is served: what models with an encoder of images serve, and what several GPUs divide."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 
 from deploy.model_loading.files import open_files
 from deploy.model_loading.known import begin
-from deploy.model_loading.modes import Embedder, Encoder, Mode, mode_of
+from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, mode_of
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from server.interfaces import LoadError
 from server.messages import Load
+from tests.deploy.gguf_files import write_random
 from tests.golden.joint import SUBJECTS as JOINT
 from tests.golden.vision import SUBJECTS as VISION
 
@@ -54,3 +58,16 @@ def test_a_decoder_with_vision_that_embeds_says_nothing_of_images(tmp_path: Path
     known = servable(folder)
     assert isinstance(known.mode, Embedder) and known.serves == ("embeddings", "rerank and score by cosine")
     assert known.embedding_note == "rerank and score compare embeddings by their cosine"
+
+
+def test_quantised_weights_are_divided_over_gpus_only_if_they_are_decoded(tmp_path: Path) -> None:
+    write_random(path := tmp_path / "quantised.gguf", GGMLQuantizationType.Q8_0)
+    load = Load("m", str(path), device="cuda", tensor_parallel=2)
+    with pytest.raises(LoadError, match="quantised weights, which tensor_parallel does not divide yet: set quantize to bf16 or int8"):
+        mode_of(open_files(path), load)
+    found = mode_of(open_files(path), msgspec.structs.replace(load, quantize="int8"))
+    assert isinstance(found, Generator)
+    ranks = found.rank_weights(found.part())
+    name = "model.layers.0.self_attn.o_proj.weight"
+    parts, whole = [rank.read(name) for rank in ranks], found.weights.read(name)
+    assert np.array_equal(np.concatenate(parts), whole) and len(parts) == 2

@@ -34,6 +34,7 @@ class Result(IntEnum):
     INVALID_IMAGE = 200
     INVALID_CONTEXT = 201
     NO_BINARY_FOR_GPU = 209
+    PEER_ACCESS_UNSUPPORTED = 217
     INVALID_PTX = 218
     UNSUPPORTED_PTX_VERSION = 222
     INVALID_HANDLE = 400
@@ -43,6 +44,7 @@ class Result(IntEnum):
     ILLEGAL_ADDRESS = 700
     LAUNCH_OUT_OF_RESOURCES = 701
     LAUNCH_TIMEOUT = 702
+    PEER_ACCESS_ALREADY_ENABLED = 704
     MISALIGNED_ADDRESS = 716
     LAUNCH_FAILED = 719
     NOT_PERMITTED = 800
@@ -65,6 +67,7 @@ MESSAGES = {
     Result.INVALID_IMAGE: "device kernel image is invalid",
     Result.INVALID_CONTEXT: "invalid device context",
     Result.NO_BINARY_FOR_GPU: "no kernel image is available for execution on the device",
+    Result.PEER_ACCESS_UNSUPPORTED: "peer access is not supported between these two devices",
     Result.INVALID_PTX: "a PTX JIT compilation failed",
     Result.UNSUPPORTED_PTX_VERSION: "the provided PTX was compiled with an unsupported toolchain.",
     Result.INVALID_HANDLE: "invalid resource handle",
@@ -73,6 +76,7 @@ MESSAGES = {
     Result.ILLEGAL_ADDRESS: "an illegal memory access was encountered",
     Result.LAUNCH_OUT_OF_RESOURCES: "too many resources requested for launch",
     Result.LAUNCH_TIMEOUT: "the launch timed out and was terminated",
+    Result.PEER_ACCESS_ALREADY_ENABLED: "peer access is already enabled",
     Result.MISALIGNED_ADDRESS: "misaligned address",
     Result.LAUNCH_FAILED: "unspecified launch failure",
     Result.NOT_PERMITTED: "operation not permitted",

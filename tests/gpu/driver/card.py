@@ -6,6 +6,7 @@ SOFTWARE_GPU_ARCH      compute capability, as in 9.0 (9.0)
 SOFTWARE_GPU_MEMORY    bytes of each card (1 GiB)
 SOFTWARE_GPU_DRIVER    CUDA version of the driver, as in 12080 (13000)
 SOFTWARE_GPU_SHARED    folder where processes record how much of each card they use (none: no other process uses the cards)
+SOFTWARE_GPU_PEERS     0: no card can access the memory of another one (1)
 SOFTWARE_GPU_WILD      file: once it exists, the next kernel gets an invalid pointer and the file is deleted (none)
 SOFTWARE_GPU_UNEVEN    wgmma with at least this many rows adds like an older generation, so that bits depend on the number of rows (none)
 SOFTWARE_GPU_SEED      0 does asynchronous work as late as the rules allow; any other seed draws random orders (0)
@@ -36,6 +37,7 @@ class Context:
     card: int
     fault: Result = Result.SUCCESS  # the error of a failed kernel, which every later call in this context returns
     retained: int = 0
+    peers: set[int] = field(default_factory=set[int])  # other cards whose memory kernels of this context may access
 
 
 @dataclass(eq=False)
@@ -49,9 +51,11 @@ class Machine:
     shared: Path | None = None
     wild: Path | None = None
     uneven: int | None = None
+    reaches_peers: bool = True
     contexts: dict[int, Context] = field(default_factory=dict)  # keys are handles
     primary: dict[int, int] = field(default_factory=dict)  # card -> handle of its primary context
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # device allocation -> (card, bytes)
+    homes: dict[int, Context] = field(default_factory=dict)  # module -> the context that has loaded it
     pinned: dict[int, int] = field(default_factory=dict)  # pinned host allocation -> bytes
     objects: dict[int, Any] = field(default_factory=dict)  # streams, events, modules, functions, graphs by handle
     faults: list[str] = field(default_factory=list)  # for each failed kernel, what it did wrong
@@ -74,6 +78,11 @@ class Machine:
         if not isinstance(thing, kind):
             raise DriverError(Result.INVALID_HANDLE)
         return thing
+
+    def hidden_from(self, context: Context) -> list[int]:
+        """Return the allocations that kernels of a context must not access, because they are on other cards without peer access."""
+        seen = {context.card, *context.peers}
+        return [address for address, (card, _) in self.owners.items() if address > 0 and card not in seen]
 
     def used(self, card: int) -> int:
         """Return how many bytes of a card are used by all processes together."""
@@ -114,9 +123,8 @@ def _machine() -> Machine:
     paths = (os.environ.get(f"SOFTWARE_GPU_{name}") for name in ("SHARED", "WILD"))
     shared, wild = (Path(path) if path else None for path in paths)
     room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # a quarter more than the memory of the cards, for the gaps between allocations
-    return Machine(
-        cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild, number("UNEVEN", 0) or None
-    )
+    generation, uneven, reaches_peers = (int(major), int(minor)), number("UNEVEN", 0) or None, bool(number("PEERS", 1))
+    return Machine(cards, generation, memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild, uneven, reaches_peers)
 
 
 machine = _machine()

@@ -127,7 +127,11 @@ def device_attribute(out: int, attribute: int, card: int) -> None:
 
 @function("cuDeviceCanAccessPeer", "pii")
 def can_access_peer(out: int, card: int, peer: int) -> None:
-    put(out, ctypes.c_int, 0)
+    put(out, ctypes.c_int, _can_access(check_card(card), check_card(peer)))
+
+
+def _can_access(card: int, peer: int) -> bool:
+    return card != peer and machine.reaches_peers
 
 
 # --- contexts ------------------------------------------------------------------------------------------------------------
@@ -238,6 +242,19 @@ def context_get(out: int) -> None:
 @function("cuCtxGetDevice", "p")
 def context_device(out: int) -> None:
     put(out, ctypes.c_int, current().card)
+
+
+@function("cuCtxEnablePeerAccess", "pu")
+def enable_peer_access(handle: int, flags: int) -> Result:
+    context, peer = current(), machine.contexts.get(handle)
+    if peer is None:
+        return Result.INVALID_CONTEXT
+    if not _can_access(context.card, peer.card):
+        return Result.PEER_ACCESS_UNSUPPORTED
+    if peer.card in context.peers:
+        return Result.PEER_ACCESS_ALREADY_ENABLED
+    context.peers.add(peer.card)
+    return Result.SUCCESS
 
 
 @function("cuCtxGetApiVersion", "pp")

@@ -29,7 +29,7 @@ def begin_capture(handle: int | None, mode: int) -> Result:
         return Result.STREAM_CAPTURE_UNSUPPORTED
     if stream.capture is not None:
         return Result.ILLEGAL_STATE
-    stream.capture, stream.tail = Capture(stream, before=stream.tail), []
+    stream.capture, stream.tail = Capture(stream, before={id(stream): stream.tail}), []
     return Result.SUCCESS
 
 
@@ -44,9 +44,8 @@ def end_capture(handle: int | None, out: int) -> Result:
     joined = _reached(stream.tail)
     others = [s for s in machine.objects.values() if isinstance(s, Stream) and s.capture is capture and s is not stream]
     unjoined = any(work not in joined for s in others for work in s.tail)
-    for other in others:
-        other.capture, other.tail = None, []
-    stream.capture, stream.tail = None, capture.before
+    for each in (stream, *others):
+        each.capture, each.tail = None, capture.before[id(each)]
     if capture.invalid:
         put(out, ctypes.c_void_p, None)
         return Result.STREAM_CAPTURE_INVALIDATED

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from tests.gpu.driver.calls import DriverError, Result, function, put
-from tests.gpu.driver.card import SHARED_LIMITS, current, machine
+from tests.gpu.driver.card import SHARED_LIMITS, Context, current, machine
 from tests.gpu.driver.links import MAGIC
 from tests.gpu.driver.streams import stream_of, submit
 from tests.gpu.ptx.faults import Fault, UnknownPtx
@@ -23,6 +23,7 @@ MAX_DYNAMIC_SHARED = 8  # number of the function attribute that requests more sh
 class Function:
     module: LoadedModule
     name: str
+    context: Context
     attributes: dict[int, int] = field(default_factory=dict)
 
 
@@ -47,9 +48,11 @@ def _load(image: int) -> LoadedModule:
 
 @function("cuModuleLoadDataEx", "ppupp")
 def module_load_ex(out: int, image: int, count: int, options: int | None, values: int | None) -> Result:
-    current()
+    context = current()
     try:
-        put(out, ctypes.c_void_p, machine.handle(_load(image)))
+        handle = machine.handle(_load(image))
+        machine.homes[handle] = context
+        put(out, ctypes.c_void_p, handle)
     except UnknownPtx as error:
         machine.faults.append(str(error))
         _write_log(str(error), count, options, values)
@@ -81,7 +84,7 @@ def module_unload(handle: int) -> None:
     module = machine.find(handle, LoadedModule)
     for address in module.globals.values():
         machine.memory.free(address)
-    del machine.objects[handle]
+    del machine.objects[handle], machine.homes[handle]
 
 
 @function("cuModuleGetFunction", "ppp")
@@ -89,7 +92,7 @@ def module_function(out: int, handle: int, name: int) -> Result:
     module, text = machine.find(handle, LoadedModule), ctypes.string_at(name).decode()
     if text not in module.module.kernels:
         return Result.NOT_FOUND
-    put(out, ctypes.c_void_p, machine.handle(Function(module, text)))
+    put(out, ctypes.c_void_p, machine.handle(Function(module, text, machine.homes[handle])))
     return Result.SUCCESS
 
 
@@ -204,6 +207,8 @@ def check_launch(chosen: Function, config: LaunchConfig) -> None:
 
 def enqueue(chosen: Function, config: LaunchConfig, parameters: bytes, stream: int | None) -> None:
     into = stream_of(stream)
+    if into.context is not chosen.context:
+        raise DriverError(Result.INVALID_HANDLE)
     check_launch(chosen, config)
 
     def run() -> None:
@@ -214,17 +219,18 @@ def enqueue(chosen: Function, config: LaunchConfig, parameters: bytes, stream: i
             given = WILD.to_bytes(8, "little") * (len(parameters) // 8)
         seed = machine.seed and machine.seed + machine.launches
         try:
-            launch(
-                chosen.module,
-                chosen.name,
-                config.grid,
-                config.block,
-                given,
-                dynamic_bytes=config.dynamic_bytes,
-                seed=seed,
-                arch=machine.arch,
-                uneven=machine.uneven,
-            )
+            with machine.memory.without(machine.hidden_from(chosen.context)):
+                launch(
+                    chosen.module,
+                    chosen.name,
+                    config.grid,
+                    config.block,
+                    given,
+                    dynamic_bytes=config.dynamic_bytes,
+                    seed=seed,
+                    arch=machine.arch,
+                    uneven=machine.uneven,
+                )
         except Fault as fault:
             raise Fault(f"launch {machine.launches}: {fault}") from fault
 

@@ -2,7 +2,7 @@
 
 REFUSED = (
     "cuArray3DCreate_v2", "cuArray3DGetDescriptor_v2", "cuArrayCreate_v2", "cuArrayDestroy", "cuArrayGetDescriptor_v2", "cuCtxAttach",
-    "cuCtxCreate_v4", "cuCtxDetach", "cuCtxDisablePeerAccess", "cuCtxEnablePeerAccess", "cuCtxGetApiVersion", "cuCtxGetCacheConfig",
+    "cuCtxCreate_v4", "cuCtxDetach", "cuCtxDisablePeerAccess", "cuCtxGetApiVersion", "cuCtxGetCacheConfig",
     "cuCtxGetDevice", "cuCtxGetLimit", "cuCtxGetSharedMemConfig", "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuCtxSetCacheConfig",
     "cuCtxSetLimit", "cuCtxSetSharedMemConfig", "cuCtxSynchronize", "cuDeviceCanAccessPeer", "cuDeviceComputeCapability", "cuDeviceGet",
     "cuDeviceGetAttribute", "cuDeviceGetByPCIBusId", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetPCIBusId",

@@ -33,7 +33,7 @@ class Capture:
     """The work of a stream that is being captured. This work is recorded in order and does not run."""
 
     origin: Stream
-    before: list[Work]  # the stream's tail before the capture, which is restored after the capture
+    before: dict[int, list[Work]]  # by id of each stream in the capture: its tail before, which is restored after the capture
     recorded: list[Work] = field(default_factory=list)
     invalid: bool = False
 
@@ -242,6 +242,7 @@ def stream_wait_event(handle: int | None, event_handle: int, flags: int) -> None
         if stream.capture not in (None, event.capture):
             raise DriverError(Result.STREAM_CAPTURE_UNMATCHED)
         if stream.capture is None:
+            event.capture.before[id(stream)] = stream.tail
             stream.capture, stream.tail = event.capture, []
     stream.tail = [*stream.tail, *(w for w in event.recorded if w not in stream.tail)]
 
@@ -260,6 +261,8 @@ def event_create(out: int, flags: int) -> None:
 @function("cuEventRecord", "pp")
 def event_record(handle: int, stream_handle: int | None) -> None:
     event, stream = machine.find(handle, Event), stream_of(stream_handle)
+    if event.context is not stream.context:
+        raise DriverError(Result.INVALID_HANDLE)
     event.recorded, event.capture = [submit(stream, None)], stream.capture
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import bisect
 import ctypes
 import mmap
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +67,20 @@ class Memory:
             if begin <= offset < begin + max(size, 1):
                 return address - offset + begin, size
         return None
+
+    @contextmanager
+    def without(self, addresses: Sequence[int]) -> Generator[None]:
+        """Let accesses to these allocations fail inside the `with`, as if they did not exist."""
+        if not addresses:
+            yield
+            return
+        hidden = {offset: self._live.pop(offset) for offset in map(self.offset, addresses)}
+        self._sort()
+        try:
+            yield
+        finally:
+            self._live |= hidden
+            self._sort()
 
     @property
     def allocated(self) -> int:

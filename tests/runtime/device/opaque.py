@@ -165,6 +165,16 @@ class OpaqueDevice:
     def card_usage(self) -> None:
         return None
 
+    # --- ranks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> Sequence[OpaqueDevice]:
+        return (self,)
+
+    def of_ranks(self, parts: Sequence[Any]) -> Any:
+        (tensor,) = parts
+        return tensor
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int, *, sparse: bool = False) -> OpaqueMemory:
@@ -251,5 +261,5 @@ class OpaqueDevice:
         return OpaqueRegion(self._cpu.region(code.code, launches, bases, function), bases)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> Device:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None) -> Device:
     return OpaqueDevice(num_threads, stack_bytes=stack_bytes)

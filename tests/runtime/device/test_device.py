@@ -1,4 +1,4 @@
-"""The device protocol. Each device must pass these tests; here the CPU, the opaque device and a software GPU do."""
+"""The device protocol. Each device must pass these tests; here the CPU, the opaque device, a software GPU and two of them together do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from runtime.device.base import Device
 from runtime.device.cpu.device import CpuDevice
 from runtime.device.cuda.device import CudaDevice
+from runtime.device.cuda.ranks import CudaRanks
 from runtime.device.registry import DEVICES, open_device
 from runtime.errors import IncompatibleExecutable, OutOfMemory
 from runtime.executable import ExecutableMeta, HostCode
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.fixtures import _library as _library
-from tests.gpu.fixtures import needs_pycuda
 from tests.gpu.fixtures import software_gpu as software_gpu
 from tests.runtime.device.opaque import OpaqueDevice
 
@@ -28,13 +29,15 @@ PTX = b".version 7.4\n.target sm_80\n.address_size 64\n"
 I32, F32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
-@pytest.fixture(params=["cpu", "opaque", pytest.param("cuda", marks=needs_pycuda)])
-def device(request: pytest.FixtureRequest) -> Device:
-    if request.param != "cuda":
+@pytest.fixture(params=["cpu", "opaque", *(pytest.param(name, marks=needs_pycuda) for name in ("cuda", "ranks"))])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    if request.param in ("cpu", "opaque"):
         return {"cpu": CPU, "opaque": OPAQUE}[request.param]
-    request.getfixturevalue("software_gpu")
+    software_gpu: SoftwareGpu = request.getfixturevalue("software_gpu")
+    software_gpu.has_cards(2, monkeypatch)
     gpu: Device = CudaDevice()
-    return gpu
+    ranks: Device = CudaRanks([CudaDevice(0), CudaDevice(1)])
+    return ranks if request.param == "ranks" else gpu
 
 
 def read(device: Device, tensor: Any) -> NDArray[Any]:
@@ -105,7 +108,7 @@ def test_an_index_is_read_and_written_along_any_axis(device: Device) -> None:
         expected = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         tensor = device.upload(expected.copy())
         data = device.read_index(tensor, axis, 1)
-        assert data == np.moveaxis(expected, axis, 0)[1].tobytes()
+        assert data == np.moveaxis(expected, axis, 0)[1].tobytes() * len(device.ranks)
         device.write_index(tensor, axis, 0, memoryview(data))
         np.moveaxis(expected, axis, 0)[0] = np.moveaxis(expected, axis, 0)[1]
         assert np.array_equal(read(device, tensor), expected)

@@ -27,6 +27,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
 from compiler.ops.manipulate import RESHAPE
 from compiler.ops.memory import Owners
+from compiler.ops.ranks import RANKS
 from compiler.passes.fusion.fuse import MOST_OPERANDS
 from compiler.passes.fusion.join import WrittenCall, written_out
 from compiler.passes.outline import Outliner
@@ -123,6 +124,8 @@ class _Joiner:
 
 def _is_elementwise(prim: PrimFunc) -> bool:
     """Return whether the function computes its elements one by one, without reductions."""
+    if RANKS in prim.attrs:  # what other ranks read must be in memory
+        return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
 
 

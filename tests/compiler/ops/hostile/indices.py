@@ -46,4 +46,4 @@ def hostile(op: str, values: tuple[Any, ...], attrs: Mapping[str, Any], rng: np.
         for column, most in bound.items() if isinstance(bound, dict) else [(None, bound)]:
             overwrite(array if column is None else array[:, column], most, rng)
         found[name] = array
-    return tuple(found.values())
+    return (*found.values(), *values[len(found) :])

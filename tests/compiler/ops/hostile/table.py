@@ -302,6 +302,19 @@ def _embedding(draw: Draw) -> None:
     draw.call(draw.tensor([rows, draw.size()]), draw.indices(_shape(draw, 0, 2), rows))
 
 
+@row("all_gather")
+def _all_gather(draw: Draw) -> None:
+    shape, dtype = _shape(draw, 1), draw.one_of(ANY)
+    draw.call(*(draw.tensor(shape, dtype) for _ in range(draw.size(1, 2, 4))), axis=_axis(draw, shape))
+
+
+@row("rank_embedding")
+def _rank_embedding(draw: Draw) -> None:
+    rows, columns, dtype, num_ranks = draw.size(1, 2, 5), draw.size(), draw.one_of(ANY), draw.size(1, 2, 4)
+    tables = [draw.tensor([rows, columns], dtype) for _ in range(num_ranks)]
+    draw.call(draw.indices(_shape(draw, 0, 2), rows * num_ranks), *tables, size=rows * num_ranks)
+
+
 @row("rope_angles")
 def _rope_angles(draw: Draw) -> None:
     draw.call(draw.indices(_shape(draw, 0, 2), 41), draw.tensor([draw.size()], F32), scale=draw.one_of([1.0, 0.5]))

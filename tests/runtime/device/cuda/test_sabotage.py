@@ -137,7 +137,7 @@ def test_the_kernel_as_it_ships_is_right(program: str, software_gpu: SoftwareGpu
 
 def limit_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """Launch kernels with fewer blocks than there are tiles, so that blocks compute several."""
-    monkeypatch.setattr(CudaRegion, "_blocks", lambda region: (blocks,) * len(region._launches))
+    monkeypatch.setattr(CudaRegion, "_blocks", lambda region: (blocks,) * len(region._gathers))
 
 
 @pytest.mark.parametrize(("program", "rows", "blocks"), [(TWO_TILES, ROWS, 1), (WIDE, 300, 2)], ids=["narrow", "wide"])

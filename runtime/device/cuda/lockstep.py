@@ -1,0 +1,40 @@
+"""Let the streams of several cards wait for each other, by events. With one card there is nothing to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.device.cuda.card import Card
+
+
+class Lockstep:
+    """Waits between the streams of cards. They hold for the work that the streams have been given before the call, and are part of a
+    capture if the streams are being captured."""
+
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self._cards = cards
+        self._events = [card.event(self) for card in cards] if len(cards) > 1 else []
+
+    def meet(self) -> None:
+        """Let each card wait for all others."""
+        self._let(range(len(self._events)), range(len(self._events)))
+
+    def join(self) -> None:
+        """Let the first card wait for all others."""
+        self._let([0], range(1, len(self._events)))
+
+    def fork(self) -> None:
+        """Let all other cards wait for the first."""
+        self._let(range(1, len(self._events)), [0])
+
+    def _let(self, waiting: Sequence[int], awaited: Sequence[int]) -> None:
+        if not self._events:
+            return
+        for rank in awaited:
+            with self._cards[rank] as card:
+                self._events[rank].thing.record(card.stream)
+        for rank in waiting:
+            with self._cards[rank] as card:
+                for other in awaited:
+                    if other != rank:
+                        card.stream.wait_for_event(self._events[other].thing)
