@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.images.cutting import CuttingFault, Plan, crops_of
-from server.messages import Crop, Fit
+from runtime.fits import Tiles
+from server.images.cutting import Plan, crops_of
+from server.images.sizes import CuttingFault
+from server.messages import Crop
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -65,7 +67,7 @@ class Decoding:
 
     def warm(self) -> None:
         with suppress(ImportError):
-            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 1, Fit.TILES, filter=1, longest_edge=16, splits=True))
+            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 1, Tiles(longest_edge=16), filter=1))
 
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)
