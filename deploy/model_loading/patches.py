@@ -129,7 +129,7 @@ def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Fl
         scale = np.float32(vision.table_edge) / sizes
         centres = (at.reshape(-1, 2).astype(np.float32) + np.float32(0.5)) * scale - np.float32(0.5)  # [patches, 2]
         if vision.tower is Tower.GLM4V:
-            near = _cubic(centres, entries)
+            near = _cubic(centres.astype(np.float32), entries)
         else:
             near = np.maximum(one - np.abs(entries - centres[..., None]) / np.maximum(scale, one)[:, None], np.float32(0))
             near /= near.sum(axis=2, keepdims=True)

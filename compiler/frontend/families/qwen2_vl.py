@@ -80,7 +80,7 @@ def read_like_qwen(fields: Fields, tower: Tower, defaults: Mapping[str, Any], na
     inner = fields.fields("vision_config", defaults)
     inner.skip(*UNREAD)
     image_token = fields.integer(IMAGE_TOKEN, others.pop("image_token", IMAGE_TOKEN_ID), minimum=0)
-    fixed = {"connector": Connector.PERCEPTRON, "cutting": FREE, "three_axes": True, "is_optional": True}
+    fixed: dict[str, Any] = {"connector": Connector.PERCEPTRON, "cutting": FREE, "three_axes": True, "is_optional": True}
     return read_any_size(
         inner,
         tower,
