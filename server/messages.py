@@ -17,6 +17,7 @@ from hashlib import blake2b
 import msgspec
 
 from runtime.device.base import CardUsage
+from runtime.fits import Fit
 from server.load_settings import LoadSettings
 from server.peers.named import Giver
 from server.peers.wire import Offer
@@ -342,36 +343,14 @@ class QualityLabel(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
-class Fit(StrEnum):
-    """How an image is brought to the size of crops."""
-
-    TILES = "tiles"  # the image is scaled to a multiple of a crop's edge and cut into crops; a last crop shows the whole image
-    GRID = "grid"  # as TILES, but the image is scaled to the number of rows and columns of crops that fits its proportions best
-    STRETCHED = "stretched"  # both edges of the image become those of one crop
-    CENTRE = "centre"  # the shorter edge of the image becomes that of a crop, and its middle is cut out
-    FREE = "free"  # both edges of the image become multiples of a crop's edge, and nearly keep their proportions
-    CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
-    FILLED = "filled"  # both edges become multiples of a crop's edge, for as many squares as allowed in about these proportions
-    MIXED = "mixed"  # like FREE, but a large image is also cut into a grid of square crops, which precede that of the whole
-
-
 class Vision(msgspec.Struct, frozen=True):
     """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
 
-    crop_size: int  # pixels of an edge of a crop; with FREE, CAPPED, FILLED or MIXED, the edges of a crop are multiples of it
-    edge_tokens: int  # rows and columns of tokens of a crop; with FREE, CAPPED, FILLED or MIXED, those of a square with this edge
+    crop_size: int  # pixels of an edge of a crop; if crops have any size, of a square of a crop
+    edge_tokens: int  # rows and columns of tokens of a crop; if crops have any size, of a square
     image_token: int  # negative if the model embeds images
-    fit: Fit
+    fit: Fit  # how an image becomes crops
     filter: int  # number of the filter in Pillow by which images are scaled
-    longest_edge: int  # with TILES, the longer edge of a scaled image has this many pixels; with CAPPED, at most this many
-    splits: bool  # whether an image becomes several crops and a small one of the whole
-    most_crops: int = 1  # with GRID or MIXED: largest number of crops beside that of the whole
-    least_crops: int = 1  # with MIXED: least number of crops of a large image beside that of the whole
-    least_pixels: int = 0  # with FREE or MIXED: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with FREE or MIXED: an image with more pixels is reduced; with FILLED: it gets nearly so many
-    shows_whole: bool = True  # with MIXED: whether the crop of the whole follows those of a large image
-    tile_edge: int = 0  # with MIXED: pixels of an edge of the crops of a large image
-    unsplit_pixels: int = 0  # with MIXED: an image with more pixels, when its edges are rounded to squares, is a large one
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none

@@ -8,8 +8,8 @@ its row and column in its crop. `ends` says after which patch each crop ends. Th
 patch by a matrix, and applies the layers of the encoder, most of which rotate queries and keys by row and column.
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, the
-sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers. In SigLIP 2,
-all `e` vectors of the table have shares.
+sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers. In SigLIP 2
+and GLM-4.1V, all `e` vectors of the table have shares. If images are embedded, each crop becomes one row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS, TowerLayers, normalised
 from compiler.frontend.vision import Vision
 from compiler.ir.dims import Dim
-from compiler.ir.graph.atoms import Constant, Var
-from compiler.ops.elementwise import MULTIPLY
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
+from compiler.ops.elementwise import MULTIPLY, SUBTRACT
+from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import CONCAT, PERMUTE_DIMS
 from compiler.ops.reduce import SUM
 
@@ -35,7 +36,7 @@ class AnySize(TowerLayers):
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
     ) -> None:
         super().__init__(net, vision, squares * vision.num_patches, crops[0], _starts(net, crops[1]))
-        self.squares, self.taps = squares, taps
+        self.squares, self.ends, self.taps = squares, crops[1], taps
         self.windows = (windows[0], _starts(net, windows[1])) if windows else None
 
     def embedded(self, patches: Var, *, bias: bool = False) -> Var:
@@ -53,6 +54,16 @@ class AnySize(TowerLayers):
         else:
             w = net.weight(name, size, COLOURS, patch, patch)
         return net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 3, 1)), size, patch**2 * COLOURS)
+
+    def positions(self) -> Var:
+        """Return the vectors of patches in the table of positions that is scaled to their crop, [places, size]."""
+        net, vision, (shares,) = self.net, self.vision, self.taps
+        table = net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size)
+        return net.product(shares, net.call(PERMUTE_DIMS, table, axes=(1, 0)), format=self.format)
+
+    def one_of_each(self, x: Var) -> Var:
+        lasts = self.net.call(SUBTRACT, self.ends, ScalarValue(1, "i32"))
+        return self.net.call(EMBEDDING, x, lasts)
 
     def joined(self, x: Var) -> Var:
         """Return the vectors of the patches of each square as one, [squares, patches * size]."""

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isqrt
 from pathlib import Path
+from typing import assert_never
+
+from msgspec.structs import replace
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
-from compiler.frontend.vision import MOST_PATCHES, Cutting, Fit, Vision
+from compiler.frontend.vision import MOST_PATCHES, Cutting, Tower, Vision
+from runtime.fits import Canvas, Capped, Centre, Filled, Fit, Free, Grid, Mixed, Naflex, Stretched, Tiles
 
 FILE, LATER_FILE = "preprocessor_config.json", "processor_config.json"  # newer versions of transformers write one file for all processors
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
 MOST_CROPS_PER_EDGE = 16
 HALF = (0.5,) * 3
-TILES = Cutting(Fit.TILES, LANCZOS, 1 / 255, HALF, HALF, longest_edge=4 * 364, splits=True)
-STRETCHED = Cutting(Fit.STRETCHED, BILINEAR, 1 / 255, HALF, HALF)
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-GRID = Cutting(Fit.GRID, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, splits=True, most_crops=12)
-MOST_GRID_CROPS = 64
-CENTRE = Cutting(Fit.CENTRE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
-FREE = Cutting(Fit.FREE, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, least_pixels=56 * 56, most_pixels=28 * 28 * 1280)
-MIXED = Cutting(Fit.MIXED, BILINEAR, 1 / 255, HALF, HALF, splits=True, most_crops=10, least_crops=2, tile_edge=512)
-FILLED = Cutting(Fit.FILLED, BICUBIC, 1 / 255, HALF, HALF)
-FILLED_TOKENS = 280
+TILES = Cutting(Tiles(longest_edge=4 * 364), LANCZOS, 1 / 255, HALF, HALF)
+STRETCHED = Cutting(Stretched(), BILINEAR, 1 / 255, HALF, HALF)
+GRID = Cutting(Grid(most_crops=12), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+CENTRE = Cutting(Centre(), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+FREE = Cutting(Free(least_pixels=56 * 56, most_pixels=28 * 28 * 1280), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+GLM = Cutting(Free(least_pixels=112 * 112, most_pixels=28 * 28 * 15_000, enlarges_edges=True), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
+NAFLEX = Cutting(Naflex(256), BILINEAR, 1 / 255, HALF, HALF)
+CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
+FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
+CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 MIXED_TOKENS = 64, 256  # least and most tokens of an image
 MIXED_TOLERANCE = 2.0  # with at most so many times the most pixels, an image is not large yet
-CAPPED = Cutting(Fit.CAPPED, BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION, longest_edge=1024)
+MIXED = Cutting(
+    Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
+    *(BILINEAR, 1 / 255, HALF, HALF),
+)
+FILLED_TOKENS = 280
+MOST_GRID_CROPS = 64
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
 
@@ -37,77 +46,107 @@ def has_processor(folder: Path) -> bool:
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
-    if known.fit is Fit.FILLED:
-        return _filled(fields, vision)
-    needed = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
-    if known.fit is Fit.MIXED:
+    fit = _read_fit(fields, vision, known.fit)
+    needed = [("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("do_convert_rgb", True)]
+    if isinstance(fit, Filled):
+        needed[2] = ("do_normalize", False)  # the encoder itself normalises pixels, so the file says that nobody does
+    if isinstance(fit, Mixed):
         needed = needed[1:]  # files of LFM2-VL say `do_resize: false`, and its processor resizes
-    for name in needed:
-        if not fields.flag(name, True):
-            raise fields.error(name, "true")
-    found = replace(
-        known,
-        rescale=fields.number("rescale_factor", known.rescale),
-        mean=fields.numbers("image_mean", 3) if "image_mean" in fields else known.mean,
-        deviation=fields.numbers("image_std", 3) if "image_std" in fields else known.deviation,
+    for name, wanted in needed:
+        if fields.flag(name, wanted) is not wanted:
+            raise fields.error(name, str(wanted).lower())
+    is_stated = not isinstance(fit, Filled)
+    return Cutting(
+        fit,
+        _filter(fields, known),
+        fields.number("rescale_factor", known.rescale),
+        fields.numbers("image_mean", 3) if is_stated and "image_mean" in fields else known.mean,
+        fields.numbers("image_std", 3) if is_stated and "image_std" in fields else known.deviation,
     )
-    match known.fit:
-        case Fit.TILES:
-            return _tiles(fields, vision, found)
-        case Fit.GRID:
-            return _grid(fields, vision, found)
-        case Fit.STRETCHED | Fit.CENTRE:
-            return _whole(fields, vision, found)
-        case Fit.FREE:
-            return _free(fields, vision, found)
-        case Fit.CAPPED:
-            return _capped(fields, vision, found)
-        case Fit.MIXED:
-            return _mixed(fields, vision, found)
 
 
-def _tiles(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+def _read_fit(fields: Fields, vision: Vision, known: Fit) -> Fit:
+    match known:
+        case Tiles():
+            return _tiles(fields, vision, known)
+        case Grid():
+            return _grid(fields, vision, known)
+        case Canvas():
+            return _canvas(fields, vision, known)
+        case Stretched() | Centre():
+            return _whole(fields, vision)
+        case Mixed():
+            return _mixed(fields, vision, known)
+        case Free():
+            return _free(fields, vision, known)
+        case Capped():
+            return _capped(fields, vision, known)
+        case Filled():
+            return _filled(fields, vision)
+        case Naflex():
+            return _naflex(fields, vision, known)
+        case _:
+            assert_never(known)
+
+
+def _tiles(fields: Fields, vision: Vision, known: Tiles) -> Tiles:
     crop_size = vision.crop_size
-    longest_edge = fields.fields("size", {"longest_edge": found.longest_edge}).integer("longest_edge", minimum=2)
+    longest_edge = fields.fields("size", {"longest_edge": known.longest_edge}).integer("longest_edge", minimum=2)
     if longest_edge > MOST_CROPS_PER_EDGE * crop_size:
         raise fields.error("size", f"a longest_edge of at most {MOST_CROPS_PER_EDGE} crops of {crop_size} pixels")
     fields.fields("max_image_size", {"longest_edge": crop_size}).require_equal("longest_edge", crop_size, "image_size in config.json")
     fields.require_equal("resample", LANCZOS, "the Lanczos filter")
-    return replace(found, longest_edge=longest_edge, splits=fields.flag("do_image_splitting", True))
+    return Tiles(longest_edge=longest_edge, splits=fields.flag("do_image_splitting", True))
 
 
-def _grid(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+def _grid(fields: Fields, vision: Vision, known: Grid) -> Grid:
     """Read how an image becomes a grid of crops. Processors cut images even if the file says `crop_to_patches: false`, which is only the
     default of the image processor when it is used alone."""
     fields.require_equal("min_patches", 1, "the only smallest number of crops that is supported")
     if not fields.flag("use_thumbnail", True):
         raise fields.error("use_thumbnail", "true")
+    _require_crop_size(fields, vision)
+    return Grid(most_crops=fields.integer("max_patches", known.most_crops, maximum=MOST_GRID_CROPS))
+
+
+def _canvas(fields: Fields, vision: Vision, known: Canvas) -> Canvas:
+    """Read how many crops a canvas has at most."""
+    _require_crop_size(fields, vision)
+    most = fields.integer("max_patches", known.most_crops, maximum=MOST_GRID_CROPS)
+    return Canvas(most_crops=most, enlarges=fields.flag("resize_to_max_canvas", False))
+
+
+def _require_crop_size(fields: Fields, vision: Vision) -> None:
     if fields.raw("size", size := {"height": vision.crop_size, "width": vision.crop_size}) != size:
         raise fields.error("size", f"{size}, as image_size in config.json")
-    return replace(
-        found, filter=_filter(fields, found), most_crops=fields.integer("max_patches", found.most_crops, maximum=MOST_GRID_CROPS)
-    )
 
 
-def _free(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+def _free(fields: Fields, vision: Vision, known: Free) -> Free:
     """Read the least and the most pixels to which an image is scaled. The most are at most what one call of the encoder takes."""
-    size = fields.fields("size", {"shortest_edge": found.least_pixels, "longest_edge": found.most_pixels})
+    size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("merge_size", vision.merge, "spatial_merge_size in config.json")
     fields.require_equal("temporal_patch_size", vision.num_frames, "temporal_patch_size in config.json")
+    if vision.tower is Tower.GLM4V:  # whose processor counts the pixels of all frames
+        least, most = -(-least // vision.num_frames), most // vision.num_frames
     able = MOST_PATCHES * vision.patch_size**2
-    cutting = replace(found, filter=_filter(fields, found), least_pixels=least, most_pixels=min(most, able))
-    if least > cutting.most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
+    fit = replace(known, least_pixels=least, most_pixels=min(most, able))
+    if least > fit.most_pixels or _num_patches(vision, fit) > MOST_PATCHES:
         name, where = ("min_pixels", fields) if "min_pixels" in fields else ("shortest_edge", size)
         raise where.error(name, f"fewer pixels: one call of the encoder takes {able}, also if an image is much longer than wide")
-    return cutting
+    return fit
 
 
-def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+def _num_patches(vision: Vision, fit: Fit) -> int:
+    """Return the largest number of patches of a crop."""
+    return fit.most_squares(vision.crop_size) * vision.num_patches
+
+
+def _capped(fields: Fields, vision: Vision, known: Capped) -> Capped:
     """Read the longest edge that an image may have. It is at most what one call of the encoder takes."""
-    size = fields.fields("size", {"longest_edge": found.longest_edge})
+    size = fields.fields("size", {"longest_edge": known.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:
             raise fields.error("size", "an object with longest_edge only")
@@ -115,28 +154,25 @@ def _capped(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     if patch not in (vision.patch_size, {"height": vision.patch_size, "width": vision.patch_size}):
         raise fields.error("patch_size", f"{vision.patch_size}, as in config.json")
     able = isqrt(MOST_PATCHES) // vision.merge * vision.crop_size
-    return replace(found, filter=_filter(fields, found), longest_edge=min(size.integer("longest_edge"), able))
+    return Capped(min(size.integer("longest_edge"), able))
 
 
-def _filled(fields: Fields, vision: Vision) -> Cutting:
-    """Read how many tokens an image has at most. The encoder itself normalises pixels, so the file says that nobody does."""
-    known = vision.cutting
-    for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", False), ("do_convert_rgb", True)):
-        if fields.flag(name, wanted) is not wanted:
-            raise fields.error(name, str(wanted).lower())
+def _filled(fields: Fields, vision: Vision) -> Filled:
+    """Read how many tokens an image has at most."""
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("pooling_kernel_size", vision.merge, "pooling_kernel_size in config.json")
     able = min(MOST_PATCHES // vision.merge**2, vision.table_edge // vision.merge)  # an image may be one row of tokens
     most = fields.integer("max_soft_tokens", min(FILLED_TOKENS, able), maximum=able)
-    return replace(
-        known,
-        filter=_filter(fields, known),
-        rescale=fields.number("rescale_factor", known.rescale),
-        most_pixels=most * vision.crop_size**2,
-    )
+    return Filled(most * vision.crop_size**2)
 
 
-def _mixed(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+def _naflex(fields: Fields, vision: Vision, known: Naflex) -> Naflex:
+    """Read how many patches an image has at most."""
+    fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
+    return Naflex(fields.integer("max_num_patches", known.squares, maximum=MOST_PATCHES))
+
+
+def _mixed(fields: Fields, vision: Vision, known: Mixed) -> Mixed:
     """Read between which numbers of tokens an image is scaled, and how a large one is cut."""
     least, most = MIXED_TOKENS
     fields.require_equal("encoder_patch_size", vision.patch_size, "patch_size in config.json")
@@ -144,40 +180,38 @@ def _mixed(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
     most_pixels = fields.integer("max_image_tokens", most) * vision.crop_size**2
     splits = fields.flag("do_image_splitting", True)
     # A grid of one tile is not served: the processor scales a large image to a single square for it.
-    least_crops = fields.integer("min_tiles", found.least_crops, minimum=2 if splits else 1)
-    cutting = replace(
-        found,
-        filter=_filter(fields, found),
+    least_crops = fields.integer("min_tiles", known.least_crops, minimum=2 if splits else 1)
+    fit = Mixed(
         least_pixels=fields.integer("min_image_tokens", least) * vision.crop_size**2,
         most_pixels=most_pixels,
-        least_crops=least_crops,
-        most_crops=fields.integer("max_tiles", found.most_crops, minimum=least_crops, maximum=MOST_GRID_CROPS),
         splits=splits,
+        least_crops=least_crops,
+        most_crops=fields.integer("max_tiles", known.most_crops, minimum=least_crops, maximum=MOST_GRID_CROPS),
         shows_whole=fields.flag("use_thumbnail", True),
-        tile_edge=fields.integer("tile_size", found.tile_edge) if splits else 0,
+        tile_edge=fields.integer("tile_size", known.tile_edge) if splits else 0,
         unsplit_pixels=int(most_pixels * fields.number("max_pixels_tolerance", MIXED_TOLERANCE)),
     )
-    if cutting.tile_edge % vision.crop_size:
+    if fit.tile_edge % vision.crop_size:
         raise fields.error("tile_size", f"a multiple of {vision.crop_size}, the pixels of an edge of a token")
-    if cutting.least_pixels > most_pixels or replace(vision, cutting=cutting).most_squares * vision.num_patches > MOST_PATCHES:
-        name = "tile_size" if cutting.tile_edge**2 > MOST_PATCHES * vision.patch_size**2 else "max_image_tokens"
+    if fit.least_pixels > most_pixels or _num_patches(vision, fit) > MOST_PATCHES:
+        name = "tile_size" if fit.tile_edge**2 > MOST_PATCHES * vision.patch_size**2 else "max_image_tokens"
         raise fields.error(name, f"a number with which an image has at most {MOST_PATCHES} patches, and at least min_image_tokens")
-    return cutting
+    return fit
 
 
-def _filter(fields: Fields, found: Cutting) -> int:
-    filter: int = fields.integer("resample", found.filter)
+def _filter(fields: Fields, known: Cutting) -> int:
+    filter: int = fields.integer("resample", known.filter)
     if filter not in (LANCZOS, BILINEAR, BICUBIC):
         raise fields.error("resample", f"{LANCZOS}, {BILINEAR} or {BICUBIC}, the number of a filter")
     return filter
 
 
-def _whole(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
+def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
     """Read how the whole image becomes one crop."""
     for name in OTHERS:
         if fields.flag(name, False):
             raise fields.error(name, "false")
-    filter, edge = _filter(fields, found), vision.crop_size
+    edge = vision.crop_size
     fields.require_equal("image_seq_length", vision.num_rows, "the tokens of an image in config.json")
     of_clip = fields.text("image_processor_type", "").startswith("CLIP")
     is_centred = fields.flag("do_center_crop", of_clip)
@@ -189,7 +223,7 @@ def _whole(fields: Fields, vision: Vision, found: Cutting) -> Cutting:
         raise fields.error("crop_size", f"{edge}, as image_size in config.json")
     if of_clip and not is_centred:
         raise fields.error("do_center_crop", "true, so that crops are squares")
-    return replace(found, filter=filter, fit=Fit.CENTRE if is_centred else Fit.STRETCHED)
+    return Centre() if is_centred else Stretched()
 
 
 def _fields_of(folder: Path) -> Fields:

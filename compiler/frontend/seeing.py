@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.gemma4_tower import Gemma4
+from compiler.frontend.glm4v_tower import Glm4v
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS
 from compiler.frontend.pixtral_tower import Pixtral
@@ -28,6 +29,7 @@ ENCODERS = {  # encoders of crops of any size
     Tower.PIXTRAL: Pixtral,
     Tower.SIGLIP2: Siglip2,
     Tower.GEMMA4: Gemma4,
+    Tower.GLM4V: Glm4v,
 }
 TAPS = 4  # entries of the table of positions between which a patch lies
 MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
@@ -62,7 +64,7 @@ def add_seeing(net: Net, config: ModelConfig) -> None:
     if vision.window:
         w = DimVar("w", 1, vision.most_squares)
         windows = Var("window_ids", tensor((places,), i32)), Var("window_ends", tensor((w,), i32))
-    if vision.tower is Tower.SIGLIP2:
+    if vision.scales_table:
         taps = (Var("shares", tensor((places, vision.table_edge**2), DType.F32)),)
     elif vision.tower is Tower.QWEN3:
         taps = Var("taps", tensor((places, TAPS), i32)), Var("shares", tensor((places, TAPS), DType.F32))

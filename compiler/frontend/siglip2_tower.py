@@ -1,4 +1,5 @@
-"""Emit the encoder SigLIP 2 for images of any size (NaFlex), with the connector of LFM2-VL."""
+"""Emit the encoder SigLIP 2 for images of any size (NaFlex), with the connector of LFM2-VL, or with that of SigLIP, which embeds
+images."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.tower import COLOURS
 from compiler.frontend.squares import CONNECTOR_NORM_EPS
 from compiler.ir.graph.atoms import Var
-from compiler.ops.manipulate import PERMUTE_DIMS
 
 
 class Siglip2(AnySize):
@@ -19,16 +19,11 @@ class Siglip2(AnySize):
         x = net.add(self.embedded(patches, bias=True), self.positions())
         for number in range(vision.num_layers):
             x = self.layer(x, number)
-        return self.connected(self.norm(x, f"{self.encoder}{self.names.last_norm}"), config.hidden_size)
+        x = self.norm(x, f"{self.encoder}{self.names.last_norm}")
+        return self.probed(x) if vision.is_whole else self.connected(x, config.hidden_size)
 
     def patch_matrix(self, name: str) -> Var:
         return self.net.weight(name, self.vision.hidden_size, self.vision.patch_size**2 * COLOURS)
-
-    def positions(self) -> Var:
-        """Return the vectors of patches in the table that is scaled to their crop, [places, size]."""
-        net, vision, (shares,) = self.net, self.vision, self.taps
-        table = net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size)
-        return net.product(shares, net.call(PERMUTE_DIMS, table, axes=(1, 0)), format=self.format)
 
     def connected(self, x: Var, size: int) -> Var:
         """Return a row for each square, [squares, size]."""

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import numpy as np
+
 from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS, PROJECTION, TowerLayers, normalised
+from compiler.frontend.rope import Rope
 from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.dims import Dim
-from compiler.ir.graph.atoms import ShapeValue, Var
-from compiler.ops.attention.ragged import RAGGED_ATTENTION
+from compiler.ir.graph.atoms import Constant, ShapeValue, Var
+from compiler.ops.elementwise import GELU
+from compiler.ops.embedding import ROPE_ANGLES
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
 from compiler.ops.reduce import MEAN
 
@@ -27,10 +31,13 @@ class Squares(TowerLayers):
     def __init__(self, net: Net, vision: Vision, n: Dim, crop_ids: Var, starts: Var) -> None:
         super().__init__(net, vision, n * vision.num_places, crop_ids, starts)
         self.n = n
+        self.class_is_last = self.interleaved = vision.tower is Tower.LLAMA4
 
     def rows(self, pixels: Var, size: int) -> Var:
         net, vision = self.net, self.vision
         x = self.embedded(pixels)
+        if vision.tower is Tower.LLAMA4:
+            self.angles = self.rotations()
         for number in range(vision.num_layers):
             x = self.layer(x, number)
         if vision.last_norm:
@@ -49,17 +56,36 @@ class Squares(TowerLayers):
         lines = net.reshape(whole, self.n * edge, patch, edge, patch * COLOURS)
         patches = net.reshape(net.call(PERMUTE_DIMS, lines, axes=(0, 2, 1, 3)), self.n * vision.num_patches, values)
         x = normalised(net, vision, patches)
-        w = net.call(PERMUTE_DIMS, net.weight(f"{name}.weight", size, COLOURS, patch, patch), axes=(0, 2, 3, 1))
-        bias = None if vision.tower is Tower.CLIP else net.vector(f"{name}.bias", size)
+        if vision.tower is Tower.LLAMA4:
+            given = net.reshape(net.weight(f"{name}.weight", size, values), size, COLOURS, patch, patch)
+        else:
+            given = net.weight(f"{name}.weight", size, COLOURS, patch, patch)
+        w = net.call(PERMUTE_DIMS, given, axes=(0, 2, 3, 1))
+        # The matrix of patches has a bias unless a norm precedes the layers.
+        bias = None if self.names.first_norm else net.vector(f"{name}.bias", size)
         x = net.product(x, net.reshape(w, size, values), bias, format=self.format)
         x = net.reshape(x, self.n, vision.num_patches, size)
         if vision.has_class:
             first = net.as_f32(self.table(self.names.class_token, 1))
             firsts = net.call(BROADCAST_TO, first, ShapeValue((self.n, Dim.of(1), Dim.of(size))))
-            x = net.call(CONCAT, firsts, x, axis=1)
+            x = net.call(CONCAT, *((x, firsts) if self.class_is_last else (firsts, x)), axis=1)
         placed = net.add(x, net.as_f32(self.table(self.names.positions, vision.num_places)))
         x = net.reshape(placed, self.places, size)
-        return net.layer_norm(x, f"{self.encoder}pre_layrnorm", size, vision.norm_eps) if vision.tower is Tower.CLIP else x
+        return self.norm(x, f"{self.encoder}{self.names.first_norm}") if self.names.first_norm else x
+
+    def rotations(self) -> tuple[Var, Var]:
+        """Return the cosines and sines of all places, [places, pairs]. The first half of a head's pairs rotates by the column, the second
+        by the row, and the class token does not rotate."""
+        net, vision, edge = self.net, self.vision, self.vision.patches_per_edge
+        head = vision.hidden_size // vision.num_heads
+        rows, columns = np.divmod(np.arange(vision.num_patches, dtype=np.int32), np.int32(edge))
+        points = np.concatenate([np.stack([columns + 1, rows + 1], axis=1), np.zeros((1, 2), np.int32)])
+        frequencies, _ = Rope(vision.theta, head // 2).frequencies(1)
+        both = net.call(ROPE_ANGLES, Constant(points), Constant(frequencies))  # [places of a crop, 2, pairs of each]
+        every = ShapeValue((self.n, Dim.of(vision.num_places), Dim.of(head // 2)))
+        of_crop = (net.reshape(net.field(both, part), 1, vision.num_places, head // 2) for part in range(2))
+        cosines, sines = (net.reshape(net.call(BROADCAST_TO, part, every), self.places, head // 2) for part in of_crop)
+        return cosines, sines
 
     def table(self, name: str, count: int) -> Var:
         """Return `count` vectors that the checkpoint has for places, [1, count, size]. The checkpoint stores them with one, two or three
@@ -73,7 +99,8 @@ class Squares(TowerLayers):
         net, vision = self.net, self.vision
         if not vision.has_class:
             return x
-        patches = net.slice(net.reshape(x, self.n, vision.num_places, vision.hidden_size), 1, 1, vision.num_places)
+        first = 0 if self.class_is_last else 1
+        patches = net.slice(net.reshape(x, self.n, vision.num_places, vision.hidden_size), 1, first, first + vision.num_patches)
         return net.reshape(patches, self.n * vision.num_patches, vision.hidden_size)
 
     # --- the connector -----------------------------------------------------------------------------------------------------
@@ -98,32 +125,26 @@ class Squares(TowerLayers):
                 wide = plain_activation(net, vision.connector_activation, wide)
                 return net.linear(wide, f"{name}linear_2", size, size, bias=bias, format=self.format)
             case Connector.CLASS:
-                first = net.slice(net.reshape(x, self.n, vision.num_places, own), 1, 0, 1)
-                return net.linear(net.reshape(first, self.n, own), PROJECTION, own, size, format=self.format)
+                return net.linear(self.one_of_each(x), PROJECTION, own, size, format=self.format)
+            case Connector.ADAPTER:
+                return self.adapted(self.joined(x), size)
             case Connector.PROBE:
                 return self.probed(x)
             case _:
                 assert_never(vision.connector)
 
-    def probed(self, x: Var) -> Var:
-        """Return what a learned query finds in each crop. All places of a crop ask the same, and the answer to the first one is taken."""
-        net, vision, own, name = self.net, self.vision, self.vision.hidden_size, f"{self.encoder}head."
-        heads, size = vision.num_heads, own // vision.num_heads
-        w = net.weight(f"{name}attention.in_proj_weight", 3 * own, own)
-        bias = net.vector(f"{name}attention.in_proj_bias", 3 * own)
-        probe = net.as_f32(net.reshape(net.weight(f"{name}probe", 1, 1, own), 1, own))
-        (asked, found) = (
-            net.product(given, net.slice(w, 0, *part), net.slice(bias, 0, *part), format=self.format)
-            for given, part in ((probe, (0, own)), (x, (own, 3 * own)))
-        )
-        places = ShapeValue((self.places, Dim.of(heads), Dim.of(size)))
-        q = net.call(BROADCAST_TO, net.reshape(asked, 1, heads, size), places)
-        both = net.reshape(found, self.places, 2 * heads, size)
-        k, v = (net.slice(both, 1, part * heads, (part + 1) * heads) for part in range(2))
-        mixed = net.call(RAGGED_ATTENTION, q, k, v, self.crop_ids, self.starts, scale=size**-0.5)
-        first = net.slice(net.reshape(mixed, self.n, vision.num_places, own), 1, 0, 1)
-        h = self.linear(net.reshape(first, self.n, own), f"{name}attention.out_proj", own, own)
-        return net.add(h, self.fed(self.norm(h, f"{name}layernorm"), f"{name}mlp."))
+    def one_of_each(self, x: Var) -> Var:
+        own = self.vision.hidden_size
+        first = self.net.slice(self.net.reshape(x, self.n, self.vision.num_places, own), 1, 0, 1)
+        return self.net.reshape(first, self.n, own)
+
+    def adapted(self, x: Var, size: int) -> Var:
+        """Apply the adapter of Llama 4, two matrices with an activation after each, and project to rows of this size."""
+        net, vision, wide = self.net, self.vision, self.vision.connector_size
+        name, inputs = f"{self.encoder}vision_adapter.mlp.", vision.hidden_size * vision.merge**2
+        for part, in_size in (("fc1", inputs), ("fc2", wide)):
+            x = net.call(GELU, net.linear(x, f"{name}{part}", in_size, wide, format=self.format))
+        return net.linear(x, f"{self.connector}linear_1", wide, size, format=self.format)
 
     def joined(self, x: Var) -> Var:
         """Return the patches of each square in one row, line by line: [rows, merge * merge * size]."""

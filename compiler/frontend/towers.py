@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.fields import Fields
+from compiler.frontend.fields import REQUIRED, Fields
 from compiler.frontend.vision import MOST_PATCHES, Connector, Tower, Vision
 
 COMMON: Mapping[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
@@ -38,98 +39,112 @@ UNREAD = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """The names in files of the fields that all encoders have."""
+
+    size: str = "hidden_size"
+    heads: str = "num_attention_heads"
+    layers: str = "num_hidden_layers"
+    colours: tuple[str, ...] = ("num_channels",)
+    activation: str = "hidden_act"
+    norm_eps: str = "layer_norm_eps"
+
+
+QWEN_NAMES = FieldNames(heads="num_heads", layers="depth", colours=("in_channels", "in_chans"))
+
+
 def read_tower(fields: Fields, tower: Tower, defaults: Mapping[str, Any], *, num_left: int = 0, **others: Any) -> Vision:
-    """Return the encoder of a model with these fields. `defaults` are those of its `vision_config`. The last `num_left` layers do not run.
-    `others` are the fields of Vision that the connector determines."""
+    """Return the encoder of a model whose crops have one size. `defaults` are those of its `vision_config`. The last `num_left` layers do
+    not run. `others` are the fields of Vision that the connector determines."""
     vision = fields.fields("vision_config", defaults)
     vision.skip(*UNREAD)
-    size, heads = vision.integer("hidden_size"), vision.integer("num_attention_heads")
-    if size % heads:
-        raise vision.error("num_attention_heads", f"a divisor of hidden_size ({size})")
-    if vision.integer("num_channels", COLOURS) != COLOURS:
-        raise vision.error("num_channels", str(COLOURS))
-    crop_size, patch_size = vision.integer("image_size"), vision.integer("patch_size")
+    common = _common(vision, FieldNames(), defaults, num_left=num_left, **others)
+    crop_size, patch_size = vision.integer("image_size"), common["patch_size"]
     if patch_size > crop_size:
         raise vision.error("patch_size", f"at most image_size ({crop_size})")
-    if crop_size // patch_size % others["merge"]:
-        raise vision.error("image_size", f"a number of patches of {patch_size} pixels that is a multiple of {others['merge']}")
-    num_layers = vision.integer("num_hidden_layers", maximum=1000) - num_left
+    if crop_size // patch_size % common["merge"]:
+        raise vision.error("image_size", f"a number of patches of {patch_size} pixels that is a multiple of {common['merge']}")
+    return Vision(tower=tower, crop_size=crop_size, **common)
+
+
+def read_any_size(
+    inner: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames, *, rotates: bool = True, **others: Any
+) -> Vision:
+    """Return the encoder of a model whose crops have any size. `inner` are the fields of its `vision_config`, with these `defaults` and
+    `names`. If the encoder `rotates`, the halves of heads rotate by row and column. `others` are the fields of Vision that the family or
+    the connector determines."""
+    common = _common(inner, names, defaults, rotates=rotates, **others)
+    return Vision(tower=tower, crop_size=common["patch_size"] * common["merge"], **common)
+
+
+def _common(
+    inner: Fields, names: FieldNames, defaults: Mapping[str, Any], *, num_left: int = 0, rotates: bool = False, **others: Any
+) -> dict[str, Any]:
+    """Return the fields of Vision that all encoders have in their files. `others` may have some of them, which are then not read."""
+    size, heads = inner.integer(names.size), inner.integer(names.heads)
+    if rotates and size % (4 * heads):
+        raise inner.error(names.heads, f"a number that divides {size} into heads whose halves consist of pairs")
+    if size % heads:
+        raise inner.error(names.heads, f"a divisor of {names.size} ({size})")
+    for name in names.colours:
+        if inner.integer(name, COLOURS) != COLOURS:
+            raise inner.error(name, str(COLOURS))
+    num_layers = inner.integer(names.layers, maximum=1000) - num_left
     if num_layers < 1:
-        raise vision.error("num_hidden_layers", f"more than {num_left}")
-    return Vision(
-        tower=tower,
-        crop_size=crop_size,
-        patch_size=patch_size,
-        hidden_size=size,
-        intermediate_size=vision.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=heads,
-        activation=read_activation(vision, "hidden_act", defaults["hidden_act"]),
-        norm_eps=vision.number("layer_norm_eps"),
-        **others,
-    )
-
-
-def read_square(vision: Fields, size: int) -> dict[str, Any]:
-    """Return the sizes of an encoder of images of any size, whose vectors have `size` elements."""
-    for name in ("in_channels", "in_chans"):
-        if vision.integer(name, COLOURS) != COLOURS:
-            raise vision.error(name, str(COLOURS))
-    heads, patch, merge = vision.integer("num_heads"), vision.integer("patch_size"), vision.integer("spatial_merge_size")
-    if size % (4 * heads):
-        raise vision.error("num_heads", f"a number that divides {size} into heads whose halves consist of pairs")
-    if merge**2 > MOST_PATCHES:
-        raise vision.error("spatial_merge_size", f"at most {isqrt(MOST_PATCHES)}")
+        raise inner.error(names.layers, f"more than {num_left}")
+    if "norm_eps" not in others:
+        others["norm_eps"] = inner.number(names.norm_eps)
+    if "intermediate_size" not in others:
+        others["intermediate_size"] = inner.integer("intermediate_size")
+    if rotates and "theta" not in others:
+        others["theta"] = read_theta(inner)
     return {
-        "crop_size": patch * merge,
-        "patch_size": patch,
-        "merge": merge,
+        "patch_size": inner.integer("patch_size"),
         "hidden_size": size,
+        "num_layers": num_layers,
         "num_heads": heads,
-        "num_frames": vision.integer("temporal_patch_size"),
-        "theta": _theta(vision),
+        "activation": read_activation(inner, names.activation, defaults[names.activation]),
+        **others,
     }
 
 
-def _theta(vision: Fields) -> float:
+def read_merge(fields: Fields, name: str, default: Any = REQUIRED) -> int:
+    """Return the edge of the squares of patches that become one row, in encoders of images of any size."""
+    merge: int = fields.integer(name, default)
+    if merge**2 > MOST_PATCHES:
+        raise fields.error(name, f"at most {isqrt(MOST_PATCHES)}")
+    return merge
+
+
+def read_theta(inner: Fields, default: float = 10_000.0) -> float:
     """Return the base of the rotation by row and column."""
-    rope = vision.fields("rope_parameters")
+    rope = inner.fields("rope_parameters")
     if rope.text("rope_type", KINDS[0]) not in KINDS:
         raise rope.error("rope_type", " or ".join(KINDS))
-    return rope.number("rope_theta", vision.number("rope_theta", 10_000.0))
+    return rope.number("rope_theta", inner.number("rope_theta", default))
 
 
 def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> Vision:
     """Return the encoder of a model with Pixtral. `others` are the fields of Vision that the connector determines."""
-    vision = fields.fields("vision_config", defaults)
-    vision.skip("model_type", "image_size", "is_composition")  # the largest image, which the processor states
-    heads, size, patch = vision.integer("num_attention_heads"), vision.integer("hidden_size"), vision.integer("patch_size")
-    if vision.integer("num_channels", COLOURS) != COLOURS:
-        raise vision.error("num_channels", str(COLOURS))
-    if size % (4 * heads):
-        raise vision.error("num_attention_heads", f"a number that divides {size} into heads whose halves consist of pairs")
-    vision.require_equal("head_dim", size // heads, "hidden_size / num_attention_heads")
-    if others["merge"] ** 2 > MOST_PATCHES:
-        raise fields.error("spatial_merge_size", f"at most {isqrt(MOST_PATCHES)}")
+    inner = fields.fields("vision_config", defaults)
+    inner.skip("model_type", "image_size", "is_composition")  # the largest image, which the processor states
     if fields.raw("vision_feature_layer", -1) != -1:
         raise fields.error("vision_feature_layer", "-1")
-    return Vision(
-        tower=Tower.PIXTRAL,
-        crop_size=patch * others["merge"],
-        patch_size=patch,
-        hidden_size=size,
-        intermediate_size=vision.integer("intermediate_size"),
-        num_layers=vision.integer("num_hidden_layers", maximum=1000),
-        num_heads=heads,
-        activation=read_activation(vision, "hidden_act", defaults["hidden_act"]),
+    vision = read_any_size(
+        inner,
+        Tower.PIXTRAL,
+        defaults,
+        FieldNames(),
         norm_eps=PIXTRAL_NORM_EPS,
-        theta=_theta(vision),
         connector=Connector.PERCEPTRON,
         qkv_bias=False,
         around=("", "[IMG_END]"),
         between="[IMG_BREAK]",
         **others,
     )
+    inner.require_equal("head_dim", vision.hidden_size // vision.num_heads, "hidden_size / num_attention_heads")
+    return vision
 
 
 def require_windows(config: ModelConfig) -> None:

@@ -5,28 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, sqrt
 from typing import TYPE_CHECKING
+
+from runtime.fits import Fit
 
 if TYPE_CHECKING:
     from compiler.frontend.config import Activation
 
 MOST_PATCHES = 4096  # most patches of one call of `see`, unless a single crop has more; more would only need a larger arena
 NO_TOKEN = -1  # image token of a model that embeds images, and reads no text with them
-MOST_RATIO = 200  # largest ratio of the longer edge to the shorter one of an image of any size
-
-
-class Fit(StrEnum):
-    """How an image is brought to the size of crops: see `server/images/cutting.py`."""
-
-    TILES = "tiles"  # it is scaled to a multiple of the crop's edge and cut into crops, and a last crop shows the whole
-    GRID = "grid"  # the same, but it is scaled to the number of rows and columns that fits its proportions best
-    STRETCHED = "stretched"  # both edges become those of one crop
-    CENTRE = "centre"  # the shorter edge becomes that of a crop, and the middle is cut out
-    FREE = "free"  # both edges become multiples of a crop's edge, and nearly keep their proportions
-    CAPPED = "capped"  # an image with a longer edge than allowed is reduced, and then both edges are rounded up to such multiples
-    FILLED = "filled"  # both edges become multiples of a crop's edge, for as many squares as allowed in about these proportions
-    MIXED = "mixed"  # like FREE, but a large image is also cut into a grid of square crops, which precede that of the whole
 
 
 class Tower(StrEnum):
@@ -41,6 +28,8 @@ class Tower(StrEnum):
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
     GEMMA4 = "gemma4"  # crops of any size, in which each half of a head rotates by itself, with norms before and after each branch
     SIGLIP2 = "siglip2"  # crops of any size, with the layers of SIGLIP, and a table of positions that is scaled to each crop
+    GLM4V = "glm4v"  # like QWEN2_5 without windows, with such a table of positions, and a convolution over squares at the end
+    LLAMA4 = "llama4"  # has a class token after the patches and a norm before the layers, and rotates by row and column
 
 
 class Connector(StrEnum):
@@ -51,27 +40,19 @@ class Connector(StrEnum):
     # two matrices with an activation between them project each patch (LLaVA), or joined patches after a norm (InternVL)
     PERCEPTRON = "perceptron"
     CLASS = "class"  # one matrix projects the class token, which stands for the whole crop (CLIP)
+    ADAPTER = "adapter"  # a perceptron that ends with an activation, and one more matrix, project joined patches (Llama 4)
     PROBE = "probe"  # a learned query attends to all patches, and what it finds stands for the whole crop (SigLIP)
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How an image is cut into crops, the squares that the encoder sees: see `server/images/cutting.py`."""
+    """How an image becomes crops, and the bytes of their pixels become numbers."""
 
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
     rescale: float  # factor of the bytes of a pixel
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
-    longest_edge: int = 0  # with tiles: the image is scaled so that its longer edge has this many pixels; capped: at most so many
-    most_crops: int = 1  # with a grid: largest number of crops besides the crop that shows the whole image
-    least_crops: int = 1  # mixed: least number of crops of a large image beside that of the whole
-    splits: bool = False  # whether an image becomes several crops and a small one of the whole; False: only the whole
-    shows_whole: bool = True  # mixed: whether the crop of the whole follows those of a large image
-    tile_edge: int = 0  # mixed: pixels of an edge of the crops of a large image
-    unsplit_pixels: int = 0  # mixed: an image with more pixels, when its edges are rounded to squares, is a large one
-    least_pixels: int = 0  # with any size: an image with fewer pixels is enlarged
-    most_pixels: int = 0  # with any size: an image with more pixels is reduced
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +77,7 @@ class Vision:
     connector_activation: Activation | None = None  # activation between the two matrices of a perceptron
     connector_bias: bool = True
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
-    connector_size: int = 0  # elements between the two matrices of a perceptron; 0: as many as those of the decoder's vectors
+    connector_size: int = 0  # elements within a perceptron or an adapter; 0: as many as those of the decoder's vectors
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
@@ -135,25 +116,26 @@ class Vision:
 
     @property
     def has_class(self) -> bool:
-        return self.tower in (Tower.CLIP, Tower.INTERN)
+        return self.tower in (Tower.CLIP, Tower.INTERN, Tower.LLAMA4)
+
+    @property
+    def scales_table(self) -> bool:
+        """Whether the table of positions is scaled to each crop, so that a patch gets a share of each of its vectors."""
+        return self.tower in (Tower.SIGLIP2, Tower.GLM4V)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a row stands for a whole crop, as in models that embed images."""
+        return self.connector in (Connector.CLASS, Connector.PROBE)
 
     @property
     def any_size(self) -> bool:
-        return self.cutting.fit in (Fit.FREE, Fit.CAPPED, Fit.FILLED, Fit.MIXED)
+        return self.cutting.fit.any_size
 
     @property
     def most_squares(self) -> int:
         """The largest number of squares of which a crop consists, 1 unless crops may have any size."""
-        if not self.any_size:
-            return 1
-        if self.cutting.fit is Fit.CAPPED:
-            return ceil(self.cutting.longest_edge / self.crop_size) ** 2
-        if self.cutting.fit is Fit.FILLED:
-            return self.cutting.most_pixels // self.crop_size**2
-        least, most = (pixels / self.crop_size**2 for pixels in (self.cutting.least_pixels, self.cutting.most_pixels))
-        # Edges are rounded up in an image that is enlarged, and to at least one square in one that is reduced.
-        enlarged = least + sqrt(least * MOST_RATIO) + sqrt(least / MOST_RATIO) + 1
-        return int(max(most, sqrt(most * MOST_RATIO), enlarged, (self.cutting.tile_edge / self.crop_size) ** 2))
+        return self.cutting.fit.most_squares(self.crop_size)
 
     @property
     def num_rows(self) -> int:

@@ -16,7 +16,7 @@ from deploy.model_loading.modes import Encoder
 from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
-from server.messages import HEAD, LOCAL, CachePages, ClassScores, Fit, Listening, PairPrompt, Ready, Vision
+from server.messages import HEAD, LOCAL, CachePages, ClassScores, Listening, PairPrompt, Ready, Vision
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,17 +84,8 @@ def _vision_of(vision: Seeing | None) -> Vision | None:
         crop_size=vision.crop_size,
         edge_tokens=vision.patches_per_edge // vision.merge,
         image_token=vision.image_token,
-        fit=Fit(cutting.fit),
+        fit=cutting.fit,
         filter=cutting.filter,
-        longest_edge=cutting.longest_edge,
-        splits=cutting.splits,
-        most_crops=cutting.most_crops,
-        least_crops=cutting.least_crops,
-        least_pixels=cutting.least_pixels,
-        most_pixels=cutting.most_pixels,
-        shows_whole=cutting.shows_whole,
-        tile_edge=cutting.tile_edge,
-        unsplit_pixels=cutting.unsplit_pixels,
         marker=vision.marker,
         around=vision.around,
         between=vision.between,

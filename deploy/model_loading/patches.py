@@ -20,6 +20,7 @@ from server.messages import Crop
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Rows = Floats
+CUBIC = np.float32(-0.75)  # the free coefficient of the cubic curve, as in PyTorch
 
 
 def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
@@ -41,7 +42,7 @@ def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
 def encoded(vision: Vision, crops: Sequence[Crop], call: Callable[..., Rows]) -> list[Rows]:
     """Return the rows of crops, each in the order of its tokens. `call` runs the program with this name."""
     rows = call(ENTRY, *inputs_of(vision, crops))
-    parts = np.split(rows, np.cumsum([crop.num_tokens for crop in crops])[:-1])
+    parts = np.split(rows, np.cumsum([1 if vision.is_whole else crop.num_tokens for crop in crops])[:-1])
     if not vision.window:
         return [part.copy() for part in parts]
     return [part[np.argsort(_order(vision, crop))] for crop, part in zip(crops, parts, strict=True)]
@@ -59,7 +60,7 @@ def inputs_of(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]
     patches, points = zip(*(_patches(vision, crop, one) for crop, one in zip(crops, pixels, strict=True)), strict=True)
     windows = _windows(vision, crops) if vision.window else ()
     taps: tuple[NDArray[Any], ...] = ()
-    if vision.tower is Tower.SIGLIP2:
+    if vision.scales_table:
         taps = (_shares(vision, crops, points),)
     elif vision.tower is Tower.QWEN3:
         taps = _taps(vision, crops, points)
@@ -118,15 +119,32 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
 
 
 def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Floats:
-    """Return the share of each entry of the table of positions in each patch, [patches, entries]. The table is scaled to the size of a crop
-    as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets the mean of those near it."""
+    """Return the share of each entry of the table of positions in each patch, [patches, entries]. For SigLIP 2, the table is scaled to the
+    size of a crop as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets the mean of
+    those near it. For GLM-4.1V, a patch gets the value of a cubic curve through the four nearest entries of each axis."""
     found: list[Floats] = []
     entries, one = np.arange(vision.table_edge, dtype=np.float32), np.float32(1)
     for crop, at in zip(crops, points, strict=True):
         sizes = np.array([vision.merge * count for count in (crop.rows, crop.columns)], np.float32)
         scale = np.float32(vision.table_edge) / sizes
         centres = (at.reshape(-1, 2).astype(np.float32) + np.float32(0.5)) * scale - np.float32(0.5)  # [patches, 2]
-        near = np.maximum(one - np.abs(entries - centres[..., None]) / np.maximum(scale, one)[:, None], np.float32(0))
-        near /= near.sum(axis=2, keepdims=True)
+        if vision.tower is Tower.GLM4V:
+            near = _cubic(centres.astype(np.float32), entries)
+        else:
+            near = np.maximum(one - np.abs(entries - centres[..., None]) / np.maximum(scale, one)[:, None], np.float32(0))
+            near /= near.sum(axis=2, keepdims=True)
         found.append((near[:, 0, :, None] * near[:, 1, None, :]).reshape(len(centres), -1))
     return np.concatenate(found)
+
+
+def _cubic(centres: Floats, entries: Floats) -> Floats:
+    """Return the share of each entry of an axis at each place, [patches, 2, entries]. The table goes on with its outermost entries."""
+    last, below = entries[-1], np.floor(centres)
+    found = np.zeros((*centres.shape, len(entries)), np.float32)
+    for step in range(-1, 3):
+        distance = np.abs(centres - (below + np.float32(step)))
+        near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
+        far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
+        share = np.where(distance <= 1, near, far).astype(np.float32)
+        found += share[..., None] * (entries == np.clip(below + np.float32(step), np.float32(0), last)[..., None])
+    return found

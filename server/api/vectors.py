@@ -92,8 +92,11 @@ def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], l
 
 
 def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> list[int]:
-    places = 0 if loaded.ready.vision is None else loaded.ready.vision.num_places
-    return [places if index in crops else len(ids) for index, ids in enumerate(prompts)]
+    vision = loaded.ready.vision
+    if vision is None:
+        return [len(ids) for ids in prompts]
+    each, square = vision.num_places, vision.edge_tokens**2
+    return [crops[index].num_tokens // square * each if index in crops else len(ids) for index, ids in enumerate(prompts)]
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +64,9 @@ class Embedder:
             if fault := self._fault(embed.crop):
                 self._publish(Failed(embed.request_id, ErrorCode.INVALID_VALUE, fault))
                 return
-            assert self._model.limits.seeing is not None
-            num_tokens = self._model.limits.seeing.cost
+            seeing = self._model.limits.seeing
+            assert seeing is not None
+            num_tokens = ceil(seeing.cost * seeing.share(embed.crop.num_tokens))
         elif not 1 <= num_tokens <= max_context:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
             self._publish(Failed(embed.request_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message))

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.images.cutting import CuttingFault, Plan, crops_of
+from runtime.fits import Tiles
+from server.images.cutting import Plan, crops_of
+from server.images.sizes import CuttingFault
 from server.isolated.files import NotBase64, bytes_of
-from server.messages import Crop, Fit
+from server.messages import Crop
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,7 +66,7 @@ class Decoding:
 
     def warm(self) -> None:
         with suppress(ImportError):
-            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 1, Fit.TILES, filter=1, longest_edge=16, splits=True))
+            crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 1, Tiles(longest_edge=16), filter=1))
 
     def run(self, work: bytes) -> bytes:
         file = msgspec.msgpack.decode(work, type=File)

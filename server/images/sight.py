@@ -5,6 +5,7 @@ that begins an image, the text of that token. Then each marker becomes the token
 
     Idefics3, SmolVLM   for each crop AROUND, its row and column, its image tokens; a line break after each row of crops; the whole image
     LFM2-VL             a token with the row and column before each tile of a large image, and THUMBNAIL before the whole image
+    Llama 4             the image tokens of each crop, BESIDE between two crops of a row, BELOW after each row; the marker; the whole
     other models        the image tokens of all crops, with texts before, after and between the rows of tokens that the family defines
 """
 
@@ -13,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from server.images.cutting import LOW_EDGE, Plan
+from runtime.fits import Canvas, Mixed, Tiles
+from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder, Picture
 from server.interfaces import Tokenizer
-from server.messages import Fit, Vision
+from server.messages import Vision
 from server.text.media import Markers
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+BESIDE, BELOW = "<|tile_x_separator|>", "<|tile_y_separator|>"
 THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-VL
 
 
@@ -54,9 +57,12 @@ class Sight:
         return self.markers.filled(prompt, [self._written(picture) for picture in pictures])
 
     def _written(self, picture: Picture) -> str:
-        if self.vision.fit is Fit.MIXED and picture.rows:
+        fit = self.vision.fit
+        if isinstance(fit, Mixed) and picture.rows:
             return self._with_places(picture)
-        if self.vision.fit is not Fit.TILES:
+        if isinstance(fit, Canvas):
+            return self._on_canvas(picture)
+        if not isinstance(fit, Tiles):
             begin, end = self.vision.around
             rows = (row for crop in picture.crops for row in [self.image_text * crop.columns] * crop.rows)
             return f"{begin}{self.vision.between.join(rows)}{end}"
@@ -66,6 +72,12 @@ class Sight:
             for row in range(picture.rows)
         ]
         return "".join(rows) + ("\n" if rows else "") + f"{AROUND}{WHOLE}{tokens}{AROUND}"
+
+    def _on_canvas(self, picture: Picture) -> str:
+        """Return the tokens of an image for Llama 4. All crops have the same number of them."""
+        begin, end = self.vision.around
+        tokens = self.image_text * picture.crops[-1].num_tokens
+        return f"{begin}{(BESIDE.join([tokens] * picture.columns) + BELOW) * picture.rows}{self.marker}{tokens}{end}"
 
     def _with_places(self, picture: Picture) -> str:
         """Return the tokens of a large image for LFM2-VL: each tile after its row and column, then the whole image, if it is shown."""
@@ -79,28 +91,6 @@ class Sight:
 
 
 def plan_of(vision: Vision, detail: str | None = None) -> Plan:
-    """Return how an image is cut. With detail `low`, it is one crop, which has fewer pixels with FREE, CAPPED and FILLED."""
-    is_low = detail == "low"
-    splits = vision.splits and not is_low
-    low_edge, longest, most = LOW_EDGE * vision.crop_size, vision.longest_edge, vision.most_pixels
-    if is_low and vision.fit is Fit.CAPPED:
-        longest = min(longest, low_edge)
-    if is_low and vision.fit is Fit.FREE:
-        most = min(most, low_edge**2)
-    if is_low and vision.fit is Fit.FILLED:
-        most = max(most // 4, vision.crop_size**2)
-    return Plan(
-        crop_size=vision.crop_size,
-        edge_tokens=vision.edge_tokens,
-        fit=vision.fit,
-        filter=vision.filter,
-        longest_edge=longest,
-        splits=splits,
-        most_crops=vision.most_crops,
-        least_pixels=min(vision.least_pixels, most),
-        most_pixels=most,
-        least_crops=vision.least_crops,
-        shows_whole=vision.shows_whole,
-        tile_edge=vision.tile_edge,
-        unsplit_pixels=vision.unsplit_pixels,
-    )
+    """Return how an image is cut. With detail `low`, it is one crop, or has fewer pixels."""
+    fit = vision.fit.low(vision.crop_size) if detail == "low" else vision.fit
+    return Plan(vision.crop_size, vision.edge_tokens, fit, vision.filter)

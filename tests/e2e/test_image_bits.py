@@ -39,6 +39,9 @@ pytestmark = pytest.mark.xdist_group("bits of images")
         ("lfm2_vl", "bf16"),
         ("gemma4", "f32"),
         ("gemma4_both_ways", "bf16"),
+        ("glm4v", "f32"),
+        ("glm4v", "bf16"),
+        ("llama4", "bf16"),
     ],
     ids="-".join,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Joint:
     length: int  # tokens of the longest text
     is_padded: bool  # whether texts are padded to that length
     cutter: str  # class of transformers that cuts images, on Pillow
+    square: int = 0  # pixels of an edge of a square of a crop that may have any size; 0: crops have one size
 
     @property
     def folder(self) -> Path:
@@ -121,4 +122,22 @@ def _siglip() -> Joint:
     )
 
 
-SUBJECTS = {subject.name: subject for subject in (_clip(), _siglip())}
+def _siglip2() -> Joint:
+    """Return a model whose table of positions has fewer entries than some crops have patches."""
+    like = _siglip()
+    text = {**like.config["text_config"], "model_type": "siglip2_text_model"}
+    vision = {**ENCODER, "model_type": "siglip2_vision_model", "hidden_size": SIZE, "num_patches": 36, "patch_size": 8}
+    config = {"architectures": ["Siglip2Model"], "model_type": "siglip2", "text_config": text, "vision_config": vision}
+    processor = {
+        **PIXELS,
+        "do_convert_rgb": None,
+        "image_processor_type": "Siglip2ImageProcessor",
+        "max_num_patches": 60,
+        "patch_size": 8,
+        "resample": 2,
+    }
+    cutter = "siglip2.image_processing_pil_siglip2.Siglip2ImageProcessorPil"
+    return replace(like, name="siglip2", config=config, processor=processor, cutter=cutter, square=8)
+
+
+SUBJECTS = {subject.name: subject for subject in (_clip(), _siglip(), _siglip2())}

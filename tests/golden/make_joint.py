@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.golden.joint import SUBJECTS, TEXTS, Joint
-from tests.golden.make_vision import picture, shown
+from tests.golden.make_vision import parts_of, picture, shown
 from tests.golden.vision_subject import SIZES
 
 
@@ -73,12 +73,12 @@ def make(subject: Joint) -> None:
     arrays: dict[str, Any] = {}
     for number in range(len(SIZES)):
         file = picture(number)
-        plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})([shown(file)], return_tensors="np")["pixel_values"]
-        pixels = cutter(**options)([shown(file)], return_tensors="pt")["pixel_values"]
+        plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})([shown(file)], return_tensors="np")
         with torch.no_grad():
-            vector = model.get_image_features(pixel_values=pixels).pooler_output
+            vector = model.get_image_features(**cutter(**options)([shown(file)], return_tensors="pt")).pooler_output
         arrays |= {f"image_{number}": np.frombuffer(file, np.uint8), f"vector_{number}": vector[0].numpy()}
-        arrays[f"crop_{number}"] = np.asarray(plain)[0].transpose(1, 2, 0).astype(np.uint8)
+        (crop,) = parts_of(plain) if subject.square else np.asarray(plain["pixel_values"]).transpose(0, 2, 3, 1)
+        arrays[f"crop_{number}"] = crop.astype(np.uint8)
     for number, text in enumerate(TEXTS):
         padding = {"padding": "max_length", "max_length": subject.length} if subject.is_padded else {}
         ids = words([text], return_tensors="pt", **padding)["input_ids"]

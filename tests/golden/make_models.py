@@ -1162,6 +1162,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "llama4": Causal(
         {
             "model_type": "llama4",
+            "image_token_index": 3,
             "tie_word_embeddings": False,
             "text_config": {
                 "model_type": "llama4_text",

@@ -2,7 +2,7 @@
 
 python -m venv V; V/bin/pip install torch==2.13.0 transformers==5.24.0 pillow==13.0.0; V/bin/python -m tests.golden.make_vision [NAME...]
 
-LFM2-VL also needs torchvision==0.28.0.
+LFM2-VL and Llama 4 also need torchvision==0.28.0. The image processor of Llama 4 rounds pixels to 16 bits, which is left out here.
 
 `golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N, and whole_N if the crop of the whole image has
 another size) and their rows (rows_N); and for each conversation the prompt as text and as token ids, the logits that follow it, and the
@@ -100,6 +100,10 @@ def make(subject: Subject) -> None:
     if subject.any_size and not is_qwen and not is_mixed and not is_gemma4:
         options["patch_size"] = {"height": subject.square, "width": subject.square}  # as PixtralProcessor asks for
     images = cutter(**options)
+    if subject.name == "llama4":
+        images.rescale_and_normalize = cutter.__mro__[1].rescale_and_normalize.__get__(images)
+        # The model reads this attribute of its decoder's results, which have none in this version of transformers.
+        transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
     if is_mixed:
         processor = transformers.Lfm2VlProcessor(images, words, chat_template=subject.template)
     elif subject.any_size:
@@ -139,16 +143,34 @@ def make(subject: Subject) -> None:
         pixels = images([[shown(file)]], return_tensors="pt")
         with torch.no_grad():
             wanted = (*FEATURES, MASK) if is_mixed else FEATURES
-            features = model.model.get_image_features(**{name: pixels[name] for name in wanted if name in pixels})
+            seer = model if subject.name == "llama4" else model.model
+            features = seer.get_image_features(**{name: pixels[name] for name in wanted if name in pixels})
+            if subject.name == "llama4":
+                features.pooler_output = model.multi_modal_projector(features.last_hidden_state)
         depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
         rows = [np.concatenate([one.reshape(-1, one.shape[-1]).numpy() for one in depth]) for depth in depths]
         arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
     np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous().clone() for name, tensor in one_by_one(subject, model.state_dict()).items()}
     save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
     print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
+
+
+def one_by_one(subject: Subject, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors as checkpoints of the hub have them: those of GLM-4.5V store experts one by one."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        whole, _, part = name.partition(".experts.")
+        if subject.name != "glm4v_moe" or not part:
+            found[name] = tensor
+            continue
+        for number, matrix in enumerate(tensor):
+            halves = matrix.chunk(2) if part == "gate_up_proj" else (matrix,)
+            names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+            found |= {f"{whole}.experts.{number}.{own}.weight": half for own, half in zip(names, halves, strict=True)}
+    return found
 
 
 class InternProcessor:

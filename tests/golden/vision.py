@@ -242,4 +242,58 @@ def _internvl() -> Subject:
     )
 
 
-SUBJECTS = {subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl(), *ANY_SIZE)}
+def _llama4() -> Subject:
+    """Return a model that sees the first image on a canvas of several crops. Chunks of its attention end within images."""
+    image = ("<|image_start|>", "<|image_end|>", "<|image|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
+    special = ("<|begin_of_text|>", "<|eot|>", "<|header_start|>", "<|header_end|>", *image)
+    text = {
+        **text_of("llama4_text", 1e-5, special),
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 1, 0, 1],
+        "attention_chunk_size": 32,
+    }
+    sizes = {"projector_input_dim": 80, "projector_output_dim": 80, "vision_output_dim": 80, "intermediate_size": 4 * 48}
+    return Subject(
+        "llama4",
+        config={
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "model_type": "llama4",
+            "boi_token_index": token_of(special, "<|image_start|>"),
+            "eoi_token_index": token_of(special, "<|image_end|>"),
+            "image_token_index": token_of(special, "<|patch|>"),
+            "tie_word_embeddings": False,
+            "text_config": text,
+            "vision_config": {**ENCODER, **sizes, "model_type": "llama4_vision_model", "image_size": 48, "patch_size": PATCH},
+        },
+        processor={
+            **PIXELS,
+            "do_convert_rgb": True,
+            "image_processor_type": "Llama4ImageProcessorFast",
+            "max_patches": 6,
+            "resample": 2,
+            "resize_to_max_canvas": False,
+            "size": {"height": 48, "width": 48},
+        },
+        special=special,
+        image_text="<|patch|>",
+        template=(
+            "{{- bos_token }}{%- for message in messages %}{{- '<|header_start|>' + message['role'] + '<|header_end|>\n\n' }}"
+            "{%- if message['content'] is string %}{{- message['content'] }}{%- else %}{%- for content in message['content'] %}"
+            "{%- if content['type'] == 'image' %}{{- '<|image|>' }}{%- elif content['type'] == 'text' %}{{- content['text'] | trim }}"
+            "{%- endif %}{%- endfor %}{%- endif %}{{- '<|eot|>' }}{%- endfor %}"
+            "{%- if add_generation_prompt %}{{- '<|header_start|>assistant<|header_end|>\n\n' }}{%- endif %}"
+        ),
+        rows=9,
+        classes=("Llama4Processor", "llama4.image_processing_llama4.Llama4ImageProcessor"),
+        options={"patch_size": PATCH, "pixel_shuffle_ratio": 0.5},
+        special_names={},
+    )
+
+
+SUBJECTS = {subject.name: subject for subject in (_idefics3(), _gemma3(), _llava(), _llava_siglip(), _internvl(), _llama4(), *ANY_SIZE)}

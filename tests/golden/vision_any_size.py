@@ -328,4 +328,71 @@ def _gemma4_both_ways() -> Subject:
     return replace(like, name="gemma4_both_ways", config={**like.config, "text_config": text, "vision_config": encoder})
 
 
-ANY_SIZE = (_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral(), _lfm2_vl(), _gemma4(), _gemma4_both_ways())
+def _glm4v() -> Subject:
+    """Return a model whose table of positions has fewer entries than some crops have patches, and more than others."""
+    special = ("<sop>", "<|user|>", "<|assistant|>", "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>", "[gMASK]")
+    text = {**text_of("glm4v_text", 1e-5, special), "attention_bias": True}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
+    like = _qwen2_vl()
+    ids = {"image_token_id": "<|image|>", "image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"}
+    processor = {name: value for name, value in like.processor.items() if name not in ("min_pixels", "max_pixels")}
+    size = {"shortest_edge": 2 * 12 * 16 * 16, "longest_edge": 2 * 40 * 16 * 16}  # the pixels of both frames
+    return replace(
+        like,
+        name="glm4v",
+        config={
+            "architectures": ["Glm4vForConditionalGeneration"],
+            "model_type": "glm4v",
+            **{name: token_of(special, token) for name, token in ids.items()},
+            "video_token_id": token_of(special, "<|video|>"),
+            "tie_word_embeddings": False,
+            "text_config": text,
+            "vision_config": {
+                "model_type": "glm4v_vision",
+                **LATER_ENCODER,
+                "depth": 2,
+                "image_size": 6 * PATCH,
+                "hidden_act": "silu",
+                "attention_bias": False,
+                "rms_norm_eps": 1e-5,
+            },
+        },
+        processor={**processor, "image_processor_type": "Glm4vImageProcessor", "size": size},
+        special=special,
+        image_text="<|image|>",
+        template=(
+            "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n"
+            "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
+            "{% if item['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
+            "{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+        ),
+        classes=("Glm4vProcessor", "glm4v.image_processing_pil_glm4v.Glm4vImageProcessorPil"),
+        special_names={"image_token": "<|image|>", "video_token": "<|video|>"},
+    )
+
+
+def _glm4v_moe() -> Subject:
+    """Return the same with experts, whose queries and keys rotate by halves."""
+    like = _glm4v()
+    experts = {
+        "num_hidden_layers": 3,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+    text = {**like.config["text_config"], **experts, "model_type": "glm4v_moe_text", "head_dim": 16}
+    changes = {"architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe", "text_config": text}
+    return replace(like, name="glm4v_moe", config={**like.config, **changes})
+
+
+ANY_SIZE = (
+    *(_qwen2_vl(), _qwen2_5_vl(), _qwen3_vl(), _mistral3(), _pixtral(), _lfm2_vl(), _gemma4(), _gemma4_both_ways()),
+    *(_glm4v(), _glm4v_moe()),
+)

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from math import isqrt
 from typing import Any
 
 from compiler.frontend.config import (
     Heads,
     LayerInputs,
     ModelConfig,
-    read_activation,
     read_decoder,
     read_softcap,
     read_windows,
@@ -28,8 +26,8 @@ from compiler.frontend.layers.decoder import QKV, Layer, Step, activated, append
 from compiler.frontend.layers.mixture import experts
 from compiler.frontend.mixture import ExpertNames, Mixture
 from compiler.frontend.rope import read_rope
-from compiler.frontend.towers import KINDS, check_tokens
-from compiler.frontend.vision import MOST_PATCHES, Connector, Tower, Vision
+from compiler.frontend.towers import FieldNames, check_tokens, read_any_size, read_merge, read_theta
+from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.graph.atoms import ScalarValue, Var
 from compiler.ops.elementwise import ADD, LESS, MULTIPLY, WHERE
 from compiler.ops.index import SCATTER
@@ -98,41 +96,27 @@ def read(fields: Fields) -> ModelConfig:
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
     inner.skip("model_type", "max_position_embeddings", "default_output_length", "global_head_dim")
-    size, heads, patch, merge = (
-        inner.integer(name) for name in ("hidden_size", "num_attention_heads", "patch_size", "pooling_kernel_size")
-    )
-    if size % (4 * heads):
-        raise inner.error("num_attention_heads", f"a number that divides {size} into heads whose halves consist of pairs")
-    inner.require_equal("head_dim", size // heads, "hidden_size / num_attention_heads")
-    inner.require_equal("num_key_value_heads", heads, "num_attention_heads")
     if inner.flag("attention_bias", False):
         raise inner.error("attention_bias", "false")
-    if merge**2 > MOST_PATCHES:
-        raise inner.error("pooling_kernel_size", f"at most {isqrt(MOST_PATCHES)}")
-    rope = inner.fields("rope_parameters")
-    if rope.text("rope_type", KINDS[0]) not in KINDS:
-        raise rope.error("rope_type", " or ".join(KINDS))
-    return Vision(
-        tower=Tower.GEMMA4,
-        crop_size=patch * merge,
-        patch_size=patch,
-        hidden_size=size,
-        intermediate_size=inner.integer("intermediate_size"),
-        num_layers=inner.integer("num_hidden_layers", maximum=1000),
-        num_heads=heads,
-        activation=read_activation(inner, "hidden_activation", ENCODER["hidden_activation"]),
-        norm_eps=inner.number("rms_norm_eps"),
+    vision = read_any_size(
+        inner,
+        Tower.GEMMA4,
+        ENCODER,
+        FieldNames(activation="hidden_activation", norm_eps="rms_norm_eps"),
+        theta=read_theta(inner, 100.0),
         connector=Connector.AVERAGED,
-        merge=merge,
+        merge=read_merge(inner, "pooling_kernel_size"),
         image_token=fields.integer(IMAGE_TOKEN, 258_880, minimum=0),
         cutting=FILLED,
         around=("<|image>", "<image|>"),
-        theta=rope.number("rope_theta", 100.0),
         table_edge=inner.integer("position_embedding_size"),
         clips=inner.flag("use_clipped_linears", False),
         standardizes=inner.flag("standardize", False),
         is_optional=True,
     )
+    inner.require_equal("head_dim", vision.hidden_size // vision.num_heads, "hidden_size / num_attention_heads")
+    inner.require_equal("num_key_value_heads", vision.num_heads, "num_attention_heads")
+    return vision
 
 
 def _seeing(outer: Fields, fields: Fields, config: ModelConfig, vision: Vision) -> ModelConfig:

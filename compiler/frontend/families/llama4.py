@@ -1,5 +1,5 @@
 """Llama 4 (Scout, Maverick): rotary positions and attention to chunks in most layers, all earlier tokens in the other layers. Mixtures of
-experts, each with a shared expert, alternate with plain MLPs. Images are not read."""
+experts, each with a shared expert, alternate with plain MLPs. Images become crops of one size on a canvas."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from compiler.frontend.config import (
     rotating_whole_heads,
     text_fields,
 )
+from compiler.frontend.cutting import CANVAS
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.families.smollm3 import read_unrotated
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -23,6 +24,8 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, grow, pre_norm, project_qkv, rotate
 from compiler.frontend.layers.mixture import experts
 from compiler.frontend.mixture import ExpertNames, Mixture, Scoring, read_mixture
+from compiler.frontend.towers import check_tokens, read_tower
+from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.graph.atoms import Var
 from runtime.cache_groups import PAGE_SIZE
 
@@ -49,9 +52,66 @@ DEFAULTS = {
 }
 
 
+ENCODER: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "pixel_shuffle_ratio": 0.5,
+    "projector_input_dim": 4096,
+    "projector_output_dim": 4096,
+    "vision_output_dim": 7680,
+}
+ENCODER_NORM_EPS = 1e-5
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in files
+
+
 def read(fields: Fields) -> ModelConfig:
-    if fields.text("model_type") == "llama4":
-        fields = text_fields(fields, {"model_type": "llama4_text"})
+    if fields.text("model_type") != "llama4":
+        return _read_text(fields)
+    vision = _read_vision(fields) if fields.raw("vision_config") else None
+    config = _read_text(text_fields(fields, {"model_type": "llama4_text"}))
+    if vision is not None:
+        check_tokens(fields, vision, config.vocab_size, IMAGE_TOKENS)
+    return replace(config, vision=vision)
+
+
+def _read_vision(fields: Fields) -> Vision:
+    inner = fields.fields("vision_config", ENCODER)
+    inner.skip("vision_feature_layer", "vision_feature_select_strategy")  # all models have the values that transformers assumes
+    inner.require_equal("norm_eps", ENCODER_NORM_EPS, "norms in transformers, which ignores the field")
+    if inner.flag("multi_modal_projector_bias", False):
+        raise inner.error("multi_modal_projector_bias", "false")
+    if inner.text("hidden_act") != "gelu":
+        raise inner.error("hidden_act", "gelu")
+    ratio = inner.number("pixel_shuffle_ratio")
+    if not (merge := round(1 / ratio)) or merge * ratio != 1:
+        raise inner.error("pixel_shuffle_ratio", "1 divided by an integer")
+    joined, size = inner.integer("hidden_size") * merge**2, inner.integer("projector_output_dim")
+    inner.require_equal("intermediate_size", joined, "hidden_size of the joined patches, which the projector reads")
+    for name in ("projector_input_dim", "vision_output_dim"):
+        inner.require_equal(name, size, "projector_output_dim")
+    return read_tower(
+        fields,
+        Tower.LLAMA4,
+        ENCODER,
+        rotates=True,
+        norm_eps=ENCODER_NORM_EPS,
+        connector=Connector.ADAPTER,
+        connector_size=size,
+        merge=merge,
+        image_token=fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 200_092, minimum=0), minimum=0),
+        cutting=CANVAS,
+        marker="<|image|>",
+        around=("<|image_start|>", "<|image_end|>"),
+        is_optional=True,
+    )
+
+
+def _read_text(fields: Fields) -> ModelConfig:
     fields.fill(**DEFAULTS)
     fields.skip("for_llm_compressor")  # says how a script stored the experts, which is seen in the files
     dense_size = fields.integer("intermediate_size_mlp")

@@ -12,7 +12,7 @@ from compiler.frontend.cutting import CAPPED
 from compiler.frontend.families import llama, ministral3, mistral
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import PIXTRAL, check_tokens, read_pixtral
+from compiler.frontend.towers import PIXTRAL, check_tokens, read_merge, read_pixtral
 from compiler.frontend.vision import Vision
 
 DECODERS = {"mistral": mistral.read, "ministral3": ministral3.read}
@@ -36,7 +36,7 @@ def _read_vision(fields: Fields) -> Vision:
     return read_pixtral(
         fields,
         ENCODER,
-        merge=fields.integer("spatial_merge_size", 2),
+        merge=read_merge(fields, "spatial_merge_size", 2),
         image_token=fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 10, minimum=0), minimum=0),
         cutting=CAPPED,
         connector_activation=read_activation(fields, "projector_hidden_act", "gelu"),

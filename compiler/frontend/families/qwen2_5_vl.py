@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.frontend.config import ModelConfig, read_activation
-from compiler.frontend.cutting import FREE
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import llama, qwen2
-from compiler.frontend.families.qwen2_vl import ENCODER, IMAGE_TOKEN, IMAGE_TOKEN_ID, NORM_EPS, UNREAD, seeing, text_of
+from compiler.frontend.families.qwen2_vl import ENCODER, NORM_EPS, read_like_qwen, seeing, text_of
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import read_square
-from compiler.frontend.vision import Connector, Tower, Vision
+from compiler.frontend.vision import Tower, Vision
 
 WINDOWED: Mapping[str, Any] = {
     **{name: ENCODER[name] for name in ("depth", "num_heads", "patch_size", "spatial_merge_size", "temporal_patch_size")},
@@ -35,28 +33,13 @@ def read(fields: Fields) -> ModelConfig:
 
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", WINDOWED)
-    inner.skip(*UNREAD, "tokens_per_second")  # which concerns videos
-    shared = read_square(inner, inner.integer("hidden_size"))
-    num_layers, whole = inner.integer("depth", maximum=1000), inner.raw("fullatt_block_indexes")
+    inner.skip("tokens_per_second")  # which concerns videos
+    whole, edge = inner.raw("fullatt_block_indexes"), inner.integer("patch_size") * inner.integer("spatial_merge_size")
     if not isinstance(whole, list) or not all(type(number) is int and number >= 0 for number in whole):
         raise inner.error("fullatt_block_indexes", "a list of numbers of layers")
-    if not (window := inner.integer("window_size") // shared["crop_size"]):
-        raise inner.error("window_size", f"at least {shared['crop_size']}, the pixels of an edge of a token")
-    return Vision(
-        **shared,
-        tower=Tower.QWEN2_5,
-        intermediate_size=inner.integer("intermediate_size"),
-        num_layers=num_layers,
-        activation=read_activation(inner, "hidden_act", "silu"),
-        norm_eps=NORM_EPS,
-        connector=Connector.PERCEPTRON,
-        image_token=fields.integer(IMAGE_TOKEN, IMAGE_TOKEN_ID, minimum=0),
-        cutting=FREE,
-        window=window,
-        whole_layers=frozenset(whole),
-        three_axes=True,
-        is_optional=True,
-    )
+    if not (window := inner.integer("window_size") // edge):
+        raise inner.error("window_size", f"at least {edge}, the pixels of an edge of a token")
+    return read_like_qwen(fields, Tower.QWEN2_5, WINDOWED, norm_eps=NORM_EPS, window=window, whole_layers=frozenset(whole))
 
 
 FAMILY = DecoderFamily(("qwen2_5_vl", "qwen2_5_vl_text"), read, llama.layer, gguf=Gguf("qwen2vl"))

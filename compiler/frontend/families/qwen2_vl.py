@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.frontend.config import ModelConfig, read_activation, text_fields
+from compiler.frontend.config import ModelConfig, text_fields
 from compiler.frontend.cutting import FREE
 from compiler.frontend.families import llama, qwen2
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.rope import read_axes
-from compiler.frontend.towers import check_tokens, read_square
+from compiler.frontend.towers import QWEN_NAMES, FieldNames, check_tokens, read_any_size, read_merge
 from compiler.frontend.vision import Connector, Tower, Vision
 
 ENCODER: Mapping[str, Any] = {
@@ -68,23 +68,28 @@ def seeing(
 
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
-    size = inner.integer("embed_dim")
-    inner.skip(*UNREAD)
-    ratio = inner.number("mlp_ratio")
+    size, ratio = inner.integer("embed_dim"), inner.number("mlp_ratio")
     if not (size * ratio).is_integer():
         raise inner.error("mlp_ratio", f"a number that makes embed_dim ({size}) an integer")
-    return Vision(
-        **read_square(inner, size),
-        tower=Tower.QWEN2,
-        intermediate_size=int(size * ratio),
-        num_layers=inner.integer("depth", maximum=1000),
-        activation=read_activation(inner, "hidden_act", ENCODER["hidden_act"]),
-        norm_eps=NORM_EPS,
-        connector=Connector.PERCEPTRON,
-        image_token=fields.integer(IMAGE_TOKEN, IMAGE_TOKEN_ID, minimum=0),
-        cutting=FREE,
-        three_axes=True,
-        is_optional=True,
+    names = replace(QWEN_NAMES, size="embed_dim")
+    return read_like_qwen(fields, Tower.QWEN2, ENCODER, names, norm_eps=NORM_EPS, intermediate_size=int(size * ratio))
+
+
+def read_like_qwen(fields: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames = QWEN_NAMES, **others: Any) -> Vision:
+    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which it differs."""
+    inner = fields.fields("vision_config", defaults)
+    inner.skip(*UNREAD)
+    image_token = fields.integer(IMAGE_TOKEN, others.pop("image_token", IMAGE_TOKEN_ID), minimum=0)
+    fixed: dict[str, Any] = {"connector": Connector.PERCEPTRON, "cutting": FREE, "three_axes": True, "is_optional": True}
+    return read_any_size(
+        inner,
+        tower,
+        defaults,
+        names,
+        merge=read_merge(inner, "spatial_merge_size"),
+        num_frames=inner.integer("temporal_patch_size"),
+        image_token=image_token,
+        **{**fixed, **others},
     )
 
 

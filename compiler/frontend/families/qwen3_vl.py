@@ -8,14 +8,12 @@ from itertools import pairwise
 from math import isqrt
 from typing import Any
 
-from compiler.frontend.config import ModelConfig, read_activation, text_fields
-from compiler.frontend.cutting import FREE
+from compiler.frontend.config import ModelConfig, text_fields
 from compiler.frontend.families import qwen3
-from compiler.frontend.families.qwen2_vl import IMAGE_TOKEN, IMAGE_TOKEN_ID, NORM_EPS, UNREAD, seeing
+from compiler.frontend.families.qwen2_vl import NORM_EPS, read_like_qwen, seeing
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import read_square
-from compiler.frontend.vision import Connector, Tower, Vision
+from compiler.frontend.vision import Tower, Vision
 
 ENCODER: Mapping[str, Any] = {
     "depth": 27,
@@ -54,7 +52,6 @@ def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConf
 
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
-    inner.skip(*UNREAD)
     num_layers, deep = inner.integer("depth", maximum=1000), inner.raw("deepstack_visual_indexes", [])
     are_layers: bool = isinstance(deep, list) and all(type(number) is int and 0 <= number < num_layers for number in deep)
     if not are_layers or any(later <= earlier for earlier, later in pairwise(deep)):
@@ -62,21 +59,7 @@ def _read_vision(fields: Fields) -> Vision:
     num_positions = inner.integer("num_position_embeddings")
     if (edge := isqrt(num_positions)) ** 2 != num_positions:
         raise inner.error("num_position_embeddings", "the square of a number")
-    return Vision(
-        **read_square(inner, inner.integer("hidden_size")),
-        tower=Tower.QWEN3,
-        intermediate_size=inner.integer("intermediate_size"),
-        num_layers=num_layers,
-        activation=read_activation(inner, "hidden_act", "gelu_pytorch_tanh"),
-        norm_eps=NORM_EPS,
-        connector=Connector.PERCEPTRON,
-        image_token=fields.integer(IMAGE_TOKEN, IMAGE_TOKEN_ID, minimum=0),
-        cutting=FREE,
-        table_edge=edge,
-        deep_layers=tuple(deep),
-        three_axes=True,
-        is_optional=True,
-    )
+    return read_like_qwen(fields, Tower.QWEN3, ENCODER, norm_eps=NORM_EPS, table_edge=edge, deep_layers=tuple(deep))
 
 
 FAMILY = DecoderFamily(("qwen3_vl", "qwen3_vl_text"), read, qwen3.layer, gguf=Gguf("qwen3vl"))

@@ -14,7 +14,7 @@ from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.encoder import Stem
 from compiler.frontend.towers import SIGLIP
-from compiler.frontend.vision import Connector, Tower
+from compiler.frontend.vision import Connector, Tower, Vision
 from compiler.ir.graph.atoms import Var
 
 TEXT: Mapping[str, Any] = {
@@ -31,10 +31,19 @@ TEXT: Mapping[str, Any] = {
 
 
 def read(fields: Fields) -> ModelConfig:
-    text, inner = fields.fields("text_config", TEXT), fields.fields("vision_config", SIGLIP)
+    require_head(fields.fields("vision_config", SIGLIP))
+    vision = read_whole(fields, Tower.SIGLIP, SIGLIP, Connector.PROBE, replace(STRETCHED, filter=BICUBIC))
+    return read_padded(fields, TEXT, vision)
+
+
+def require_head(inner: Fields) -> None:
     if not inner.flag("vision_use_head", True):
         raise inner.error("vision_use_head", "true, because the head makes the vector of an image")
-    vision = read_whole(fields, Tower.SIGLIP, SIGLIP, Connector.PROBE, replace(STRETCHED, filter=BICUBIC))
+
+
+def read_padded(fields: Fields, defaults: Mapping[str, Any], vision: Vision) -> ModelConfig:
+    """Return the configuration of a model with this encoder of images. `defaults` are those of its `text_config`."""
+    text = fields.fields("text_config", defaults)
     size = text.integer("projection_size", text.integer("hidden_size"))
     if size != vision.hidden_size:
         raise text.error("projection_size", f"{vision.hidden_size}, the hidden_size of vision_config")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,10 +11,11 @@ from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net, WeightFormat, prefix_of
 from compiler.frontend.vision import Tower, Vision
 from compiler.ir.dims import Dim
-from compiler.ir.graph.atoms import Constant, Var
+from compiler.ir.graph.atoms import Constant, ShapeValue, Var
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
 from compiler.ops.elementwise import CAST, DIVIDE, MULTIPLY, SUBTRACT
 from compiler.ops.embedding import ROPE
+from compiler.ops.manipulate import BROADCAST_TO
 
 ENCODERS = (
     *("model.vision_model.", "vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
@@ -41,6 +43,7 @@ class Names:
     out: str = "out_proj"
     feed: str = "mlp"
     perceptron: tuple[str, str] = ("fc1", "fc2")
+    first_norm: str = ""  # norm before the layers; empty: there is none
     last_norm: str = "post_layernorm"
     scales: tuple[str, str] | None = None  # vectors that multiply the results of the branches of a layer
 
@@ -48,7 +51,7 @@ class Names:
 QWEN = Names(patch="patch_embed.proj", layers="blocks", norms=("norm1", "norm2"), attention="attn", qkv=("qkv",), out="proj")
 NAMES = {
     Tower.SIGLIP: Names(),
-    Tower.CLIP: Names(),
+    Tower.CLIP: Names(first_norm="pre_layrnorm"),
     Tower.INTERN: Names(
         patch="embeddings.patch_embeddings.projection",
         class_token="embeddings.cls_token",
@@ -71,6 +74,17 @@ NAMES = {
         feed="feed_forward",
     ),
     Tower.SIGLIP2: Names(),
+    Tower.GLM4V: replace(QWEN, positions="embeddings.position_embedding.weight"),
+    Tower.LLAMA4: Names(
+        patch="patch_embedding.linear",
+        class_token="class_embedding",
+        positions="positional_embedding_vlm",
+        layers="model.layers",
+        norms=("input_layernorm", "post_attention_layernorm"),
+        out="o_proj",
+        first_norm="layernorm_pre",
+        last_norm="layernorm_post",
+    ),
     Tower.GEMMA4: Names(patch="patch_embedder.input_proj", positions="patch_embedder.position_embedding_table"),
     Tower.QWEN3: replace(QWEN, positions="pos_embed.weight", perceptron=("linear_fc1", "linear_fc2")),
 }
@@ -89,9 +103,10 @@ def normalised(net: Net, vision: Vision, patches: Var) -> Var:
     return net.call(DIVIDE, net.call(SUBTRACT, net.scale(net.call(CAST, patches, dtype="f32"), vision.cutting.rescale), mean), deviation)
 
 
-class TowerLayers:
+class TowerLayers(ABC):
     """The layers of an encoder under construction, for `places` vectors. A place attends to all places of its crop."""
 
+    interleaved = False  # whether adjacent elements of queries and keys rotate as pairs
     bias = True  # whether matrices have biases; `Vision.qkv_bias` says it for queries, keys and values
 
     def __init__(self, net: Net, vision: Vision, places: Dim, crop_ids: Var, starts: Var) -> None:
@@ -113,7 +128,7 @@ class TowerLayers:
         all_heads = net.reshape(stacked, self.places, 3 * heads, size // heads)
         q, k, v = (net.slice(all_heads, 1, part * heads, (part + 1) * heads) for part in range(3))
         if self.angles is not None:
-            q, k = (net.call(ROPE, part, *self.angles) for part in (q, k))
+            q, k = (net.call(ROPE, part, *self.angles, interleaved=self.interleaved) for part in (q, k))
         mixed = net.call(RAGGED_ATTENTION, q, k, v, *self.groups(number), scale=(size // heads) ** -0.5)
         mixed = net.reshape(mixed, self.places, size)
         x = self.added(x, self.linear(mixed, f"{prefix}{names.attention}.{names.out}", size, size), prefix, 0)
@@ -131,6 +146,29 @@ class TowerLayers:
         net, vision, wide = self.net, self.vision, self.vision.intermediate_size
         up = plain_activation(net, vision.activation, self.linear(h, f"{prefix}{self.names.perceptron[0]}", vision.hidden_size, wide))
         return self.linear(up, f"{prefix}{self.names.perceptron[1]}", wide, vision.hidden_size)
+
+    def probed(self, x: Var) -> Var:
+        """Return what a learned query finds in each crop. All places of a crop ask the same, and one answer is taken."""
+        net, own, name = self.net, self.vision.hidden_size, f"{self.encoder}head."
+        heads, size = self.vision.num_heads, own // self.vision.num_heads
+        w = net.weight(f"{name}attention.in_proj_weight", 3 * own, own)
+        bias = net.vector(f"{name}attention.in_proj_bias", 3 * own)
+        probe = net.as_f32(net.reshape(net.weight(f"{name}probe", 1, 1, own), 1, own))
+        (asked, found) = (
+            net.product(given, net.slice(w, 0, *part), net.slice(bias, 0, *part), format=self.format)
+            for given, part in ((probe, (0, own)), (x, (own, 3 * own)))
+        )
+        places = ShapeValue((self.places, Dim.of(heads), Dim.of(size)))
+        q = net.call(BROADCAST_TO, net.reshape(asked, 1, heads, size), places)
+        both = net.reshape(found, self.places, 2 * heads, size)
+        k, v = (net.slice(both, 1, part * heads, (part + 1) * heads) for part in range(2))
+        mixed = net.call(RAGGED_ATTENTION, q, k, v, self.crop_ids, self.starts, scale=size**-0.5)
+        h = self.linear(self.one_of_each(net.reshape(mixed, self.places, own)), f"{name}attention.out_proj", own, own)
+        return net.add(h, self.fed(self.norm(h, f"{name}layernorm"), f"{name}mlp."))
+
+    @abstractmethod
+    def one_of_each(self, x: Var) -> Var:
+        """Return the vector of one place of each crop, [crops, size]."""
 
     def linear(self, x: Var, name: str, in_size: int, size: int) -> Var:
         return self.net.linear(x, name, in_size, size, bias=self.bias, format=self.format)

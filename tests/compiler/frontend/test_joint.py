@@ -61,7 +61,11 @@ def model_of(name: str, *, is_compiled: bool = True) -> EncoderModel:
 
 
 def crops_of(subject: Joint) -> list[Crop]:
-    return [Crop.of(subject.arrays[f"crop_{number}"].tobytes(), 1, 1) for number in range(len(SIZES))]
+    crops = [subject.arrays[f"crop_{number}"] for number in range(len(SIZES))]
+    edges = [(crop.shape[0], crop.shape[1]) if subject.square == 0 else (subject.square, subject.square) for crop in crops]
+    return [
+        Crop.of(crop.tobytes(), crop.shape[0] // rows, crop.shape[1] // columns) for crop, (rows, columns) in zip(crops, edges, strict=True)
+    ]
 
 
 def tokens_of(subject: Joint) -> list[list[int]]:
@@ -91,7 +95,11 @@ def test_vectors_are_the_same_bits_alone(name: str) -> None:
 
 def test_texts_are_masked_and_padded_as_in_training() -> None:
     found = {name: load_config(subject.folder).encoder for name, subject in SUBJECTS.items()}
-    assert {name: (one.looks_back, one.is_padded) for name, one in found.items() if one} == {"clip": (True, False), "siglip": (False, True)}
+    assert {name: (one.looks_back, one.is_padded) for name, one in found.items() if one} == {
+        "clip": (True, False),
+        "siglip": (False, True),
+        "siglip2": (False, True),
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,6 +112,9 @@ def test_texts_are_masked_and_padded_as_in_training() -> None:
         ("siglip", "text_config", "projection_size", 12),
         ("siglip", "vision_config", "vision_use_head", False),
         ("siglip", "vision_config", "patch_size", 64),
+        ("siglip2", "text_config", "projection_size", 12),
+        ("siglip2", "vision_config", "vision_use_head", False),
+        ("siglip2", "vision_config", "num_patches", 35),
     ],
 )
 def test_other_configurations_are_refused(name: str, part: str, field: str, value: object) -> None:

@@ -141,7 +141,11 @@ def test_every_model_type_has_a_case() -> None:
     # The config of these types contains the config of a text model, which has another type; see test_config.py.
     nesting = {"gemma3", "gemma3n", "gemma4_unified"}
     same = {"kimi_k2"}  # read as deepseek_v3 is; see test_config.py
-    heard, seen = {"whisper"}, {"idefics3", "internvl", "llava", "smolvlm", "clip", "siglip"}  # see test_hearing.py and test_seeing.py
+    heard, seen = (
+        {"whisper"},
+        {"idefics3", "internvl", "llava", "smolvlm", "clip", "siglip", "siglip2"},
+    )  # see test_hearing.py, test_seeing.py
+    seen |= {"glm4v", "glm46v", "glm4v_text", "glm4v_moe", "glm4v_moe_text"}
     assert types == FAMILIES.keys() - nesting - same - heard - seen - {
         "embeddinggemma"
     }  # the config of embeddinggemma has the model type gemma3_text

@@ -26,6 +26,7 @@ from compiler.ir.types import TensorType
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from deploy.model_loading.patches import encoded, together
 from deploy.model_loading.seeing import seeing_limits
+from runtime.fits import Filled
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
 from server.engine.axes import axes_of
@@ -214,9 +215,11 @@ REAL = {
     "gemma4": {"hidden_size": 144, "num_attention_heads": 2, "head_dim": 72, "num_key_value_heads": 2, "intermediate_size": 538}
     | {"patch_size": 16, "pooling_kernel_size": 3, "use_clipped_linears": False, "standardize": True},
     "lfm2_vl": {"hidden_size": 144, "num_attention_heads": 2, "intermediate_size": 538, "patch_size": 16, "num_patches": 256},
+    "glm4v": {"hidden_size": 256, "num_heads": 2, "intermediate_size": 342, "patch_size": 14, "image_size": 336},
+    "llama4": {"hidden_size": 176, "num_attention_heads": 2, "intermediate_size": 704, "image_size": 336, "patch_size": 14},
     "mistral3": {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "intermediate_size": 512, "patch_size": 14},
 }
-SHAPES = {"idefics3": [(9, 9), (9, 9)]}  # rows and columns of the tokens of crops
+SHAPES = {"idefics3": [(9, 9), (9, 9)], "llama4": [(12, 12), (12, 12)]}  # rows and columns of the tokens of crops
 ODD_SHAPES = [(9, 13), (1, 7), (5, 2)]  # of models whose crops have any size
 
 
@@ -228,8 +231,9 @@ def test_crops_of_the_size_of_real_models(name: str) -> None:
     config = parse_config({**given, **scale, "vision_config": {**given["vision_config"], **REAL[name]}})
     vision = config.vision
     assert vision is not None
-    cutting = replace(vision.cutting, least_pixels=1, most_pixels=MOST_SQUARES * vision.crop_size**2)
-    config = replace(config, vision=(vision := replace(vision, cutting=cutting)))
+    if vision.any_size:
+        fit = Filled(MOST_SQUARES * vision.crop_size**2)
+        config = replace(config, vision=(vision := replace(vision, cutting=replace(vision.cutting, fit=fit))))
     module = build_step(config, weights_of, BOUNDS, DType.F32, F32, entry=BOTH)
     random = np.random.default_rng(0)
     weights = {

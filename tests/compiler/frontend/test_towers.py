@@ -7,18 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from compiler.frontend.cutting import read_cutting
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.registry import load_config, parse_config
-from compiler.frontend.vision import MOST_PATCHES, Fit
+from compiler.frontend.vision import MOST_PATCHES
 from compiler.ir.dtypes import DType
 from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.seeing import seeing_limits
+from runtime.fits import Canvas, Capped, Centre, Filled, Free, Grid, Mixed, Stretched, Tiles
 from server.images.cutting import Plan, crops_of
-from server.messages import Fit as ServerFit
 from tests.golden.vision import SUBJECTS
 from tests.server.images.files import image
 
@@ -41,6 +42,8 @@ def files() -> ModelFiles:
         ("qwen2_vl", "min_pixels", 41 * 256),
         ("qwen2_vl", "max_pixels", 0),
         ("qwen2_vl", "do_resize", False),
+        ("glm4v", "patch_size", 14),
+        ("glm4v", "size", {"shortest_edge": 100 * 256, "longest_edge": 50 * 256}),
         ("mistral3", "patch_size", {"height": 8, "width": 16}),
         ("mistral3", "size", {"height": 96, "width": 96}),
         ("gemma4", "patch_size", 16),
@@ -74,19 +77,19 @@ def test_a_processor_that_cuts_no_tiles_may_name_any_number_of_them(tmp_path: Pa
     vision = load_config(SUBJECTS["lfm2_vl"].folder).vision
     assert vision is not None
     given = {**SUBJECTS["lfm2_vl"].processor, "min_tiles": 1, "do_image_splitting": False}
-    assert not read_cutting(written(tmp_path, "preprocessor_config.json", given), vision).splits
+    fit = read_cutting(written(tmp_path, "preprocessor_config.json", given), vision).fit
+    assert isinstance(fit, Mixed) and not fit.splits
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "mistral3", "pixtral"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "glm4v", "mistral3", "pixtral"])
 def test_no_image_has_more_patches_than_one_call_sees(tmp_path: Path, name: str) -> None:
     given, vision = dict(SUBJECTS[name].processor), load_config(SUBJECTS[name].folder).vision
     assert vision is not None
-    given |= {"max_pixels": 1 << 28} if name == "qwen2_vl" else {"size": {"longest_edge": 1 << 20}}
+    sizes = {"qwen2_vl": {"max_pixels": 1 << 28}, "glm4v": {"size": {"shortest_edge": 12544, "longest_edge": 1 << 28}}}
+    given |= sizes.get(name, {"size": {"longest_edge": 1 << 20}})
     found = replace(vision, cutting=read_cutting(written(tmp_path, "preprocessor_config.json", given), vision))
     assert found.most_squares * found.num_patches == MOST_PATCHES
-    cut = found.cutting
-    pixels = {"least_pixels": cut.least_pixels, "most_pixels": cut.most_pixels}
-    plan = Plan(found.crop_size, 1, ServerFit(cut.fit), cut.filter, cut.longest_edge, **pixels)
+    plan = Plan(found.crop_size, 1, found.cutting.fit, found.cutting.filter)
     for size in ((1, 190), (190, 1), (1900, 10), (3000, 2999), (641, 640)):
         _, (crop,) = crops_of(image(*size), plan)
         assert seeing_limits(found, load_config(SUBJECTS[name].folder)).fault(crop) == ""
@@ -131,8 +134,9 @@ def test_the_file_of_the_processor_is_read(tmp_path: Path, files: ModelFiles) ->
     later = read_cutting(written(tmp_path, "processor_config.json", {"image_processor": processor}), vision)
     found = read_cutting(written(tmp_path, "preprocessor_config.json", processor), vision)
     assert later == found
-    assert (found.longest_edge, found.splits, found.mean) == (144, True, (0.5, 0.4, 0.6))
-    assert not read_cutting(written(tmp_path, "preprocessor_config.json", {**processor, "do_image_splitting": False}), vision).splits
+    assert (found.fit, found.mean) == (Tiles(longest_edge=144), (0.5, 0.4, 0.6))
+    whole = read_cutting(written(tmp_path, "preprocessor_config.json", {**processor, "do_image_splitting": False}), vision)
+    assert whole.fit == Tiles(longest_edge=144, splits=False)
     for name, value in (
         ("resample", 3),
         ("do_normalize", False),
@@ -159,6 +163,9 @@ def test_the_file_of_the_processor_is_read(tmp_path: Path, files: ModelFiles) ->
         ("internvl", "max_patches", 0),
         ("internvl", "use_thumbnail", False),
         ("internvl", "size", {"height": 448, "width": 448}),
+        ("llama4", "size", {"height": 336, "width": 336}),
+        ("llama4", "max_patches", 0),
+        ("llama4", "max_patches", 65),
     ],
 )
 def test_other_ways_to_make_crops_are_refused(tmp_path: Path, name: str, field: str, value: object) -> None:
@@ -170,20 +177,23 @@ def test_other_ways_to_make_crops_are_refused(tmp_path: Path, name: str, field: 
 
 def test_the_processor_says_how_an_image_fits_a_crop() -> None:
     fits = {name: vision.cutting.fit for name, subject in SUBJECTS.items() if (vision := load_config(subject.folder).vision) is not None}
+    free = Free(least_pixels=12 * 256, most_pixels=40 * 256)
+    mixed = Mixed(
+        least_pixels=12 * 256, most_pixels=40 * 256, splits=True, least_crops=2, most_crops=4, tile_edge=48, unsplit_pixels=44 * 256
+    )
     assert fits == {
-        "idefics3": Fit.TILES,
-        "gemma3": Fit.STRETCHED,
-        "llava": Fit.CENTRE,
-        "llava_siglip": Fit.STRETCHED,
-        "internvl": Fit.GRID,
-        "qwen2_vl": Fit.FREE,
-        "qwen2_5_vl": Fit.FREE,
-        "qwen3_vl": Fit.FREE,
-        "mistral3": Fit.CAPPED,
-        "pixtral": Fit.CAPPED,
-        "lfm2_vl": Fit.MIXED,
-        "gemma4": Fit.FILLED,
-        "gemma4_both_ways": Fit.FILLED,
+        "idefics3": Tiles(longest_edge=144),
+        "gemma3": Stretched(),
+        "llava": Centre(),
+        "llava_siglip": Stretched(),
+        "internvl": Grid(most_crops=4),
+        "llama4": Canvas(most_crops=6),
+        **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), free),
+        **dict.fromkeys(("glm4v", "glm4v_moe"), replace_fields(free, enlarges_edges=True)),
+        "mistral3": Capped(96),
+        "pixtral": Capped(50),
+        "lfm2_vl": mixed,
+        **dict.fromkeys(("gemma4", "gemma4_both_ways"), Filled(70 * 256)),
     }
 
 
@@ -234,6 +244,8 @@ def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Pat
         ("mistral3", "image_token_index", 93),
         ("mistral3", "vision_feature_layer", -2),
         ("pixtral", "vision_feature_select_strategy", "default"),
+        ("glm4v", "image_token_id", 99),
+        ("llama4", "image_token_index", 99),
     ],
 )
 def test_fields_that_no_program_follows_are_refused(name: str, field: str, value: object) -> None:
@@ -262,7 +274,7 @@ def test_configurations_of_other_encoders_are_refused(part: str, name: str, valu
         parse_config({**CONFIG, part: {**CONFIG[part], name: value}})
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "pixtral"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "pixtral", "glm4v", "llama4"])
 def test_the_base_of_the_rotation_by_row_and_column_is_read(name: str) -> None:
     given = SUBJECTS[name].config
 
@@ -291,6 +303,18 @@ def test_the_base_of_the_rotation_by_row_and_column_is_read(name: str) -> None:
         ("qwen3_vl", "vision_config", "deepstack_visual_indexes", [3]),
         ("mistral3", "vision_config", "head_dim", 16),
         ("mistral3", "vision_config", "num_attention_heads", 5),
+        ("glm4v", "vision_config", "out_hidden_size", 65),
+        ("glm4v", "vision_config", "image_size", 50),
+        ("glm4v", "vision_config", "in_channels", 1),
+        ("glm4v", "text_config", "rope_parameters", {"partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]}),
+        ("glm4v", "text_config", "model_type", "glm4"),
+        ("llama4", "vision_config", "intermediate_size", 80),
+        ("llama4", "vision_config", "vision_output_dim", 64),
+        ("llama4", "vision_config", "pixel_shuffle_ratio", 0.3),
+        ("llama4", "vision_config", "norm_eps", 1e-6),
+        ("llama4", "vision_config", "hidden_act", "silu"),
+        ("llama4", "vision_config", "num_attention_heads", 8),
+        ("llama4", "vision_config", "multi_modal_projector_bias", True),
     ],
 )
 def test_encoders_of_images_of_any_size_with_other_sizes_are_refused(name: str, part: str, field: str, value: object) -> None:

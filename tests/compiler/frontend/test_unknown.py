@@ -28,6 +28,11 @@ WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma3n", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 WITHOUT_ADVICE |= {
     "clip",
+    "glm46v",
+    "glm4v",
+    "glm4v_moe",
+    "glm4v_moe_text",
+    "glm4v_text",
     "idefics3",
     "internvl",
     "kimi_k2",
@@ -40,6 +45,7 @@ WITHOUT_ADVICE |= {
     "qwen3_vl_moe",
     "qwen3_vl_moe_text",
     "siglip",
+    "siglip2",
     "smolvlm",
     "whisper",
 }

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.messages import Fit, Submit, Vision
+from runtime.fits import Stretched
+from server.messages import Submit, Vision
 from server.models.model import Footprint, FormEstimate
 from server.models.state import ModelSpec
 from tests.doubles.worker import NullScript
@@ -75,7 +76,7 @@ SCRIPTS = {
     "other": NullScript(load_s=0.5),
     "looker": NullScript(
         answer=said("It is a river."),
-        vision=Vision(crop_size=8, edge_tokens=2, image_token=256, fit=Fit.STRETCHED, filter=2, longest_edge=0, splits=False),
+        vision=Vision(crop_size=8, edge_tokens=2, image_token=256, fit=Stretched(), filter=2),
     ),
 }
 

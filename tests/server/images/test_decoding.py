@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from runtime.fits import Free, Tiles
 from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder, Picture
-from server.messages import Fit
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
-PLAN = Plan(16, 1, Fit.TILES, filter=1, longest_edge=32, splits=True)
+PLAN = Plan(16, 1, Tiles(longest_edge=32), filter=1)
 MOST = 1_000_000
 
 
@@ -133,14 +133,14 @@ def test_huge_sizes_are_refused_before_a_pixel_is_decoded(decoder: ImageDecoder,
 
 
 def test_images_of_any_size_are_one_crop_unless_they_are_too_long(decoder: ImageDecoder) -> None:
-    plan = Plan(16, 1, Fit.FREE, filter=3, least_pixels=256, most_pixels=100 * 256)
+    plan = Plan(16, 1, Free(least_pixels=256, most_pixels=100 * 256), filter=3)
     (crop,) = decoded(decoder, data_url(encoded(image(100, 40))), plan).crops
     assert (crop.rows, crop.columns, len(crop.pixels)) == (2, 6, 12 * 16 * 16 * 3)
     assert "it has 402 x 2 pixels; expected edges of which none is 200" in fault(decoder, data_url(encoded(image(402, 2))), plan)
 
 
 def test_crops_with_the_same_bytes_in_other_rows_are_different(decoder: ImageDecoder) -> None:
-    plan = Plan(16, 1, Fit.FREE, filter=3, least_pixels=256, most_pixels=100 * 256)
+    plan = Plan(16, 1, Free(least_pixels=256, most_pixels=100 * 256), filter=3)
     wide, high = (decoded(decoder, data_url(encoded(Image.new("RGB", size, "red"))), plan).crops[0] for size in ((32, 16), (16, 32)))
     assert wide.pixels == high.pixels and wide.digest != high.digest
 

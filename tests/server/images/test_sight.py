@@ -7,15 +7,16 @@ from typing import Any, ClassVar, cast
 import pytest
 from msgspec.structs import replace
 
+from runtime.fits import Canvas, Capped, Filled, Fit, Free, Grid, Mixed, Stretched, Tiles
 from server.errors import ApiError
 from server.images.decoder import ImageDecoder, Picture
 from server.images.sight import Sight
 from server.interfaces import Tokenizer
-from server.messages import Crop, Fit, Vision
+from server.messages import Crop, Vision
 from server.text.media import Markers
 from tests.server.images.files import NOWHERE
 
-VISION = Vision(crop_size=8, edge_tokens=2, image_token=3, fit=Fit.TILES, filter=1, longest_edge=16, splits=True)
+VISION = Vision(crop_size=8, edge_tokens=2, image_token=3, fit=Tiles(longest_edge=16), filter=1)
 DECODER = ImageDecoder(1, 1 << 30, NOWHERE)
 SIGHT = Sight(VISION, "<image>", DECODER, Markers("<image>", "image", "images"))
 CROP = Crop.of(b"", 1, 2)
@@ -45,11 +46,12 @@ class WordsAfterBegin(Words):
     begin: ClassVar = [1]
 
 
+MIXED = Mixed(least_pixels=0, most_pixels=280 * 64, splits=True, least_crops=2, most_crops=4, tile_edge=8, unsplit_pixels=64)
 AROUND = {"marker": "<begin>", "around": ("-<begin>", "<end>-")}
 
 
 def sight_of(**changes: Any) -> Sight | None:
-    return Sight.of(replace(VISION, **{"fit": Fit.STRETCHED, "splits": False, **changes}), cast("Tokenizer", Words()), DECODER)
+    return Sight.of(replace(VISION, **{"fit": Stretched(), **changes}), cast("Tokenizer", Words()), DECODER)
 
 
 def test_texts_around_an_image_are_written() -> None:
@@ -64,14 +66,14 @@ def test_without_texts_around_an_image_there_are_only_its_tokens() -> None:
 
 
 def test_a_token_stands_between_rows_of_an_image() -> None:
-    sight = sight_of(fit=Fit.CAPPED, between="<break>", around=("", "<end>"))
+    sight = sight_of(fit=Capped(24), between="<break>", around=("", "<end>"))
     assert sight is not None and sight.expanded("a<soft>b", [Picture(0, 0, [Crop.of(b"", 3, 2)])]) == (
         "a<soft><soft><break><soft><soft><break><soft><soft><end>b"
     )
 
 
 def test_a_large_image_of_lfm2_names_the_places_of_its_crops() -> None:
-    sight = sight_of(fit=Fit.MIXED, edge_tokens=1, around=("<begin>", "<end>"))
+    sight = sight_of(fit=MIXED, edge_tokens=1, around=("<begin>", "<end>"))
     assert sight is not None
     whole, places = Crop.of(b"", 1, 1), [f"<|img_row_{row}_col_1|><soft><soft>" for row in (1, 2)]
     assert sight.expanded("<soft>", [Picture(2, 1, [CROP, CROP, whole])]) == f"<begin>{''.join(places)}<|img_thumbnail|><soft><end>"
@@ -80,7 +82,7 @@ def test_a_large_image_of_lfm2_names_the_places_of_its_crops() -> None:
 
 
 def test_the_crops_of_a_grid_follow_each_other() -> None:
-    sight = sight_of(fit=Fit.GRID, **AROUND)
+    sight = sight_of(fit=Grid(most_crops=4), **AROUND)
     assert sight is not None and sight.expanded("<begin>", [Picture(1, 2, [CROP] * 3)]) == f"-<begin>{'<soft>' * 6}<end>-"
 
 
@@ -108,20 +110,33 @@ def test_only_contents_with_images_become_parts() -> None:
     assert SIGHT.in_parts(messages) == [{"role": "user", "content": parts}, *messages[1:]]
 
 
-def test_detail_low_does_not_split() -> None:
-    assert [SIGHT.plan(detail).splits for detail in (None, "auto", "high", "low")] == [True, True, True, False]
+def test_an_image_on_a_canvas_has_separators_between_its_crops() -> None:
+    sight = sight_of(fit=Canvas(most_crops=4), marker="<begin>", around=("<start>", "<end>"))
+    assert sight is not None
+    row = "<soft><soft><|tile_x_separator|><soft><soft><|tile_y_separator|>"
+    assert sight.expanded("a<begin>b", [Picture(2, 2, [CROP] * 5)]) == f"a<start>{row}{row}<begin><soft><soft><end>b"
+    assert sight.expanded("<begin>", [Picture(0, 0, [CROP])]) == "<start><begin><soft><soft><end>"
 
 
-def test_detail_low_shows_fewer_pixels_of_an_image_of_any_size() -> None:
-    free = sight_of(fit=Fit.FREE, edge_tokens=1, least_pixels=5 * 64, most_pixels=1000 * 64)
-    capped = sight_of(fit=Fit.CAPPED, edge_tokens=1, longest_edge=800)
-    filled, mixed = (
-        sight_of(fit=Fit.FILLED, edge_tokens=1, most_pixels=280 * 64),
-        sight_of(fit=Fit.MIXED, splits=True, most_pixels=280 * 64),
-    )
-    assert filled is not None and mixed is not None
-    assert [filled.plan(detail).most_pixels for detail in ("high", "low")] == [280 * 64, 70 * 64]
-    assert [(plan.splits, plan.most_pixels) for plan in map(mixed.plan, ("high", "low"))] == [(True, 280 * 64), (False, 280 * 64)]
-    assert free is not None and capped is not None
-    assert [(plan.least_pixels, plan.most_pixels) for plan in map(free.plan, ("high", "low"))] == [(320, 64_000), (320, 256 * 64)]
-    assert [capped.plan(detail).longest_edge for detail in ("high", "low")] == [800, 16 * 8]
+@pytest.mark.parametrize("fit", [Tiles(longest_edge=16), Grid(most_crops=4), Canvas(most_crops=4), MIXED], ids=str)
+def test_detail_low_does_not_split(fit: Fit) -> None:
+    sight = sight_of(fit=fit)
+    assert sight is not None
+    assert [sight.plan(detail).fit for detail in (None, "auto", "high", "low")] == [fit, fit, fit, replace(fit, splits=False)]
+
+
+@pytest.mark.parametrize(
+    ("fit", "low"),
+    [
+        (Free(least_pixels=5 * 64, most_pixels=1000 * 64), Free(least_pixels=5 * 64, most_pixels=256 * 64)),
+        (Free(least_pixels=500 * 64, most_pixels=1000 * 64), Free(least_pixels=256 * 64, most_pixels=256 * 64)),
+        (Capped(800), Capped(16 * 8)),
+        (Filled(280 * 64), Filled(70 * 64)),
+        (Stretched(), Stretched()),
+    ],
+    ids=str,
+)
+def test_detail_low_shows_fewer_pixels_of_an_image_of_any_size(fit: Fit, low: Fit) -> None:
+    sight = sight_of(fit=fit, edge_tokens=1)
+    assert sight is not None
+    assert [sight.plan(detail).fit for detail in ("high", "low")] == [fit, low]

@@ -26,7 +26,7 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
     tiles = product_tiles(target)
-    found = schedule_ragged(prim) or schedule_paged(prim, tiles, unit=InterleavePairs(LANES).runs_on(target))
+    found = schedule_ragged(prim, lanes=target.lanes(4)) or schedule_paged(prim, tiles, unit=InterleavePairs(LANES).runs_on(target))
     if found is None and isinstance(prim.body, Attention):
         prim = replace(prim, body=plain_attention(prim.body))
     found = found or schedule_product(prim, tiles)

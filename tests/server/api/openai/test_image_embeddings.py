@@ -6,12 +6,13 @@ import base64
 
 import pytest
 
-from server.messages import Fit, Vision
+from runtime.fits import Naflex, Stretched
+from server.messages import Vision
 from tests.server.images.files import data_url, encoded, image
 
 FILE = encoded(image())
 OTHER = encoded(image(seed=2))
-VISION = Vision(8, edge_tokens=1, image_token=-1, fit=Fit.STRETCHED, filter=2, longest_edge=0, splits=False, num_places=17)
+VISION = Vision(8, edge_tokens=1, image_token=-1, fit=Stretched(), filter=2, num_places=17)
 PATH = "/v1/embeddings"
 
 
@@ -61,6 +62,14 @@ def test_the_official_client_sends_images(looker):
 def test_fewer_dimensions_of_an_image_have_length_one_again(looker):
     (short,) = vectors(looker, input=[{"image": data_url(FILE)}], dimensions=3)
     assert len(short) == 3 and sum(value * value for value in short) == pytest.approx(1, abs=1e-5)
+
+
+def test_an_image_of_any_size_counts_as_its_patches(serve, answering):
+    vision = Vision(8, edge_tokens=1, image_token=-1, fit=Naflex(12), filter=2, num_places=1)
+    server = serve(script=answering("", embedding_size=8, generates=False, vision=vision))
+    answer = server.http().post(PATH, json={"input": [{"image": data_url(encoded(image(80, 40)))}]}).json()
+    (embed,) = server.worker.embeds
+    assert answer["usage"]["prompt_tokens"] == embed.crop.num_tokens == 8  # 4 by 2; with 3 rows there would be too many
 
 
 def test_the_worker_gets_the_crop(looker):

@@ -1,32 +1,42 @@
-"""Attention in concatenated texts, in which every token attends to its whole text.
+"""Attention in concatenated texts, in which every token attends to its whole text. The patches of an image are a text, too.
 
-A work item is LANES adjacent tokens of one head. Each token has a lane: the maximum, the sum and the weights of the online softmax are
+A work item is a tile of adjacent tokens of one head. Each token has a lane: the maximum, the sum and the weights of the online softmax are
 vectors over tokens, and lanes do not depend on each other. The item loops over the keys of a text once, KEYS at a time. If its tokens
 belong to several texts, it computes all its tokens once for each text, and stores only the results of that text's tokens. Blocks are
 counted from the beginning of the text, so a row has the same bits wherever its text is in the batch.
+
+If texts are long, a tile has several vectors of tokens, which share the loads of a key, and the keys and values of each head are first
+copied to a place of their own: in the operands, those of adjacent tokens are thousands of bytes apart, so each would need a page of its own
+in the TLB. The tiles of a head follow each other, so its keys and values stay in a cache. Neither changes a bit.
 
 In paged attention, vectors go over the keys of a page instead, because rows attend to different numbers of keys.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.ir.dims import Dim, ceil_div, dim_min
+from compiler.backends.cpu.schedule.folds import fold_halves, larger
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
+from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, not_equal, select
 from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
+TOGETHER = 2  # vectors of a tile of long texts, if a vector fits one register of 32; more would not fit
+LONG = 64  # mean tokens of a text from which on texts are long
 KEYS = 8  # keys whose scores are computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
 
 
-def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule attention without a causal mask and without sinks. Return None for any other kernel."""
+def schedule_ragged(prim: PrimFunc, *, lanes: int) -> PrimFunc | None:
+    """Schedule attention without a causal mask and without sinks. Return None for any other kernel. A register of the machine has `lanes`
+    lanes."""
     match prim.body:
         case Attention(keys=Ragged() as texts, positions=None, sinks=None) as node:
             pass
@@ -39,7 +49,8 @@ def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
         node.queries, texts.keys, texts.values, node.sequences, texts.starts, node.out
     )
     bias = None if node.bias is None else kernel.array(node.bias)
-    _RaggedAttention(queries, keys, values, sequences, starts, out, bias, node.scale, node.softcap).write(kernel)
+    together = TOGETHER if lanes >= LANES else 1
+    _RaggedAttention(queries, keys, values, sequences, starts, out, bias, node.scale, node.softcap, together).write(kernel)
     return PrimFunc(prim.params, prim.num_outputs, kernel.body(), {**prim.attrs, "schedule": "ragged"})
 
 
@@ -47,9 +58,17 @@ def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
 class _Softmax:
     """The online softmax of a tile over the keys so far, with a lane per token."""
 
-    maximum: Array  # [LANES]
-    total: Array  # [LANES]: sum of the weights
-    values: Array  # [size, LANES]: weighted values
+    maximum: Array  # [vectors, LANES]
+    total: Array  # [vectors, LANES]: sum of the weights
+    values: Array  # [size, vectors, LANES]: weighted values
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The keys and values of one head."""
+
+    keys: Callable[[Dim, Dim], Scalar]  # of a token and an element
+    values: Callable[[Dim, Dim], Scalar]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,84 +82,120 @@ class _RaggedAttention:
     bias: Array | None  # [heads, 2 * m + 1]
     scale: float
     softcap: float
+    together: int  # vectors of a tile of long texts
 
     @property
     def size(self) -> int:
         return self.queries.shape[2].const
 
     def write(self, k: Kernel) -> None:
-        tokens, heads, _ = self.queries.shape
-        with k.parallel("p", ceil_div(tokens, LANES) * heads) as p:
+        (tokens, heads, _), kv_heads = self.queries.shape, self.keys.shape[1]
+        num_texts = dim_max(self.starts.shape[0] - 1, 1)
+        are_long = dim_min(tokens // (num_texts * LONG), 1)  # 1 or 0
+        copies = [k.workspace(name, kv_heads, tokens, self.size) for name in ("keys", "values")]
+        with k.parallel("p", ceil_div(tokens, LANES) * heads * (1 - are_long)) as p:
             head = k.let("h", p % heads, heads - 1)
-            self.tile(k, p // heads * LANES, head)
+            kv_head = head // (heads // kv_heads)
+            read = (lambda token, e, array=array: cast(array[token, kv_head, e], F32) for array in (self.keys, self.values))
+            self.tile(k, p // heads * LANES, head, _Source(*read), 1)
+        with k.parallel("c", tokens * kv_heads * are_long) as c:
+            token = k.let("token", c // kv_heads, tokens - 1)
+            kv_head = k.let("kv", c % kv_heads, kv_heads - 1)
+            for copy, array in zip(copies, (self.keys, self.values), strict=True):
+                with k.serial("e", self.size) as e:
+                    copy[kv_head, token, e] = cast(array[token, kv_head, e], F32)
+        num_tiles = ceil_div(tokens, LANES * self.together)
+        with k.parallel("l", num_tiles * heads * are_long) as p:
+            head = k.let("h", p // num_tiles, heads - 1)
+            kv_head = head // (heads // kv_heads)
+            read = (lambda token, e, array=array: array[kv_head, token, e] for array in copies)
+            self.tile(k, p % num_tiles * (LANES * self.together), head, _Source(*read), self.together)
 
-    def tile(self, k: Kernel, first: Dim, head: Dim) -> None:
-        """Compute attention for LANES tokens from token `first`. Lanes after the last token compute the last token again."""
+    def tile(self, k: Kernel, first: Dim, head: Dim, source: _Source, vectors: int) -> None:
+        """Compute attention for the tokens of some vectors from token `first`. Lanes after the last token compute the last token again."""
         last = self.queries.shape[0] - 1
-        queries = k.local("queries", self.size, LANES)
-        with k.serial("r", self.size) as r, k.vector(LANES) as lane:
-            queries[r, lane] = cast(self.queries[dim_min(first + lane, last), head, r], F32) * self.scale
+        queries = k.local("queries", self.size, vectors, LANES)
+        with k.serial("r", self.size) as r, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            queries[r, v, lane] = cast(self.queries[dim_min(first + v * LANES + lane, last), head, r], F32) * self.scale
         low = k.let("low", cast(self.sequences[first], I64))
-        high = k.let("high", cast(self.sequences[dim_min(first + (LANES - 1), last)], I64))
+        high = k.let("high", cast(self.sequences[dim_min(first + (vectors * LANES - 1), last)], I64))
         with k.serial("x", high + 1 - low) as x:
             start = k.let("start", cast(self.starts[low + x], I64))
             end = k.let("end", cast(self.starts[low + x + 1], I64))
-            self.text(k, first, head, queries, start, end)
+            self.text(k, first, head, queries, source, start, end)
 
-    def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim) -> None:
+    def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, source: _Source, start: Dim, end: Dim) -> None:
         """Attend to the text at positions `start` to `end` - 1, and store the results of those tokens that belong to it."""
-        values, maximum, total = k.local("values", self.size, LANES), k.local("maximum", LANES), k.local("total", LANES)
+        vectors = queries.shape[1].const
+        values, maximum, total = (
+            k.local("values", self.size, vectors, LANES),
+            k.local("maximum", vectors, LANES),
+            k.local("total", vectors, LANES),
+        )
         softmax = _Softmax(maximum, total, values)
-        with k.serial("e", self.size) as e, k.vector(LANES) as lane:
-            values[e, lane] = 0.0
-        with k.vector(LANES) as lane:
-            maximum[lane] = float("-inf")
-        with k.vector(LANES) as lane:
-            total[lane] = 0.0
+        with k.serial("e", self.size) as e, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            values[e, v, lane] = 0.0
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            maximum[v, lane] = float("-inf")
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            total[v, lane] = 0.0
         with k.serial("b", ceil_div(end - start, KEYS)) as b:
-            self.block(k, first, head, queries, start + b * KEYS, end, softmax)
-        with k.serial("e", self.size) as e, k.vector(LANES) as lane:
-            token = first + lane
+            self.block(k, first, head, queries, source, start + b * KEYS, end, softmax)
+        with k.serial("e", self.size) as e, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            token = first + v * LANES + lane
             with k.when(less_equal(start, token) & less_equal(token + 1, end)):
-                self.out[token, head, e] = cast(values[e, lane] / total[lane], self.out.dtype)
+                self.out[token, head, e] = cast(values[e, v, lane] / total[v, lane], self.out.dtype)
 
-    def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, softmax: _Softmax) -> None:
+    def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, source: _Source, start: Dim, end: Dim, softmax: _Softmax) -> None:
         """Add KEYS keys to the softmax. If the text has fewer keys left, its last key fills the block with weight 0."""
-        weights, old, rescale = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("rescale", LANES)
+        vectors = queries.shape[1].const
+        weights = k.local("weights", KEYS, vectors, LANES)
+        old, rescale = k.local("old", vectors, LANES), k.local("rescale", vectors, LANES)
         highest, total, values = softmax.maximum, softmax.total, softmax.values
-        kv_head = head // (self.queries.shape[1] // self.keys.shape[1])
 
         def key(j: Dim | int) -> Dim:
             return dim_min(start + j, end - 1)
 
-        with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            weights[j, lane] = 0.0
-        with k.serial("r", self.size) as r, k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            weights[j, lane] += queries[r, lane] * cast(self.keys[key(j), kv_head, r], F32)
-        with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            score = capped(weights[j, lane], self.softcap)
+        with k.unroll("j", KEYS) as j, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            weights[j, v, lane] = 0.0
+        with k.serial("r", self.size) as r, k.unroll("j", KEYS) as j, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            weights[j, v, lane] += queries[r, v, lane] * source.keys(key(j), r)
+        with k.unroll("j", KEYS) as j, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            score = capped(weights[j, v, lane], self.softcap)
             if self.bias is not None:
-                score = score + cast(self.bias[head, relative(self.bias.buffer, start + j - (first + lane))], F32)
-            weights[j, lane] = select(less_equal(start + j + 1, end), score, float("-inf"))
+                distance = relative(self.bias.buffer, start + j - (first + v * LANES + lane))
+                score = score + cast(self.bias[head, distance], F32)
+            weights[j, v, lane] = select(less_equal(start + j + 1, end), score, float("-inf"))
 
-        with k.vector(LANES) as lane:
-            old[lane] = highest[lane]
-        with k.vector(LANES) as lane:
-            largest: Scalar = old[lane]
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            old[v, lane] = highest[v, lane]
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            largest: Scalar = old[v, lane]
             for j in range(KEYS):
-                largest = maximum(largest, weights[j, lane])
-            highest[lane] = largest
-        with k.vector(LANES) as lane:
-            rescale[lane] = exp(old[lane] - highest[lane])
-        with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            weights[j, lane] = exp(weights[j, lane] - highest[lane])
-        with k.vector(LANES) as lane:
-            value = total[lane] * rescale[lane]
+                largest = larger(largest, weights[j, v, lane])
+            highest[v, lane] = largest
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            rescale[v, lane] = exp(old[v, lane] - highest[v, lane])
+        with k.unroll("j", KEYS) as j, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            weights[j, v, lane] = exp(weights[j, v, lane] - highest[v, lane])
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            value = total[v, lane] * rescale[v, lane]
             for j in range(KEYS):
-                value = value + weights[j, lane]
-            total[lane] = value
-        with k.serial("e", self.size) as e, k.vector(LANES) as lane:
-            value = values[e, lane] * rescale[lane]
+                value = value + weights[j, v, lane]
+            total[v, lane] = value
+        self.lower(k, softmax, rescale)
+        with k.serial("e", self.size) as e, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            value: Scalar = values[e, v, lane]
             for j in range(KEYS):
-                value = fma(weights[j, lane], cast(self.values[key(j), kv_head, e], F32), value)
-            values[e, lane] = value
+                value = fma(weights[j, v, lane], source.values(key(j), e), value)
+            values[e, v, lane] = value
+
+    def lower(self, k: Kernel, softmax: _Softmax, rescale: Array) -> None:
+        """Multiply the weighted values so far by `rescale`, unless it is 1 for all tokens: after the first blocks, maxima rarely rise."""
+        vectors = rescale.shape[0].const
+        lost = k.local("lost", vectors, LANES)
+        with k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            lost[v, lane] = 1.0 - rescale[v, lane]
+        fold_halves(k, lost, operator.add)
+        with k.when(not_equal(lost[0, 0], 0.0)), k.serial("e", self.size) as e, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
+            softmax.values[e, v, lane] = softmax.values[e, v, lane] * rescale[v, lane]
