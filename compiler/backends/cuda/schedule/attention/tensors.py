@@ -31,15 +31,23 @@ PAGES = SPLIT // PAGE  # number of pages of a split
 
 
 def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
-    match prim.body:
-        case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
-            pass
-        case _:
-            return None
+    found = attention_on_pages(prim)
+    if found is None:
+        return None
+    node, source = found
     most_rows = rows_for(node.queries.shape[2].const, node.out.shape[2].const, target)
-    if source.cache.dtype is not BF16 or not most_rows:
+    if not most_rows:
         return None
     return replace(prim, body=TensorWalk(node, source, most_rows).body(), attrs={**prim.attrs, "schedule": "tensor attention"})
+
+
+def attention_on_pages(prim: PrimFunc) -> tuple[Attention, Paged] | None:
+    """Return the attention of a function and its pages, if tensor cores may multiply them."""
+    match prim.body:
+        case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
+            return (node, source) if source.cache.dtype is BF16 else None
+        case _:
+            return None
 
 
 class TensorWalk(Walk):
@@ -73,7 +81,7 @@ class TensorWalk(Walk):
 
     # --- the run of a block --------------------------------------------------------------------------------------------
 
-    def begins_run(self, t: Dim) -> Scalar:
+    def begins_run(self, t: Dim, group: Dim) -> Scalar:
         ids = self.k.array(self.node.sequences)
         return equal(index(t % self.most_tokens), 0) | not_equal(ids[t], ids[dim_max(t - 1, 0)])
 

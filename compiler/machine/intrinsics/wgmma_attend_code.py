@@ -1,0 +1,248 @@
+"""Emit the code of attention by `wgmma`, which every thread of the block runs.
+
+Of the accumulators of a warpgroup, a thread holds the scores of two rows, 8 rows apart. In each row, it has two neighbouring keys of every
+8. So four lanes share a row, and each of them has the keys of four of the sixteen sums of which the sum of a row's weights consists: it adds
+up the keys that are 16 apart, in order. Then sums that are 8, 4, 2 and 1 apart are added.
+
+One statement of inline assembly starts a chain of `wgmma` instructions and waits for them. So no other instruction uses their registers in
+between. The means are multiplied in parts of 64 elements: with the scores of the next split, more would not fit the registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import numpy as np
+
+from compiler.llvm.exponential import exp_at_most_one
+from compiler.llvm.ssa import Code, float_literal, multiply_add
+from compiler.machine.intrinsics.block_code import EIGHT, SHARED
+from compiler.machine.intrinsics.mma_pages import SPLIT
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, CONSUMERS, HALF_ROWS, KEYS, PAGES, VALUES, Pages
+from runtime.cache_groups import PAGE_SIZE as PAGE
+
+PART = 64  # maximum number of elements of values that are multiplied at a time
+SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
+ALL_MULTIPLIED = 1  # number of the block's barrier at which consumers wait until all splits are multiplied
+LOWEST = float_literal(float("-inf"))
+PAIR = range(2)  # rows of a thread, and neighbouring keys
+
+
+class AttendCode(Pages):
+    def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(op, code, pointers, dims)
+        first = self.plus(self.times(self.warpgroup, HALF_ROWS), self.plus(self.times(self.warp, 2 * EIGHT), self.group))
+        self.own_rows = [self.plus(first, str(EIGHT * i)) for i in PAIR]
+        self.works = code.op(f"icmp slt i64 {self.times(self.warpgroup, HALF_ROWS)}, {self.rows}")  # whether the warpgroup has rows
+        self.means = [code.alloca("float") for _ in range(op.value_size // 2)]
+        self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
+        self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
+
+    def run(self) -> None:
+        self.open_stages()
+        self.code.either(self.produces, self.produce, self._consume)
+
+    def _consume(self) -> None:
+        code = self.code
+        with code.when(self.works):
+            self._begin()
+            with code.loop("0", self.splits) as turn:
+                self._join_split(turn)
+        self.assembly(f"bar.sync {ALL_MULTIPLIED}, {CONSUMERS};")  # the means overwrite the stages
+        self.close_stages()
+        with code.when(self.works):
+            self._store()
+
+    def _begin(self) -> None:
+        code = self.code
+        self.store_floats(["0.0"] * len(self.means), self.means)
+        for places, source in zip(self.state, (self.top, self.weights), strict=True):
+            values = [code.op(f"load float, {SHARED} {self.gep(SHARED, source, row, 'float')}, align 4") for row in self.own_rows]
+            self.store_floats(values, places)
+        last = code.op(f"sub i64 {self.rows}, 1")
+        self.sees: list[list[str]] = []  # for each row, the positions of its first key and of the one after its last key
+        for row in self.own_rows:
+            near = code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})")
+            token = self.divided(near, self.op.heads)
+            held = [code.op(f"load i32, {SHARED} {self.gep(SHARED, x, token, 'i32')}, align 4") for x in (self.first, self.end)]
+            self.sees.append(held)
+
+    def _join_split(self, turn: str) -> None:
+        code = self.code
+        start = self.times(self.plus(self.begin, turn), SPLIT)
+        dots = self._multiply_keys(self.await_half(KEYS, turn))
+        self.release_half(KEYS, turn)
+        begins = code.op(f"icmp slt i64 {start}, {self.starts}")
+        ends = code.op(f"icmp slt i64 {self.ends}, {self.plus(start, str(SPLIT))}")
+        is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
+        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in dots]
+        code.either(is_edge, lambda: self._mask(scaled, start), lambda: self.store_floats(scaled, self.scores))
+        factors, weights = self._weigh()
+        values = self.await_half(VALUES, turn)
+        for begin in range(0, self.op.value_size, PART):
+            size = min(PART, self.op.value_size - begin)
+            found = self._multiply_values(weights, values, begin, size)
+            if begin + size == self.op.value_size:
+                self.release_half(VALUES, turn)
+            with code.when(is_edge):
+                self._check(found)
+            places = self.means[begin // 2 : (begin + size) // 2]
+            before = self.load_floats(places)
+            self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
+
+    # --- products --------------------------------------------------------------------------------------------------------
+
+    def _multiply_keys(self, keys: str) -> list[str]:
+        """Return this thread's products of queries and keys."""
+        size = self.op.size
+        rows = self.gep(SHARED, self.queries, self.times(self.warpgroup, HALF_ROWS * size * 2))
+        left = self.descriptor(rows, EIGHT << 16 | size << 32)
+        layout = SWIZZLES[LINE_BYTES] << 62 | size * LINE_BYTES // CHUNK << 16 | EIGHT * LINE_BYTES // CHUNK << 32
+        right = self.descriptor(keys, layout)
+        steps = [(f"add.s64 a, $A, {step * 2 * EIGHT};", "a", step * PAGE * LINE_BYTES // CHUNK) for step in range(size // PAGE)]
+        return self._multiply(SPLIT, steps, [("l", left)], right, "0, 1")
+
+    def _multiply_values(self, weights: Sequence[str], values: str, begin: int, size: int) -> list[str]:
+        """Return this thread's products of weights and the elements `begin` .. `begin` + `size` - 1 of values."""
+        width = self.op.width
+        layout = SWIZZLES[width] << 62 | SPLIT * width // CHUNK << 16 | EIGHT * width // CHUNK << 32
+        right = self.descriptor(self.gep(SHARED, values, str(begin * 2 // width * SPLIT * width)), layout)
+        registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
+        steps = [("", registers[page], page * PAGE * width // CHUNK) for page in range(PAGES)]
+        return self._multiply(size, steps, [("r", weight) for weight in weights], right, "1")
+
+    def _multiply(
+        self, columns: int, steps: Sequence[tuple[str, str, int]], left: Sequence[tuple[str, str]], right: str, transposed: str
+    ) -> list[str]:
+        """Multiply 64 rows by `columns` columns, and wait for the result. A step is assembly that runs before it, its left operand, and the
+        distance of its right operand in a descriptor. `$A` stands for the first operand of `left`, and `$A3` for the fourth."""
+        code, count = self.code, columns // 2
+        result = ", ".join(f"${n}" for n in range(count))
+        lines = [".reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1; wgmma.fence.sync.aligned;"]
+        for number, (before, operand, distance) in enumerate(steps):
+            lines.append(f"{before} add.s64 b, ${count + len(left)}, {distance};")
+            kind = f"m64n{columns}k16.f32.bf16.bf16"
+            mode = "add" if number else "set"
+            lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {operand}, b, {mode}, 1, 1, {transposed};")
+        lines.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
+        text = " ".join(lines)
+        for number in reversed(range(len(left))):
+            text = text.replace(f"$A{number}" if len(left) > 1 else "$A", f"${count + number}")
+        kinds, results = {"r": "i32", "l": "i64"}, f"{{{', '.join(['float'] * count)}}}"
+        operands = [*left, ("l", right)]
+        constraints = ",".join([*["=f"] * count, *(kind for kind, _ in operands), "~{memory}"])
+        given = ", ".join(f"{kinds[kind]} {value}" for kind, value in operands)
+        made = code.op(f'call {results} asm sideeffect "{{ {text} }}", "{constraints}"({given}) convergent')
+        return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
+
+    # --- scores and weights ----------------------------------------------------------------------------------------------
+
+    def _mask(self, scores: Sequence[str], start: str) -> None:
+        """Replace the scores of keys that a row does not see. Position 0 is that of the first key that the thread has in the split."""
+        code = self.code
+        origin = code.op(f"trunc i64 {self.plus(start, self.times(self.quad, 2))} to i32")
+        bounds = [[code.op(f"sub i32 {x}, {origin}") for x in of_row] for of_row in self.sees]
+        masked: list[str] = []
+        for number, score in enumerate(scores):
+            key, (low, high) = number // 4 * EIGHT + number % 2, bounds[number // 2 % 2]
+            begins, ends = code.op(f"icmp sle i32 {low}, {key}"), code.op(f"icmp slt i32 {key}, {high}")
+            seen = code.op(f"and i1 {begins}, {ends}")
+            masked.append(code.op(f"select i1 {seen}, float {score}, float {LOWEST}"))
+        self.store_floats(masked, self.scores)
+
+    def _weigh(self) -> tuple[list[tuple[str, str]], list[str]]:
+        """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
+        split, and the weights as left operands of the next product."""
+        scores, held = self.load_floats(self.scores), [""] * (SPLIT // 4)
+        factors = [self._weigh_row(row, [n for n in range(len(scores)) if n // 2 % 2 == row], scores, held) for row in PAIR]
+        return factors, held
+
+    def _weigh_row(self, row: int, numbers: Sequence[int], scores: Sequence[str], held: list[str]) -> tuple[str, str]:
+        code = self.code
+        top = self._folded([scores[n] for n in numbers], self._larger)
+        for distance in (1, 2):
+            top = self._larger(top, self._from_lane(top, distance))
+        base = self._finite(top)
+        sums: list[list[str]] = [[] for _ in range(4)]  # the weights of keys that are 16 apart
+        for left, right in zip(numbers[::2], numbers[1::2], strict=True):
+            pair = [exp_at_most_one(code, code.op(f"fsub float {scores[n]}, {base}")) for n in (left, right)]
+            word = held[left // EIGHT * 4 + row + left // 4 % 2 * 2] = self._rounded(pair)
+            for e, rounded in enumerate((f"shl i32 {word}, 16", f"and i32 {word}, -65536")):
+                sums[left // 4 % 2 * 2 + e].append(code.op(f"bitcast i32 {code.op(rounded)} to float"))
+        lanes = [reduce(self._sum, of_lane) for of_lane in sums]
+        pair = [self._sum(lanes[e], lanes[2 + e]) for e in PAIR]
+        for distance in (2, 1):
+            pair = [self._sum(x, self._from_lane(x, distance)) for x in pair]
+        return self._join_row(row, top, base, self._sum(*pair))
+
+    def _join_row(self, row: int, top: str, base: str, found: str) -> tuple[str, str]:
+        """Join the sum of the weights of a split to those before. Return the factors of both. The second is NaN if `top` is NaN or
+        infinite, because a weight is then NaN."""
+        code = self.code
+        places = self.state[0][row], self.state[1][row]
+        before, weights = self.load_floats(places)
+        larger = self._larger(before, top)
+        ground = self._finite(larger)
+        earlier = exp_at_most_one(code, code.op(f"fsub float {before}, {ground}"))
+        wrong = code.op(f"fsub float {base}, {base}")
+        later = self._sum(exp_at_most_one(code, code.op(f"fsub float {top}, {ground}")), wrong)
+        self.store_floats([larger, self._joined(found, weights, (earlier, later))], places)
+        return earlier, later
+
+    def _joined(self, found: str, before: str, factors: tuple[str, str]) -> str:
+        return multiply_add(self.code, found, factors[1], self.code.op(f"fmul float {before}, {factors[0]}"), "float", 1)
+
+    def _check(self, found: Sequence[str]) -> None:
+        """Note if a mean is not finite. x - x is 0 only for finite x."""
+        code = self.code
+        total = self._folded([code.op(f"fsub float {x}, {x}") for x in found], self._sum)
+        with code.when(code.op(f"fcmp une float {total}, 0.0")):
+            code.op(f"atomicrmw or {SHARED} {self.broken}, i32 1 monotonic, align 4")
+
+    # --- the end ---------------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Store the means and the sums of weights of this thread's rows."""
+        code, op = self.code, self.op
+        means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
+        for i, row in enumerate(self.own_rows):
+            own = self.gep(SHARED, self.c, self.plus(self.times(row, op.pitch * 4), self.times(self.quad, 8)))
+            for number in range(2 * i, len(means), 4):
+                self.store_vector(means[number : number + 2], own, str(number // 4 * EIGHT * 4))
+            with code.when(code.op(f"icmp eq i64 {self.quad}, 0")):
+                code.do(f"store float {sums[i]}, {SHARED} {self.gep(SHARED, self.weights, row, 'float')}, align 4")
+
+    # --- arithmetic ------------------------------------------------------------------------------------------------------
+
+    def _sum(self, a: str, b: str) -> str:
+        return self.code.op(f"fadd float {a}, {b}")
+
+    def _larger(self, a: str, b: str) -> str:
+        """Return the larger number, or NaN if either is NaN."""
+        return self.code.op(f"call float @llvm.maximum.f32(float {a}, float {b})")
+
+    def _finite(self, top: str) -> str:
+        """Return the largest score of a row, or 0 if the row sees no key, so that the weights of such a row are 0."""
+        return self.code.op(f"select i1 {self.code.op(f'fcmp oeq float {top}, {LOWEST}')}, float 0.0, float {top}")
+
+    def _folded(self, values: Sequence[str], combine: Callable[[str, str], str]) -> str:
+        """Combine values pairwise, so that few of them wait for each other."""
+        while len(values) > 1:
+            values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        return values[0]
+
+    def _from_lane(self, value: str, distance: int) -> str:
+        """Return the value of the lane whose number differs in the bit `distance`."""
+        return self.code.op(f"call float @llvm.nvvm.shfl.sync.bfly.f32(i32 -1, float {value}, i32 {distance}, i32 31)")
+
+    def _rounded(self, pair: Sequence[str]) -> str:
+        """Return two numbers, rounded to bf16, in one word."""
+        code, both = self.code, "poison"
+        for n, x in enumerate(pair):
+            both = code.op(f"insertelement <2 x float> {both}, float {x}, i32 {n}")
+        return code.op(f"bitcast <2 x bfloat> {code.op(f'fptrunc <2 x float> {both} to <2 x bfloat>')} to i32")
+
+    def _literal(self, value: float) -> str:
+        return float_literal(float(np.float32(value)))
