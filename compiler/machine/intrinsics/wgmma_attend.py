@@ -1,17 +1,19 @@
 """Attention of 128 rows to pages of bf16 by `wgmma`, the tensor core instruction of sm_90a: the tile, its sizes and its meaning.
 
-A row is a pair of a token and a head. A block has two warpgroups that compute 64 rows each, and one that copies pages to shared memory. A
-thread holds its part of the scores and of the means in registers:
+A row is a pair of a token and a head. A block has two warpgroups, which compute 64 rows each. A thread holds its part of the scores and of
+the means in registers:
 
     for each split of 128 keys {
-      scores  <- queries * keys              the keys of all pages of the split, by one chain of `wgmma`
       weights <- exp(scores - top) in bf16   four lanes share a row
       found   <- weights * values            `wgmma` reads the weights from registers
+      scores  <- queries * keys              of the next split
       joined  <- join(joined, found)
     }
 
-While one warpgroup computes weights, the other one multiplies. Sums have the same order as those of `page_scores` and `page_values`
-(mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of the joins there, so a row has the same bits.
+The warpgroups take turns: while one multiplies, the other computes weights. All threads copy the pages of the next splits to shared memory.
+A block has no warps that only copy: with them, a thread would have 168 registers, too few for scores, means and weights. Sums have the same
+order as those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of
+the joins there, so a row has the same bits.
 
 In shared memory, keys and values lie as `wgmma` reads operands whose rows are not adjacent along the summed axis. A key page holds lines of
 16 keys, one per element, and a value page holds lines of elements, one per key. Lines are cut into parts of `width` bytes; parts of
@@ -34,12 +36,10 @@ from compiler.machine.intrinsics.mma_pages import SPLIT
 from compiler.machine.target import Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
-WARPGROUP = WARPS * LANES
-WARPGROUPS = 2  # number of warpgroups that multiply
-ROWS = 64 * WARPGROUPS
+HALF_ROWS = 64  # number of rows of a warpgroup
+ROWS = 2 * HALF_ROWS
 LARGEST = 128  # maximum number of elements of a key or a value: a thread has registers for the means of so many
-MOST_BYTES = 192 << 10  # maximum number of bytes of all stages
-MOST_STAGES = 4
+STAGES = 2
 LINE_BYTES = 128  # bytes of a part of a line of keys
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
@@ -66,7 +66,7 @@ class WgmmaAttend(Intrinsic):
     `starts`, the largest `first`, to `ends` - 1, where `ends` is the least `end`."""
 
     name: ClassVar[str] = "wgmma_attend"
-    threads: ClassVar[int] = (WARPGROUPS + 1) * WARPGROUP
+    threads: ClassVar[int] = 2 * WARPS * LANES
     needs: ClassVar[Features] = Features(["sm_90a"])
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     size: int
@@ -114,7 +114,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def stages(self) -> int:
-        return min(MOST_STAGES, MOST_BYTES // self.stage_bytes)
+        return STAGES
 
     @property
     def pitch(self) -> int:
@@ -123,12 +123,12 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def barriers_at(self) -> int:
-        """The offset in shared memory of the mbarriers, four for each stage."""
+        """The offset in shared memory of the mbarriers, two for each stage."""
         return max(self.stages * self.stage_bytes, ROWS * self.pitch * 4)
 
     @property
     def shared_bytes(self) -> int:
-        return self.barriers_at + 4 * self.stages * 8
+        return self.barriers_at + 2 * self.stages * 8
 
     # --- meaning ---------------------------------------------------------------------------------------------------------
 

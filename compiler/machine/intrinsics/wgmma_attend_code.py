@@ -10,7 +10,9 @@ between. The means are multiplied in parts of 64 elements: with the scores of th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -19,15 +21,38 @@ from compiler.llvm.exponential import exp_at_most_one
 from compiler.llvm.ssa import Code, float_literal, multiply_add
 from compiler.machine.intrinsics.block_code import EIGHT, SHARED
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
-from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, CONSUMERS, HALF_ROWS, KEYS, PAGES, VALUES, Pages
+from compiler.machine.intrinsics.wgmma_attend import HALF_ROWS, LINE_BYTES, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, VALUES, Pages
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 PART = 64  # maximum number of elements of values that are multiplied at a time
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
-ALL_MULTIPLIED = 1  # number of the block's barrier at which consumers wait until all splits are multiplied
 LOWEST = float_literal(float("-inf"))
 PAIR = range(2)  # rows of a thread, and neighbouring keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand in shared memory. The distances are in units of 16 bytes, as in its descriptor."""
+
+    place: str
+    leading: int
+    stride: int
+    swizzle: int
+
+    def at(self, low: str, distance: int, register: str) -> str:
+        """Return assembly that makes the descriptor of the part at a distance. Only its lower half depends on the place."""
+        high = self.stride | self.swizzle << 30
+        return f"add.u32 low, {low}, {distance}; mov.b32 high, {high}; mov.b64 {register}, {{low, high}};"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One instruction of a product."""
+
+    before: str  # assembly that runs before it
+    left: str  # its left operand
+    distance: int  # that of its right operand
 
 
 class AttendCode(Pages):
@@ -35,25 +60,29 @@ class AttendCode(Pages):
         super().__init__(op, code, pointers, dims)
         first = self.plus(self.times(self.warpgroup, HALF_ROWS), self.plus(self.times(self.warp, 2 * EIGHT), self.group))
         self.own_rows = [self.plus(first, str(EIGHT * i)) for i in PAIR]
-        self.works = code.op(f"icmp slt i64 {self.times(self.warpgroup, HALF_ROWS)}, {self.rows}")  # whether the warpgroup has rows
+        self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
+        self.short_begin, self.short_starts, self.short_ends = (
+            code.op(f"trunc i64 {x} to i32") for x in (self.begin, self.starts, self.ends)  # positions fit 32 bits
+        )
         self.means = [code.alloca("float") for _ in range(op.value_size // 2)]
         self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
         self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
 
     def run(self) -> None:
-        self.open_stages()
-        self.code.either(self.produces, self.produce, self._consume)
-
-    def _consume(self) -> None:
         code = self.code
-        with code.when(self.works):
-            self._begin()
-            with code.loop("0", self.splits) as turn:
-                self._join_split(turn)
-        self.assembly(f"bar.sync {ALL_MULTIPLIED}, {CONSUMERS};")  # the means overwrite the stages
+        self.open_stages()
+        self._begin()
+        for half, turn in ((KEYS, "0"), (VALUES, "0"), (KEYS, "1")):
+            self.copy_half(half, turn, self.find_pages(half, turn))
+        with code.when(self.is_second):
+            self._let_other()
+        self._await_turn()
+        self._score("0")
+        self._let_other()
+        with code.loop("0", self.splits) as turn:
+            self._join_split(turn)
         self.close_stages()
-        with code.when(self.works):
-            self._store()
+        self._store()
 
     def _begin(self) -> None:
         code = self.code
@@ -61,36 +90,60 @@ class AttendCode(Pages):
         for places, source in zip(self.state, (self.top, self.weights), strict=True):
             values = [code.op(f"load float, {SHARED} {self.gep(SHARED, source, row, 'float')}, align 4") for row in self.own_rows]
             self.store_floats(values, places)
-        last = code.op(f"sub i64 {self.rows}, 1")
-        self.sees: list[list[str]] = []  # for each row, the positions of its first key and of the one after its last key
-        for row in self.own_rows:
-            near = code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})")
-            token = self.divided(near, self.op.heads)
-            held = [code.op(f"load i32, {SHARED} {self.gep(SHARED, x, token, 'i32')}, align 4") for x in (self.first, self.end)]
-            self.sees.append(held)
 
     def _join_split(self, turn: str) -> None:
+        """Turn the scores of a split into weights, multiply the values, and join the means to those before. Then compute the scores of the
+        next split. While this warpgroup multiplies, the other one computes weights."""
         code = self.code
-        start = self.times(self.plus(self.begin, turn), SPLIT)
-        dots = self._multiply_keys(self.await_half(KEYS, turn))
-        self.release_half(KEYS, turn)
-        begins = code.op(f"icmp slt i64 {start}, {self.starts}")
-        ends = code.op(f"icmp slt i64 {self.ends}, {self.plus(start, str(SPLIT))}")
+        following = self.plus(turn, "1")
+        copies = [(half, at, self.find_pages(half, at)) for half, at in ((VALUES, following), (KEYS, self.plus(turn, "2")))]
+        short = code.op(f"trunc i64 {turn} to i32")
+        start = code.op(f"mul i32 {code.op(f'add i32 {self.short_begin}, {short}')}, {SPLIT}")
+        begins = code.op(f"icmp slt i32 {start}, {self.short_starts}")
+        ends = code.op(f"icmp slt i32 {self.short_ends}, {code.op(f'add i32 {start}, {SPLIT}')}")
         is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
-        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in dots]
+        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in self.load_floats(self.scores)]
         code.either(is_edge, lambda: self._mask(scaled, start), lambda: self.store_floats(scaled, self.scores))
         factors, weights = self._weigh()
+        self._await_turn()
+        for copy in copies:
+            self.copy_half(*copy)
         values = self.await_half(VALUES, turn)
         for begin in range(0, self.op.value_size, PART):
-            size = min(PART, self.op.value_size - begin)
-            found = self._multiply_values(weights, values, begin, size)
-            if begin + size == self.op.value_size:
-                self.release_half(VALUES, turn)
-            with code.when(is_edge):
-                self._check(found)
-            places = self.means[begin // 2 : (begin + size) // 2]
-            before = self.load_floats(places)
-            self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
+            self._join_part(weights, values, range(begin, min(begin + PART, self.op.value_size)), factors, is_edge)
+        is_last = code.op(f"icmp sge i64 {following}, {self.splits}")
+        with code.when(code.op(f"xor i1 {is_last}, true")):
+            self._score(following)
+        with code.when(code.op(f"xor i1 {code.op(f'and i1 {is_last}, {self.is_second}')}, true")):
+            self._let_other()
+
+    def _join_part(
+        self, weights: Sequence[str], values: str, elements: range, factors: Sequence[tuple[str, str]], is_edge: str
+    ) -> None:
+        found = self._multiply_values(weights, values, elements.start, len(elements))
+        with self.code.when(is_edge):
+            self._check(found)
+        places = self.means[elements.start // 2 : elements.stop // 2]
+        before = self.load_floats(places)
+        self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
+
+    def _score(self, turn: str) -> None:
+        """Compute the products of the queries and the keys of a turn."""
+        self.store_floats(self._multiply_keys(self.await_half(KEYS, turn)), self.scores)
+
+    # --- turns -----------------------------------------------------------------------------------------------------------
+
+    def _await_turn(self) -> None:
+        """Wait until the other warpgroup lets this one multiply. Then both have multiplied what the next copies overwrite."""
+        self._turn("sync", self.warpgroup)
+
+    def _let_other(self) -> None:
+        """Let the other warpgroup multiply."""
+        self._turn("arrive", self.code.op(f"xor i64 {self.warpgroup}, 1"))
+
+    def _turn(self, action: str, warpgroup: str) -> None:
+        number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # of a barrier of the block
+        self.assembly(f"bar.{action} $0, {self.op.threads};", [("r", number)])
 
     # --- products --------------------------------------------------------------------------------------------------------
 
@@ -98,64 +151,78 @@ class AttendCode(Pages):
         """Return this thread's products of queries and keys."""
         size = self.op.size
         rows = self.gep(SHARED, self.queries, self.times(self.warpgroup, HALF_ROWS * size * 2))
-        left = self.descriptor(rows, EIGHT << 16 | size << 32)
-        layout = SWIZZLES[LINE_BYTES] << 62 | size * LINE_BYTES // CHUNK << 16 | EIGHT * LINE_BYTES // CHUNK << 32
-        right = self.descriptor(keys, layout)
-        steps = [(f"add.s64 a, $A, {step * 2 * EIGHT};", "a", step * PAGE * LINE_BYTES // CHUNK) for step in range(size // PAGE)]
-        return self._multiply(SPLIT, steps, [("l", left)], right, "0, 1")
+        left = _Operand(rows, EIGHT, size, 0)
+        right = _Operand(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
+        steps = [_Step(f"{left.at('$A0', step * 2 * EIGHT, 'a')}", "a", step * PAGE * LINE_BYTES // CHUNK) for step in range(size // PAGE)]
+        return self._multiply(SPLIT, steps, [self._low_half(left)], right, "0, 1")
 
     def _multiply_values(self, weights: Sequence[str], values: str, begin: int, size: int) -> list[str]:
         """Return this thread's products of weights and the elements `begin` .. `begin` + `size` - 1 of values."""
         width = self.op.width
-        layout = SWIZZLES[width] << 62 | SPLIT * width // CHUNK << 16 | EIGHT * width // CHUNK << 32
-        right = self.descriptor(self.gep(SHARED, values, str(begin * 2 // width * SPLIT * width)), layout)
+        place = self.gep(SHARED, values, str(begin * 2 // width * SPLIT * width))
+        right = _Operand(place, SPLIT * width // CHUNK, EIGHT * width // CHUNK, SWIZZLES[width])
         registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
-        steps = [("", registers[page], page * PAGE * width // CHUNK) for page in range(PAGES)]
-        return self._multiply(size, steps, [("r", weight) for weight in weights], right, "1")
+        steps = [_Step("", registers[page], page * PAGE * width // CHUNK) for page in range(PAGES)]
+        return self._multiply(size, steps, weights, right, "1")
 
-    def _multiply(
-        self, columns: int, steps: Sequence[tuple[str, str, int]], left: Sequence[tuple[str, str]], right: str, transposed: str
-    ) -> list[str]:
-        """Multiply 64 rows by `columns` columns, and wait for the result. A step is assembly that runs before it, its left operand, and the
-        distance of its right operand in a descriptor. `$A` stands for the first operand of `left`, and `$A3` for the fourth."""
+    def _multiply(self, columns: int, steps: Sequence[_Step], left: Sequence[str], right: _Operand, transposed: str) -> list[str]:
+        """Multiply 64 rows by `columns` columns, and wait for the result. `left` are words that the steps name by `$A` and a number."""
         code, count = self.code, columns // 2
         result = ", ".join(f"${n}" for n in range(count))
-        lines = [".reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1; wgmma.fence.sync.aligned;"]
-        for number, (before, operand, distance) in enumerate(steps):
-            lines.append(f"{before} add.s64 b, ${count + len(left)}, {distance};")
-            kind = f"m64n{columns}k16.f32.bf16.bf16"
-            mode = "add" if number else "set"
-            lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {operand}, b, {mode}, 1, 1, {transposed};")
+        lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
+        lines.append("wgmma.fence.sync.aligned;")
+        for number, step in enumerate(steps):
+            lines.append(f"{step.before} {right.at(f'${count + len(left)}', step.distance, 'b')}")
+            kind, mode = f"m64n{columns}k16.f32.bf16.bf16", "add" if number else "set"
+            lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {step.left}, b, {mode}, 1, 1, {transposed};")
         lines.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
-        text = " ".join(lines)
-        for number in reversed(range(len(left))):
-            text = text.replace(f"$A{number}" if len(left) > 1 else "$A", f"${count + number}")
-        kinds, results = {"r": "i32", "l": "i64"}, f"{{{', '.join(['float'] * count)}}}"
-        operands = [*left, ("l", right)]
-        constraints = ",".join([*["=f"] * count, *(kind for kind, _ in operands), "~{memory}"])
-        given = ", ".join(f"{kinds[kind]} {value}" for kind, value in operands)
+        text = re.sub(r"\$A(\d+)", lambda m: f"${count + int(m[1])}", " ".join(lines))
+        results = f"{{{', '.join(['float'] * count)}}}"
+        constraints = ",".join([*["=f"] * count, *["r"] * (len(left) + 1), "~{memory}"])
+        given = ", ".join(f"i32 {word}" for word in (*left, self._low_half(right)))
         made = code.op(f'call {results} asm sideeffect "{{ {text} }}", "{constraints}"({given}) convergent')
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
+
+    def _low_half(self, operand: _Operand) -> str:
+        """Return the lower half of an operand's descriptor."""
+        address = self.code.op(f"lshr i32 {self.number_of(operand.place)}, 4")
+        return self.code.op(f"or i32 {address}, {operand.leading << 16}")
 
     # --- scores and weights ----------------------------------------------------------------------------------------------
 
     def _mask(self, scores: Sequence[str], start: str) -> None:
-        """Replace the scores of keys that a row does not see. Position 0 is that of the first key that the thread has in the split."""
-        code = self.code
-        origin = code.op(f"trunc i64 {self.plus(start, self.times(self.quad, 2))} to i32")
-        bounds = [[code.op(f"sub i32 {x}, {origin}") for x in of_row] for of_row in self.sees]
+        """Replace the scores of keys that a row does not see."""
+        code, seen = self.code, list[str]()
+        origin = code.op(f"add i32 {start}, {code.op(f'trunc i64 {self.times(self.quad, 2)} to i32')}")  # position of the thread's first key
+        last = code.op(f"sub i64 {self.rows}, 1")
+        for row in self.own_rows:
+            token = self.divided(code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), self.op.heads)
+            places = (self.gep(SHARED, x, token, "i32") for x in (self.first, self.end))
+            before = [self._keys_before(code.op(f"sub i32 {code.op(f'load i32, {SHARED} {x}, align 4')}, {origin}")) for x in places]
+            seen.append(code.op(f"xor i32 {code.op(f'and i32 {before[0]}, {before[1]}')}, {before[1]}"))
         masked: list[str] = []
         for number, score in enumerate(scores):
-            key, (low, high) = number // 4 * EIGHT + number % 2, bounds[number // 2 % 2]
-            begins, ends = code.op(f"icmp sle i32 {low}, {key}"), code.op(f"icmp slt i32 {key}, {high}")
-            seen = code.op(f"and i1 {begins}, {ends}")
-            masked.append(code.op(f"select i1 {seen}, float {score}, float {LOWEST}"))
+            bit = 1 << number // 4 * 2 + number % 2
+            is_seen = code.op(f"icmp ne i32 {code.op(f'and i32 {seen[number // 2 % 2]}, {bit}')}, 0")
+            masked.append(code.op(f"select i1 {is_seen}, float {score}, float {LOWEST}"))
         self.store_floats(masked, self.scores)
+
+    def _keys_before(self, end: str) -> str:
+        """Return a word with a bit for each key that the thread has of a row, which is set if the key's position, counted from the first of
+        them, is less than `end`. The thread has two neighbouring keys of every 8."""
+        code = self.code
+        near = code.op(f"call i32 @llvm.smin.i32(i32 {code.op(f'call i32 @llvm.smax.i32(i32 {end}, i32 0)')}, i32 {SPLIT})")
+        rest = code.op(f"call i32 @llvm.umin.i32(i32 {code.op(f'and i32 {near}, {EIGHT - 1}')}, i32 2)")
+        whole = code.op(f"lshr i32 {near}, 3")
+        count = code.op(f"add i32 {code.op(f'shl i32 {whole}, 1')}, {rest}")
+        bits = code.op(f"shl i64 1, {code.op(f'zext i32 {count} to i64')}")
+        return code.op(f"trunc i64 {code.op(f'sub i64 {bits}, 1')} to i32")
 
     def _weigh(self) -> tuple[list[tuple[str, str]], list[str]]:
         """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
         split, and the weights as left operands of the next product."""
         scores, held = self.load_floats(self.scores), [""] * (SPLIT // 4)
+        self.store_floats(["poison"] * len(scores), self.scores)  # the registers are free until the next scores are computed
         factors = [self._weigh_row(row, [n for n in range(len(scores)) if n // 2 % 2 == row], scores, held) for row in PAIR]
         return factors, held
 

@@ -1,27 +1,51 @@
 """Emit the copies of attention by `wgmma`: pages pass from global memory through stages, which are buffers in shared memory.
 
-One warpgroup, the producer, fills the stages with the keys and the values of a split; the consumers multiply them. The keys of a stage have
-two mbarriers, and so do its values: `full` signals that they have arrived, `free` that all consumers have multiplied them. Every thread of
-the producer copies chunks of 16 bytes. Zeros are stored instead of pages, and instead of values, that no row sees.
+All threads copy chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived, another one that its values have. No thread
+signals that a stage may be filled again: the two warpgroups take turns (wgmma_attend_code.py), and both have multiplied what a stage held
+before one of them fills it. Instead of values that no row sees, zeros are stored.
+
+The numbers of pages are loaded before the weights of a split are computed, and used afterwards, so that no thread waits for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.block_code import GLOBAL, LANES, SHARED, WARPS, BlockCode
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WARPGROUP, WARPGROUPS, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 CHUNK = 16  # bytes
 KEYS, VALUES = 0, 1  # halves of a stage
-FULL, FREE = 0, 1  # kinds of mbarriers of a half
-CONSUMERS = WARPGROUPS * WARPGROUP  # number of threads that multiply
 PAGES = SPLIT // PAGE  # number of pages of a split
-HALF_ROWS = 64  # number of rows of a warpgroup
 BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The number `name` + `const`, where `name` is a value from 0 to `bound` - 1. Constants are kept apart so that threads compute as few
+    addresses as possible."""
+
+    b: BlockCode
+    name: str
+    bound: int
+    const: int
+
+    def within(self, period: int) -> tuple[Number, Number]:
+        """Return the quotient and the remainder of a division."""
+        b, (quotient, rest) = self.b, divmod(self.const, period)
+        if rest + self.bound <= period:
+            return Number(b, "0", 1, quotient), Number(b, self.name, self.bound, rest)
+        if rest:
+            return Number(b, self.text(), self.const + self.bound, 0).within(period)
+        divided, left = (b.code.op(f"{operation} i64 {self.name}, {period}") for operation in ("udiv", "urem"))
+        return Number(b, divided, -(-self.bound // period), quotient), Number(b, left, period, 0)
+
+    def text(self) -> str:
+        return self.b.plus(self.name, str(self.const))
 
 
 class Pages(BlockCode):
@@ -30,163 +54,121 @@ class Pages(BlockCode):
         self.op = op
         self.stride, self.rows, self.low, self.high, self.starts, self.ends = map(str, dims)
         self.c, self.top, self.weights, self.broken, self.queries = (self.in_shared(p) for p in pointers[:5])
-        self.keys, self.values, self.tables = (self.in_global(p) for p in pointers[5:8])
+        self.pools, self.tables = [self.in_global(p) for p in pointers[5:7]], self.in_global(pointers[7])
         self.first, self.end = (self.in_shared(p) for p in pointers[8:])
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
-        self.produces = code.op(f"icmp uge i64 {self.thread}, {CONSUMERS}")
-        self.leads = code.op(f"icmp eq i64 {self.lane}, 0")  # one lane of each warp acts for the warp
         self.begin = self.divided(self.low, SPLIT)
         end = self.divided(self.plus(self.high, str(SPLIT - 1)), SPLIT)
-        self.splits = code.op(f"sub i64 {end}, {self.begin}")  # in turn t, the producer fills stage t % stages with split `begin` + t
+        self.splits = code.op(f"sub i64 {end}, {self.begin}")  # turn t computes split `begin` + t, in stage t % stages
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
 
     def open_stages(self) -> None:
         """Initialise the mbarriers, and wait until all threads see them."""
-        code, op = self.code, self.op
-        has_two = code.op(f"icmp sgt i64 {self.rows}, {HALF_ROWS}")
-        count = {FULL: str(WARPGROUP), FREE: code.op(f"select i1 {has_two}, i32 {WARPGROUPS * WARPS}, i32 {WARPS}")}
-        with code.when(code.op(f"icmp eq i64 {self.thread}, {CONSUMERS}")):
-            for half in (KEYS, VALUES):
-                for kind in (FULL, FREE):
-                    for stage in range(op.stages):
-                        operands = [("r", self._barrier_of(half, kind, str(stage))), ("r", count[kind])]
-                        self.assembly("mbarrier.init.shared.b64 [$0], $1;", operands)
-            self.assembly("fence.mbarrier_init.release.cluster;")
+        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
+            for place in self._barriers():
+                self.assembly(f"mbarrier.init.shared.b64 [$0], {self.op.threads};", [("r", place)])
         self.fence()  # the tensor cores read queries that threads have written
         self.barrier()
 
     def close_stages(self) -> None:
-        """End the mbarriers, after all consumers have multiplied all stages."""
+        """Wait until both warpgroups have multiplied all stages, and end the mbarriers."""
+        self.barrier()
         with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
-            for half in (KEYS, VALUES):
-                for kind in (FULL, FREE):
-                    for stage in range(self.op.stages):
-                        self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", self._barrier_of(half, kind, str(stage)))])
+            for place in self._barriers():
+                self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", place)])
 
-    # --- the producer ----------------------------------------------------------------------------------------------------
+    # --- copies ----------------------------------------------------------------------------------------------------------
 
-    def produce(self) -> None:
+    def find_pages(self, half: int, turn: str) -> list[str]:
+        """Load the number of the page of each chunk that this thread copies for a turn. A page of which no row sees a key may not exist;
+        its number is that of the nearest page that rows see."""
         code = self.code
-        own = code.op(f"sub i64 {self.thread}, {CONSUMERS}")
-        with code.loop("0", self.splits) as turn:
-            slot, uses = self._slot(turn), self._uses(turn)
-            pages = self._pages(self.plus(self.begin, turn))
-            for half, copy in ((KEYS, self._copy_keys), (VALUES, self._copy_values)):
-                with code.when(code.op(f"icmp ne i32 {uses}, 0")):
-                    parity = code.op(f"and i32 {code.op(f'sub i32 {uses}, 1')}, 1")
-                    self.await_phase(self._barrier_of(half, FREE, slot), parity)
-                copy(own, self.plus(self.begin, turn), self.half_of(half, slot), pages)
-                self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, FULL, slot))])
-
-    def _pages(self, split: str) -> list[tuple[str, str]]:
-        """Return for each page of a split its distance in bytes from page 0, and how many bytes of its chunks are read: none if no row sees
-        a key of the page. Its number may then not exist, so it is that of the nearest page that rows see."""
-        code = self.code
-        least, most = self.divided(self.low, PAGE), self.divided(self.plus(self.high, "-1"), PAGE)
-        found: list[tuple[str, str]] = []
-        for page in range(PAGES):
-            number = self.plus(self.times(split, PAGES), str(page))
-            near = code.op(f"call i64 @llvm.smax.i64(i64 {code.op(f'call i64 @llvm.smin.i64(i64 {number}, i64 {most})')}, i64 {least})")
-            held = code.op(f"load i32, {GLOBAL} {self.gep(GLOBAL, self.tables, near, 'i32')}, align 4")
-            read = code.op(f"select i1 {code.op(f'icmp eq i64 {near}, {number}')}, i32 {CHUNK}, i32 0")
-            found.append((self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2), read))
+        least, most = self._short(self.divided(self.low, PAGE)), self._short(self.divided(code.op(f"sub i64 {self.high}, 1"), PAGE))
+        first = self._short(self.times(self.plus(self.begin, turn), PAGES))
+        found: list[str] = []
+        for chunk in self._chunks(half):
+            page = chunk.within(self._per_page(half))[0]
+            number = code.op(f"add i32 {first}, {self._short(page.text())}")
+            near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
+            place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
+            found.append(code.op(f"load i32, {GLOBAL} {place}, align 4"))
         return found
 
-    def _copy_keys(self, own: str, split: str, to: str, pages: Sequence[tuple[str, str]]) -> None:
-        """Copy this thread's chunks of keys. Chunk c of a page has the keys c % 2 * 8 .. + 7 of element c / 2."""
-        op, code = self.op, self.code
-        for number in range(op.key_bytes // CHUNK // WARPGROUP):
-            page, chunk = self._position(own, number, PAGE * op.size * 2 // CHUNK)
-            at, read = self._of_page(pages, page)
-            element = code.op(f"lshr i64 {chunk}, 1")
-            line, column = self._within(page, LINE_BYTES // (PAGE * 2))
-            column = self.plus(self.times(column, 2), code.op(f"and i64 {chunk}, 1"))
-            swapped = code.op(f"xor i64 {column}, {code.op(f'and i64 {element}, 7')}")
-            place = self.plus(self.times(line, op.size * LINE_BYTES), self.plus(self.times(element, LINE_BYTES), self.times(swapped, CHUNK)))
-            source = self.gep(GLOBAL, self.gep(GLOBAL, self.keys, at), self.times(chunk, CHUNK))
-            self.copy(self.gep(SHARED, to, place), source, read=read)
-
-    def _copy_values(self, own: str, split: str, to: str, pages: Sequence[tuple[str, str]]) -> None:
-        """Copy this thread's chunks of values: 8 elements of a value each."""
-        op, code = self.op, self.code
-        of_value, of_part = op.value_size * 2 // CHUNK, op.width // CHUNK
-        for number in range(SPLIT * of_value // WARPGROUP):
-            key, chunk = self._position(own, number, of_value)
-            page, inside = self._within(key, PAGE)
-            at, _ = self._of_page(pages, page)
-            position = self.plus(self.times(split, SPLIT), key)
-            begins, ends = code.op(f"icmp sge i64 {position}, {self.low}"), code.op(f"icmp slt i64 {position}, {self.high}")
-            read = code.op(f"select i1 {code.op(f'and i1 {begins}, {ends}')}, i32 {CHUNK}, i32 0")
-            part, column = self._within(chunk, of_part)
-            row = self.times(key, op.width)
-            swap = code.op(f"and i64 {code.op(f'lshr i64 {row}, 7')}, {of_part - 1}")
-            swapped = code.op(f"xor i64 {column}, {swap}")
-            place = self.plus(self.times(part, SPLIT * op.width), self.plus(row, self.times(swapped, CHUNK)))
-            source = self.plus(self.times(inside, op.value_size * 2), self.times(chunk, CHUNK))
-            self.copy(self.gep(SHARED, to, place), self.gep(GLOBAL, self.gep(GLOBAL, self.values, at), source), read=read)
-
-    def _position(self, own: str, number: int, period: int) -> tuple[str, str]:
-        """Return the quotient and the remainder of the index of a thread's chunk, `number` * 128 + own, divided by `period`."""
-        if period % WARPGROUP == 0:
-            quotient, rest = divmod(number * WARPGROUP, period)
-            return str(quotient), self.plus(own, str(rest))
-        if WARPGROUP % period == 0:
-            first, rest = self._within(own, period)
-            return self.plus(first, str(number * WARPGROUP // period)), rest
-        return self._within(self.plus(own, str(number * WARPGROUP)), period)
-
-    def _within(self, a: str, b: int) -> tuple[str, str]:
-        """Return a / b and a % b."""
-        if a.isdigit():
-            return str(int(a) // b), str(int(a) % b)
-        return self.code.op(f"udiv i64 {a}, {b}"), self.code.op(f"urem i64 {a}, {b}")
-
-    def _of_page(self, pages: Sequence[tuple[str, str]], page: str) -> tuple[str, str]:
-        """Return what `_pages` found of a page whose number in the split may differ between threads."""
-        if page.isdigit():
-            return pages[int(page)]
-        at, read = pages[0]
-        for number, (other_at, other_read) in enumerate(pages[1:], 1):
-            is_it = self.code.op(f"icmp eq i64 {page}, {number}")
-            at = self.code.op(f"select i1 {is_it}, i64 {other_at}, i64 {at}")
-            read = self.code.op(f"select i1 {is_it}, i32 {other_read}, i32 {read}")
-        return at, read
-
-    # --- the consumers ---------------------------------------------------------------------------------------------------
-
-    def await_half(self, half: int, turn: str) -> str:
-        """Wait until the keys or the values of a turn have arrived. Return their address."""
-        slot = self._slot(turn)
-        self.await_phase(self._barrier_of(half, FULL, slot), self.code.op(f"and i32 {self._uses(turn)}, 1"))
-        self.fence()  # the tensor cores read what the producer has copied
-        return self.half_of(half, slot)
-
-    def release_half(self, half: int, turn: str) -> None:
-        """Signal that this warp has multiplied the keys or the values of a turn. Do not signal if their stage is not filled again."""
+    def copy_half(self, half: int, turn: str, pages: Sequence[str]) -> None:
+        """Copy this thread's chunks of the keys or the values of a turn, and let the mbarrier count their arrival. `pages` are what
+        `find_pages` has found. Do nothing after the last turn."""
         code = self.code
-        is_filled = code.op(f"icmp slt i64 {code.op(f'add i64 {turn}, {self.op.stages}')}, {self.splits}")
-        with code.when(code.op(f"and i1 {self.leads}, {is_filled}")):
-            self.assembly("mbarrier.arrive.shared::cta.b64 _, [$0];", [("r", self._barrier_of(half, FREE, self._slot(turn)))])
+        with code.when(code.op(f"icmp slt i64 {turn}, {self.splits}")):
+            to = self._half_of(half, turn)
+            for chunk, held in zip(self._chunks(half), pages, strict=True):
+                _, inside = chunk.within(self._per_page(half))
+                own = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
+                page = self.gep(GLOBAL, own, self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2))
+                source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
+                (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
+            self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
+
+    def _chunks(self, half: int) -> list[Number]:
+        """Return the indices, within a split, of the chunks that this thread copies."""
+        threads = self.op.threads
+        return [Number(self, self.thread, threads, n * threads) for n in range(PAGES * self._per_page(half) // threads)]
+
+    def _per_page(self, half: int) -> int:
+        """Return the number of chunks of a page."""
+        return PAGE * (self.op.size, self.op.value_size)[half] * 2 // CHUNK
+
+    def _copy_keys(self, chunk: Number, source: str, to: str, turn: str) -> None:
+        """Copy one chunk: 8 keys of one element."""
+        op, code = self.op, self.code
+        page, inside = chunk.within(self._per_page(KEYS))
+        element, half = inside.within(2)
+        block, column = page.within(LINE_BYTES // (2 * CHUNK))
+        swapped = code.op(f"xor i64 {code.op(f'xor i64 {half.text()}, {self.times(column.text(), 2)}')}, {element.within(EIGHT)[1].text()}")
+        place = self.plus(self.times(block.name, op.size * LINE_BYTES), self.times(element.name, LINE_BYTES))
+        own = self.gep(SHARED, to, self.plus(place, self.times(swapped, CHUNK)))
+        self.copy(self.gep(SHARED, own, str(block.const * op.size * LINE_BYTES + element.const * LINE_BYTES)), source)
+
+    def _copy_values(self, chunk: Number, source: str, to: str, turn: str) -> None:
+        """Copy one chunk: 8 elements of one value."""
+        op, code = self.op, self.code
+        key, column = chunk.within(op.value_size * 2 // CHUNK)
+        position = self.plus(self.times(self.plus(self.begin, turn), SPLIT), key.text())
+        after = code.op(f"icmp ult i64 {code.op(f'sub i64 {position}, {self.low}')}, {code.op(f'sub i64 {self.high}, {self.low}')}")
+        part, column = column.within(op.width // CHUNK)
+        swap = key.within(LINE_BYTES // op.width)[0].within(op.width // CHUNK)[1]
+        swapped = code.op(f"xor i64 {column.text()}, {swap.text()}")
+        place = self.plus(self.times(part.name, SPLIT * op.width), self.times(key.name, op.width))
+        own = self.gep(SHARED, to, self.plus(place, self.times(swapped, CHUNK)))
+        to = self.gep(SHARED, own, str(part.const * SPLIT * op.width + key.const * op.width))
+        self.copy(to, source, read=code.op(f"select i1 {after}, i32 {CHUNK}, i32 0"))
+
+    def _short(self, value: str) -> str:
+        return value if value.isdigit() else self.code.op(f"trunc i64 {value} to i32")
 
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
-    def half_of(self, half: int, slot: str) -> str:
-        at = self.plus(self.times(slot, self.op.stage_bytes), str(half * self.op.key_bytes))
+    def await_half(self, half: int, turn: str) -> str:
+        """Wait until the keys or the values of a turn have arrived. Return their address."""
+        code = self.code
+        uses = code.op(f"udiv i32 {code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")  # number of earlier turns with the same stage
+        self.await_phase(self._barrier_of(half, turn), code.op(f"and i32 {uses}, 1"))
+        self.fence()  # the tensor cores read what threads have copied
+        return self._half_of(half, turn)
+
+    def _half_of(self, half: int, turn: str) -> str:
+        at = self.plus(self.times(self._slot(turn), self.op.stage_bytes), str(half * self.op.key_bytes))
         return self.gep(SHARED, self.c, at)
 
     def _slot(self, turn: str) -> str:
-        """Return the number of the stage of a turn. Division of 32 bits is faster than of 64."""
-        short = self.code.op(f"trunc i64 {turn} to i32")
-        return self.code.op(f"zext i32 {self.code.op(f'urem i32 {short}, {self.op.stages}')} to i64")
+        """Return the number of the stage of a turn."""
+        return str(int(turn) % self.op.stages) if turn.isdigit() else self.code.op(f"urem i64 {turn}, {self.op.stages}")
 
-    def _uses(self, turn: str) -> str:
-        """Return how many earlier turns used the same stage."""
-        return self.code.op(f"udiv i32 {self.code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")
-
-    def _barrier_of(self, half: int, kind: int, slot: str) -> str:
+    def _barrier_of(self, half: int, turn: str) -> str:
         """Return the address of an mbarrier."""
-        number = (2 * half + kind) * self.op.stages
-        at = self.plus(self.times(slot, BARRIER_BYTES), str(self.op.barriers_at + number * BARRIER_BYTES))
+        at = self.plus(self.times(self._slot(turn), BARRIER_BYTES), str(self.op.barriers_at + half * self.op.stages * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.c, at))
+
+    def _barriers(self) -> list[str]:
+        return [self._barrier_of(half, str(stage)) for half in (KEYS, VALUES) for stage in range(self.op.stages)]

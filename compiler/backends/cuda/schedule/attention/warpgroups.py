@@ -30,6 +30,7 @@ from compiler.machine.target import Target
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
 
+THREADS = WgmmaAttend.threads
 AT_ONCE = 8  # number of queries, and of means, that a thread loads at once
 
 
@@ -157,8 +158,8 @@ class _LongRuns:
     def _load_queries(self, tile: _Tile, run: Run) -> None:
         """Store the queries of the run as groups of 8 rows by 8 elements."""
         k, walk, size = self.k, self.walk, self.op.size
-        with k.threads("i", ROWS) as i, k.serial("m", size // AT_ONCE) as m:
-            numbers = [(m * AT_ONCE + n) * ROWS + i for n in range(AT_ONCE)]
+        with k.threads("i", THREADS) as i, k.serial("m", ROWS * size // THREADS // AT_ONCE) as m:
+            numbers = [(m * AT_ONCE + n) * THREADS + i for n in range(AT_ONCE)]
             rows, elements = [e // size for e in numbers], [e % size for e in numbers]
             tokens = [dim_min(run.token + walk.slot(r), walk.tokens - 1) for r in rows]
             given = [walk.queries[t, walk.head(run, r), j] for t, r, j in zip(tokens, rows, elements, strict=True)]
@@ -180,8 +181,8 @@ class _LongRuns:
     def _store(self, tile: _Tile, run: Run) -> None:
         """Write the result of the run, and whether its tokens are left for the second launch."""
         k, walk, op = self.k, self.walk, self.op
-        with k.threads("i", ROWS) as i, k.serial("m", op.value_size // AT_ONCE) as m:
-            numbers = [(m * AT_ONCE + n) * ROWS + i for n in range(AT_ONCE)]
+        with k.threads("i", THREADS) as i, k.serial("m", ROWS * op.value_size // THREADS // AT_ONCE) as m:
+            numbers = [(m * AT_ONCE + n) * THREADS + i for n in range(AT_ONCE)]
             rows, elements = [e // op.value_size for e in numbers], [e % op.value_size for e in numbers]
             results = hold(k, [tile.memory[r * op.pitch + j] / tile.weights[r] for r, j in zip(rows, elements, strict=True)])
             for r, j, result in zip(rows, elements, results, strict=True):

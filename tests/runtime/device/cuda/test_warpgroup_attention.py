@@ -1,0 +1,65 @@
+"""Attention over bf16 pages by `wgmma`: it has the same bits as the kernel by `mma.sync`, alone and in every batch, and the software GPU
+notices mistakes in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.backends.cuda.schedule import rules
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.text.parser import parse
+from compiler.machine.target import get
+from runtime.errors import DeviceFault
+from runtime.executable import Executable
+from runtime.session import Session
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+from tests.runtime.device.cuda.test_sabotage import Mistake
+from tests.runtime.device.cuda.test_tensor_attention import Case
+
+pytestmark = [needs_pycuda, pytest.mark.gpu]
+
+# A chunk with more tokens than a tile has, whose tokens see two splits; a short prompt; decode steps; another chunk of a prompt.
+ROWS = (*((0, 110 + i) for i in range(37)), (1, 5), (1, 6), (2, 130), (1, 7), *((2, 131 + i) for i in range(6)))
+CASES = {
+    "two warpgroups": Case(rows=ROWS),
+    "an infinite value": Case(rows=ROWS, infinite=True),
+    "a window, sinks, and heads that do not divide a tile": Case(heads=6, kv_heads=1, size=32, window=20, sinks=True, rows=ROWS),
+    "large heads": Case(heads=4, size=128, rows=ROWS[20:]),
+    "sizes that are not powers of two": Case(heads=4, kv_heads=1, size=80, rows=ROWS[30:]),
+    "one head": Case(heads=2, size=64, rows=ROWS),
+}
+
+
+@cache
+def executable(program: str) -> Executable:
+    return compile_module(parse(program), Options(get("sm_90a")))
+
+
+def run(executable: Executable, arguments: list[Any], rows: slice = slice(None)) -> NDArray[np.float32]:
+    q, cache, tables, ids, at, *sinks = arguments
+    return Session(executable).call("main", q[rows], cache, tables, ids[rows], at[rows], *sinks)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
+    case: Case, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, by_wgmma = case.arguments(), executable(case.program)
+    together = run(by_wgmma, arguments)
+    np.testing.assert_allclose(together, Interpreter(parse(case.program)).call("main", *arguments), atol=1.2e-2)
+    monkeypatch.setattr(rules, "schedule_warpgroup_attention", lambda prim, target: None)
+    np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), together)
+    for rows in (slice(0, 1), slice(5, 19), slice(len(case.rows) - 9, len(case.rows))):
+        np.testing.assert_array_equal(run(by_wgmma, arguments, rows), together[rows])
+
+
+def test_long_runs_use_wgmma() -> None:
+    assert b"wgmma.mma_async" in executable(CASES["two warpgroups"].program).object_code
