@@ -44,9 +44,9 @@ LINE_BYTES = 128  # bytes of a part of a line of keys
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
 
-def attends(size: int, value_size: int, target: Target) -> bool:
-    """Return whether the target has the tile for keys and values of these sizes."""
-    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, value_size, 1, 1.0).problems())
+def attends(size: int, target: Target) -> bool:
+    """Return whether the target has the tile for keys and values of this size."""
+    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, 1.0).problems())
 
 
 @tile_op
@@ -70,7 +70,6 @@ class WgmmaAttend(Intrinsic):
     needs: ClassVar[Features] = Features(["sm_90a"])
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     size: int
-    value_size: int
     heads: int
     scale: float
 
@@ -90,9 +89,8 @@ class WgmmaAttend(Intrinsic):
         return 1
 
     def problems(self) -> Iterator[str]:
-        for name, size in (("size", self.size), ("value_size", self.value_size)):
-            if size % PAGE or not PAGE <= size <= LARGEST:
-                yield f"{name} is {size}, expected a multiple of {PAGE} up to {LARGEST}"
+        if self.size % PAGE or not PAGE <= self.size <= LARGEST:
+            yield f"size is {self.size}, expected a multiple of {PAGE} up to {LARGEST}"
         if not 1 <= self.heads <= ROWS:
             yield f"heads are {self.heads}, expected 1 to {ROWS}"
 
@@ -101,16 +99,16 @@ class WgmmaAttend(Intrinsic):
     @property
     def width(self) -> int:
         """The number of bytes of a part of a line of values."""
-        return next(width for width in WIDTHS if 2 * self.value_size % width == 0)
+        return next(width for width in WIDTHS if 2 * self.size % width == 0)
 
     @property
-    def key_bytes(self) -> int:
-        """The number of bytes of a stage of keys."""
+    def half_bytes(self) -> int:
+        """The number of bytes of the keys, or of the values, of a stage."""
         return SPLIT * self.size * 2
 
     @property
     def stage_bytes(self) -> int:
-        return self.key_bytes + SPLIT * self.value_size * 2
+        return 2 * self.half_bytes
 
     @property
     def stages(self) -> int:
@@ -119,7 +117,7 @@ class WgmmaAttend(Intrinsic):
     @property
     def pitch(self) -> int:
         """The distance in floats between rows of means. It lets lanes that write means at the same time use different banks."""
-        return self.value_size + EIGHT
+        return self.size + EIGHT
 
     @property
     def barriers_at(self) -> int:
@@ -135,18 +133,18 @@ class WgmmaAttend(Intrinsic):
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         c, top, weights, broken, queries, keys, values, tables, first, end = arrays
         stride, rows, low, high, *_ = dims
-        tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.value_size), np.float32)
+        tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.size), np.float32)
         bricks = queries[: ROWS * self.size].reshape(-1, self.size // EIGHT, EIGHT, EIGHT)
         given = bricks.transpose(0, 2, 1, 3).reshape(ROWS, self.size)[:rows].astype(np.float64)
         token = np.arange(rows) // self.heads
         for split in range(low // SPLIT, -(-high // SPLIT)):
             at = np.arange(split * SPLIT, (split + 1) * SPLIT)
             held = [int(tables[n]) * stride if low <= n * PAGE + PAGE - 1 and n * PAGE < high else None for n in at[::PAGE] // PAGE]
-            k, v = (np.zeros((SPLIT, n)) for n in (self.size, self.value_size))
+            k, v = np.zeros((SPLIT, self.size)), np.zeros((SPLIT, self.size))
             for i, place in enumerate(held):
                 if place is not None:
                     k[i * PAGE : (i + 1) * PAGE] = keys[place:][: self.size * PAGE].reshape(self.size, PAGE).T
-                    v[i * PAGE : (i + 1) * PAGE] = values[place:][: self.value_size * PAGE].reshape(PAGE, self.value_size)
+                    v[i * PAGE : (i + 1) * PAGE] = values[place:][: self.size * PAGE].reshape(PAGE, self.size)
             v[(at < low) | (at >= high)] = 0.0
             sees = (first[token, None] <= at) & (at < end[token, None])
             scores = np.where(sees, _product(given, k) * np.float32(self.scale), np.float32(-np.inf))
@@ -161,7 +159,7 @@ class WgmmaAttend(Intrinsic):
             if not sees.all() and not np.isfinite(mean).all():
                 broken[0] = 1
         weights[:rows] = sums
-        c[: ROWS * self.pitch].reshape(ROWS, self.pitch)[:rows, : self.value_size] = means
+        c[: ROWS * self.pitch].reshape(ROWS, self.pitch)[:rows, : self.size] = means
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # its modules import this one

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
@@ -61,10 +60,7 @@ class AttendCode(Pages):
         first = self.plus(self.times(self.warpgroup, HALF_ROWS), self.plus(self.times(self.warp, 2 * EIGHT), self.group))
         self.own_rows = [self.plus(first, str(EIGHT * i)) for i in PAIR]
         self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
-        self.short_begin, self.short_starts, self.short_ends = (
-            code.op(f"trunc i64 {x} to i32") for x in (self.begin, self.starts, self.ends)  # positions fit 32 bits
-        )
-        self.means = [code.alloca("float") for _ in range(op.value_size // 2)]
+        self.means = [code.alloca("float") for _ in range(op.size // 2)]
         self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
         self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
 
@@ -72,15 +68,18 @@ class AttendCode(Pages):
         code = self.code
         self.open_stages()
         self._begin()
-        for half, turn in ((KEYS, "0"), (VALUES, "0"), (KEYS, "1")):
-            self.copy_half(half, turn, self.find_pages(half, turn))
+        pages = [self.find_pages(turn) for turn in ("0", "1")]
+        for half, turn in ((KEYS, 0), (VALUES, 0), (KEYS, 1)):
+            self.copy_half(half, str(turn), pages[turn])
+        self.pages = [code.alloca("i32") for _ in pages[1]]  # those of the next turn
+        self._keep(pages[1])
         with code.when(self.is_second):
             self._let_other()
         self._await_turn()
-        self._score("0")
-        self._let_other()
         with code.loop("0", self.splits) as turn:
             self._join_split(turn)
+        with code.when(code.op(f"xor i1 {self.is_second}, true")):
+            self._let_other()
         self.close_stages()
         self._store()
 
@@ -92,30 +91,26 @@ class AttendCode(Pages):
             self.store_floats(values, places)
 
     def _join_split(self, turn: str) -> None:
-        """Turn the scores of a split into weights, multiply the values, and join the means to those before. Then compute the scores of the
-        next split. While this warpgroup multiplies, the other one computes weights."""
+        """Compute the scores of a split, turn them into weights, multiply the values, and join the means to those before. Between the two
+        products, the other warpgroup multiplies."""
         code = self.code
-        following = self.plus(turn, "1")
-        copies = [(half, at, self.find_pages(half, at)) for half, at in ((VALUES, following), (KEYS, self.plus(turn, "2")))]
-        short = code.op(f"trunc i64 {turn} to i32")
-        start = code.op(f"mul i32 {code.op(f'add i32 {self.short_begin}, {short}')}, {SPLIT}")
-        begins = code.op(f"icmp slt i32 {start}, {self.short_starts}")
-        ends = code.op(f"icmp slt i32 {self.short_ends}, {code.op(f'add i32 {start}, {SPLIT}')}")
+        dots = self._multiply_keys(self.await_half(KEYS, turn))
+        self._let_other()
+        following, later = self.plus(turn, "1"), self.plus(turn, "2")
+        pages = self.find_pages(later)
+        start = self.first_of(turn, SPLIT)
+        begins, ends = code.op(f"icmp slt i32 {start}, {self.starts}"), code.op(f"icmp slt i32 {self.ends}, {self.add(start, str(SPLIT))}")
         is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
-        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in self.load_floats(self.scores)]
+        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in dots]
         code.either(is_edge, lambda: self._mask(scaled, start), lambda: self.store_floats(scaled, self.scores))
         factors, weights = self._weigh()
         self._await_turn()
-        for copy in copies:
-            self.copy_half(*copy)
+        self.copy_half(VALUES, following, [code.op(f"load i32, ptr {place}, align 4") for place in self.pages])
+        self.copy_half(KEYS, later, pages)
+        self._keep(pages)
         values = self.await_half(VALUES, turn)
-        for begin in range(0, self.op.value_size, PART):
-            self._join_part(weights, values, range(begin, min(begin + PART, self.op.value_size)), factors, is_edge)
-        is_last = code.op(f"icmp sge i64 {following}, {self.splits}")
-        with code.when(code.op(f"xor i1 {is_last}, true")):
-            self._score(following)
-        with code.when(code.op(f"xor i1 {code.op(f'and i1 {is_last}, {self.is_second}')}, true")):
-            self._let_other()
+        for begin in range(0, self.op.size, PART):
+            self._join_part(weights, values, range(begin, min(begin + PART, self.op.size)), factors, is_edge)
 
     def _join_part(
         self, weights: Sequence[str], values: str, elements: range, factors: Sequence[tuple[str, str]], is_edge: str
@@ -127,9 +122,9 @@ class AttendCode(Pages):
         before = self.load_floats(places)
         self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
 
-    def _score(self, turn: str) -> None:
-        """Compute the products of the queries and the keys of a turn."""
-        self.store_floats(self._multiply_keys(self.await_half(KEYS, turn)), self.scores)
+    def _keep(self, pages: Sequence[str]) -> None:
+        for page, place in zip(pages, self.pages, strict=True):
+            self.code.do(f"store i32 {page}, ptr {place}, align 4")
 
     # --- turns -----------------------------------------------------------------------------------------------------------
 
@@ -193,7 +188,7 @@ class AttendCode(Pages):
     def _mask(self, scores: Sequence[str], start: str) -> None:
         """Replace the scores of keys that a row does not see."""
         code, seen = self.code, list[str]()
-        origin = code.op(f"add i32 {start}, {code.op(f'trunc i64 {self.times(self.quad, 2)} to i32')}")  # position of the thread's first key
+        origin = self.add(start, self.short(self.times(self.quad, 2)))  # position of the thread's first key
         last = code.op(f"sub i64 {self.rows}, 1")
         for row in self.own_rows:
             token = self.divided(code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), self.op.heads)
@@ -220,29 +215,36 @@ class AttendCode(Pages):
 
     def _weigh(self) -> tuple[list[tuple[str, str]], list[str]]:
         """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
-        split, and the weights as left operands of the next product."""
-        scores, held = self.load_floats(self.scores), [""] * (SPLIT // 4)
-        self.store_floats(["poison"] * len(scores), self.scores)  # the registers are free until the next scores are computed
-        factors = [self._weigh_row(row, [n for n in range(len(scores)) if n // 2 % 2 == row], scores, held) for row in PAIR]
-        return factors, held
+        split, and the weights as left operands of the next product, which replace the scores page by page."""
+        code, scores = self.code, self.load_floats(self.scores)
+        tops = [self._top([x for n, x in enumerate(scores) if n // 2 % 2 == row]) for row in PAIR]
+        bases = [self._finite(top) for top in tops]
+        words: list[str] = []
+        sums: list[list[list[str]]] = [[[] for _ in range(4)] for _ in PAIR]  # for each row, the weights of keys that are 16 apart
+        for number in range(0, len(scores), 2):
+            row, eight = number // 2 % 2, number // 4 % 2
+            pair = [exp_at_most_one(code, code.op(f"fsub float {scores[number + e]}, {bases[row]}")) for e in PAIR]
+            words.append(self._rounded(pair))
+            for e, rounded in enumerate((f"shl i32 {words[-1]}, 16", f"and i32 {words[-1]}, -65536")):
+                lane = sums[row][2 * eight + e]
+                lane.append(code.op(f"bitcast i32 {code.op(rounded)} to float"))
+                if len(lane) == 2:
+                    lane[:] = [self._sum(*lane)]
+        return [self._join_row(row, tops[row], bases[row], self._sum_of_lanes([x for (x,) in sums[row]])) for row in PAIR], words
 
-    def _weigh_row(self, row: int, numbers: Sequence[int], scores: Sequence[str], held: list[str]) -> tuple[str, str]:
-        code = self.code
-        top = self._folded([scores[n] for n in numbers], self._larger)
+    def _top(self, scores: Sequence[str]) -> str:
+        """Return the largest of a row's scores, which four lanes have."""
+        top = self._folded(scores, self._larger)
         for distance in (1, 2):
             top = self._larger(top, self._from_lane(top, distance))
-        base = self._finite(top)
-        sums: list[list[str]] = [[] for _ in range(4)]  # the weights of keys that are 16 apart
-        for left, right in zip(numbers[::2], numbers[1::2], strict=True):
-            pair = [exp_at_most_one(code, code.op(f"fsub float {scores[n]}, {base}")) for n in (left, right)]
-            word = held[left // EIGHT * 4 + row + left // 4 % 2 * 2] = self._rounded(pair)
-            for e, rounded in enumerate((f"shl i32 {word}, 16", f"and i32 {word}, -65536")):
-                sums[left // 4 % 2 * 2 + e].append(code.op(f"bitcast i32 {code.op(rounded)} to float"))
-        lanes = [reduce(self._sum, of_lane) for of_lane in sums]
+        return top
+
+    def _sum_of_lanes(self, lanes: Sequence[str]) -> str:
+        """Add up the sixteen sums of a row. This thread has four of them: two neighbours, and those 8 further."""
         pair = [self._sum(lanes[e], lanes[2 + e]) for e in PAIR]
         for distance in (2, 1):
             pair = [self._sum(x, self._from_lane(x, distance)) for x in pair]
-        return self._join_row(row, top, base, self._sum(*pair))
+        return self._sum(*pair)
 
     def _join_row(self, row: int, top: str, base: str, found: str) -> tuple[str, str]:
         """Join the sum of the weights of a split to those before. Return the factors of both. The second is NaN if `top` is NaN or

@@ -52,15 +52,28 @@ class Pages(BlockCode):
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
         self.op = op
-        self.stride, self.rows, self.low, self.high, self.starts, self.ends = map(str, dims)
+        self.stride, self.rows = str(dims[0]), str(dims[1])
+        self.low, self.high, self.starts, self.ends = (self.short(str(x)) for x in dims[2:])  # positions fit 32 bits
         self.c, self.top, self.weights, self.broken, self.queries = (self.in_shared(p) for p in pointers[:5])
         self.pools, self.tables = [self.in_global(p) for p in pointers[5:7]], self.in_global(pointers[7])
         self.first, self.end = (self.in_shared(p) for p in pointers[8:])
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
-        self.begin = self.divided(self.low, SPLIT)
-        end = self.divided(self.plus(self.high, str(SPLIT - 1)), SPLIT)
-        self.splits = code.op(f"sub i64 {end}, {self.begin}")  # turn t computes split `begin` + t, in stage t % stages
+        self.begin = code.op(f"udiv i32 {self.low}, {SPLIT}")
+        end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
+        splits = code.op(f"sub i32 {end}, {self.begin}")
+        self.splits = code.op(f"zext i32 {splits} to i64")  # turn t computes split `begin` + t, in stage t % stages
+
+    def short(self, value: str) -> str:
+        """Return a number in 32 bits."""
+        return value if value.isdigit() else self.code.op(f"trunc i64 {value} to i32")
+
+    def add(self, a: str, b: str) -> str:
+        return self.code.op(f"add i32 {a}, {b}")
+
+    def first_of(self, turn: str, of_split: int) -> str:
+        """Return the first position of a turn's split, or its first page, where a split has `of_split` positions or pages."""
+        return self.code.op(f"mul i32 {self.add(self.begin, self.short(turn))}, {of_split}")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
 
@@ -81,16 +94,15 @@ class Pages(BlockCode):
 
     # --- copies ----------------------------------------------------------------------------------------------------------
 
-    def find_pages(self, half: int, turn: str) -> list[str]:
+    def find_pages(self, turn: str) -> list[str]:
         """Load the number of the page of each chunk that this thread copies for a turn. A page of which no row sees a key may not exist;
         its number is that of the nearest page that rows see."""
         code = self.code
-        least, most = self._short(self.divided(self.low, PAGE)), self._short(self.divided(code.op(f"sub i64 {self.high}, 1"), PAGE))
-        first = self._short(self.times(self.plus(self.begin, turn), PAGES))
+        least, most = (code.op(f"udiv i32 {position}, {PAGE}") for position in (self.low, self.add(self.high, "-1")))
+        first = self.first_of(turn, PAGES)
         found: list[str] = []
-        for chunk in self._chunks(half):
-            page = chunk.within(self._per_page(half))[0]
-            number = code.op(f"add i32 {first}, {self._short(page.text())}")
+        for chunk in self._chunks():
+            number = self.add(first, self.short(chunk.within(self.per_page)[0].text()))
             near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
             place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
             found.append(code.op(f"load i32, {GLOBAL} {place}, align 4"))
@@ -102,27 +114,28 @@ class Pages(BlockCode):
         code = self.code
         with code.when(code.op(f"icmp slt i64 {turn}, {self.splits}")):
             to = self._half_of(half, turn)
-            for chunk, held in zip(self._chunks(half), pages, strict=True):
-                _, inside = chunk.within(self._per_page(half))
+            for chunk, held in zip(self._chunks(), pages, strict=True):
+                _, inside = chunk.within(self.per_page)
                 own = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
                 page = self.gep(GLOBAL, own, self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2))
                 source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
                 (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
             self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
 
-    def _chunks(self, half: int) -> list[Number]:
-        """Return the indices, within a split, of the chunks that this thread copies."""
-        threads = self.op.threads
-        return [Number(self, self.thread, threads, n * threads) for n in range(PAGES * self._per_page(half) // threads)]
+    def _chunks(self) -> list[Number]:
+        """Return the indices, within a split, of the chunks that this thread copies, of keys as well as of values."""
+        threads, thread = self.op.threads, self.thread
+        return [Number(self, thread, threads, n * threads) for n in range(PAGES * self.per_page // threads)]
 
-    def _per_page(self, half: int) -> int:
-        """Return the number of chunks of a page."""
-        return PAGE * (self.op.size, self.op.value_size)[half] * 2 // CHUNK
+    @property
+    def per_page(self) -> int:
+        """The number of chunks of a page."""
+        return PAGE * self.op.size * 2 // CHUNK
 
     def _copy_keys(self, chunk: Number, source: str, to: str, turn: str) -> None:
         """Copy one chunk: 8 keys of one element."""
         op, code = self.op, self.code
-        page, inside = chunk.within(self._per_page(KEYS))
+        page, inside = chunk.within(self.per_page)
         element, half = inside.within(2)
         block, column = page.within(LINE_BYTES // (2 * CHUNK))
         swapped = code.op(f"xor i64 {code.op(f'xor i64 {half.text()}, {self.times(column.text(), 2)}')}, {element.within(EIGHT)[1].text()}")
@@ -133,19 +146,17 @@ class Pages(BlockCode):
     def _copy_values(self, chunk: Number, source: str, to: str, turn: str) -> None:
         """Copy one chunk: 8 elements of one value."""
         op, code = self.op, self.code
-        key, column = chunk.within(op.value_size * 2 // CHUNK)
-        position = self.plus(self.times(self.plus(self.begin, turn), SPLIT), key.text())
-        after = code.op(f"icmp ult i64 {code.op(f'sub i64 {position}, {self.low}')}, {code.op(f'sub i64 {self.high}, {self.low}')}")
+        key, column = chunk.within(op.size * 2 // CHUNK)
+        position = self.add(self.first_of(turn, SPLIT), self.short(key.text()))
+        distance, most = (code.op(f"sub i32 {x}, {self.low}") for x in (position, self.high))
+        is_seen = code.op(f"icmp ult i32 {distance}, {most}")
         part, column = column.within(op.width // CHUNK)
         swap = key.within(LINE_BYTES // op.width)[0].within(op.width // CHUNK)[1]
         swapped = code.op(f"xor i64 {column.text()}, {swap.text()}")
         place = self.plus(self.times(part.name, SPLIT * op.width), self.times(key.name, op.width))
         own = self.gep(SHARED, to, self.plus(place, self.times(swapped, CHUNK)))
         to = self.gep(SHARED, own, str(part.const * SPLIT * op.width + key.const * op.width))
-        self.copy(to, source, read=code.op(f"select i1 {after}, i32 {CHUNK}, i32 0"))
-
-    def _short(self, value: str) -> str:
-        return value if value.isdigit() else self.code.op(f"trunc i64 {value} to i32")
+        self.copy(to, source, read=code.op(f"select i1 {is_seen}, i32 {CHUNK}, i32 0"))
 
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
@@ -158,7 +169,7 @@ class Pages(BlockCode):
         return self._half_of(half, turn)
 
     def _half_of(self, half: int, turn: str) -> str:
-        at = self.plus(self.times(self._slot(turn), self.op.stage_bytes), str(half * self.op.key_bytes))
+        at = self.plus(self.times(self._slot(turn), self.op.stage_bytes), str(half * self.op.half_bytes))
         return self.gep(SHARED, self.c, at)
 
     def _slot(self, turn: str) -> str:

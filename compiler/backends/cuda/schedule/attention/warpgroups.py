@@ -24,7 +24,6 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, cast, const, equal, index, less, maximum, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
-from compiler.machine.intrinsics.mma_pages import rows_for
 from compiler.machine.intrinsics.wgmma_attend import ROWS, WgmmaAttend, attends
 from compiler.machine.target import Target
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
@@ -39,8 +38,8 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
     if found is None:
         return None
     node, source = found
-    sizes = node.queries.shape[2].const, node.out.shape[2].const
-    if node.bias is not None or node.softcap or not source.has_values or not attends(*sizes, target) or not rows_for(*sizes, target):
+    size = node.queries.shape[2].const
+    if node.bias is not None or node.softcap or not source.has_values or not attends(size, target):
         return None
     return replace(prim, body=WarpgroupWalk(node, source).body(), attrs={**prim.attrs, "schedule": "warpgroup attention"})
 
@@ -86,7 +85,7 @@ class _LongRuns:
 
     def __init__(self, walk: WarpgroupWalk) -> None:
         self.walk, self.k, self.node = walk, walk.k, walk.node
-        self.op = WgmmaAttend(walk.size, walk.value_size, walk.block_heads, float(walk.node.scale))
+        self.op = WgmmaAttend(walk.size, walk.block_heads, float(walk.node.scale))
         self.tile_tokens = ROWS // walk.block_heads
 
     def write(self) -> None:
@@ -181,9 +180,9 @@ class _LongRuns:
     def _store(self, tile: _Tile, run: Run) -> None:
         """Write the result of the run, and whether its tokens are left for the second launch."""
         k, walk, op = self.k, self.walk, self.op
-        with k.threads("i", THREADS) as i, k.serial("m", ROWS * op.value_size // THREADS // AT_ONCE) as m:
+        with k.threads("i", THREADS) as i, k.serial("m", ROWS * op.size // THREADS // AT_ONCE) as m:
             numbers = [(m * AT_ONCE + n) * THREADS + i for n in range(AT_ONCE)]
-            rows, elements = [e // op.value_size for e in numbers], [e % op.value_size for e in numbers]
+            rows, elements = [e // op.size for e in numbers], [e % op.size for e in numbers]
             results = hold(k, [tile.memory[r * op.pitch + j] / tile.weights[r] for r, j in zip(rows, elements, strict=True)])
             for r, j, result in zip(rows, elements, results, strict=True):
                 with k.when(less(walk.slot(r), run.count)):
