@@ -22,7 +22,7 @@ from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.write import Array, cast, const, equal, index, less, maximum, minimum, not_equal, select
+from compiler.ir.loops.write import Array, cast, const, equal, index, less, less_equal, maximum, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
 from compiler.machine.intrinsics.wgmma_attend import ROWS, WgmmaAttend, attends
 from compiler.machine.target import Target
@@ -69,7 +69,8 @@ class _Tile:
 
     start: Dim  # the first token
     group: Dim
-    begins: Array  # [tokens]: 1 where a run begins, 2 where no token is, otherwise 0
+    begins: Array  # [tokens]: 1 where a run begins, and where there is no token; otherwise 0
+    is_long: Array  # [tokens]: whether a long run begins
     first: Array  # [tokens]: the first position that the token sees
     end: Array  # [tokens]: one past the last position that the token sees
     bounds: Array  # five values of a run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
@@ -96,31 +97,40 @@ class _LongRuns:
             start = (tiles - 1 - number) * self.tile_tokens
             tile = self._allocate(start, group)
             self._find_runs(tile)
-            with k.serial("u", dim_min(self.tile_tokens, tokens - start)) as u, k.when(equal(tile.begins[u], 1)):
+            with k.serial("u", dim_min(self.tile_tokens, tokens - start)) as u, k.when(not_equal(tile.is_long[u], 0)):
                 self._attend(tile, u)
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
         k, tokens = self.k, self.tile_tokens
-        begins, first, end = (k.shared(name, tokens, dtype=I32) for name in ("begins", "first", "end"))
+        begins, is_long, first, end = (k.shared(name, tokens, dtype=I32) for name in ("begins", "is_long", "first", "end"))
         bounds, broken = k.shared("bounds", 5, dtype=I32), k.shared("broken", 1, dtype=I32)
         queries, memory = k.shared("queries", ROWS * self.op.size, dtype=BF16), k.shared("memory", self.op.shared_bytes // 4)
-        return _Tile(start, group, begins, first, end, bounds, broken, queries, k.shared("top", ROWS), k.shared("weights", ROWS), memory)
+        top, weights = k.shared("top", ROWS), k.shared("weights", ROWS)
+        return _Tile(start, group, begins, is_long, first, end, bounds, broken, queries, top, weights, memory)
 
     def _find_runs(self, tile: _Tile) -> None:
-        """Find where runs begin, and the positions that tokens see."""
-        k, node, tokens = self.k, self.node, self.walk.tokens
+        """Find where long runs begin, and the positions that tokens see. Note that all tokens are left."""
+        k, walk, node, tokens = self.k, self.walk, self.node, self.walk.tokens
         assert node.positions is not None
         ids, positions = k.array(node.sequences), k.array(node.positions)
         with k.threads("i", self.tile_tokens) as i:
             near = dim_min(tile.start + i, tokens - 1)
             last_seen = k.let("own", last_position(positions, near))
             is_new = equal(index(i), 0) | not_equal(ids[near], ids[dim_max(near - 1, 0)])
-            tile.begins[i] = select(less(tile.start + i, tokens), cast(is_new, I32), 2)
+            tile.begins[i] = cast(is_new | less_equal(tokens, tile.start + i), I32)
             tile.first[i] = cast(index(first_position(k, node, positions, near, last_seen)), I32)
             tile.end[i] = cast(index(last_seen + 1), I32)
+        few = EIGHT // walk.block_heads  # the number of tokens whose rows fit the lowest tile of the second launch
+        with k.threads("i", self.tile_tokens) as i:
+            is_long = equal(tile.begins[i], 1) & less(tile.start + i, tokens) & less(i + few, self.tile_tokens)
+            for distance in range(1, few + 1):
+                is_long &= equal(tile.begins[dim_min(i + distance, self.tile_tokens - 1)], 0)
+            tile.is_long[i] = cast(is_long, I32)
+            with k.when(less(tile.start + i, tokens)):
+                walk.left[tile.start + i, tile.group] = const(1, I32)
 
     def _run(self, tile: _Tile, u: Dim) -> tuple[Run, Dim, Dim]:
-        """Return the run that begins at token `u` of the tile, the largest first position that its tokens see, and the least end."""
+        """Return the long run that begins at token `u` of the tile, the largest first position that its tokens see, and the least end."""
         k, node, source = self.k, self.node, self.walk.source
         with k.threads("i", 1):
             own = k.local("own", 5, dtype=I32)
@@ -145,14 +155,10 @@ class _LongRuns:
         return Run(tile.start + u, tile.group, count, sequence, low, high, Dim.of(0), layer), starts, ends
 
     def _attend(self, tile: _Tile, u: Dim) -> None:
-        k, walk = self.k, self.walk
         run, starts, ends = self._run(tile, u)
-        with k.when(less(EIGHT, run.count * walk.block_heads)):
-            self._load_queries(tile, run)
-            self._join_pages(tile, run, u, (starts, ends))
-            self._store(tile, run)
-        with k.orelse(), k.threads("i", self.tile_tokens) as i, k.when(less(i, run.count)):
-            walk.left[run.token + i, run.group] = const(1, I32)
+        self._load_queries(tile, run)
+        self._join_pages(tile, run, u, (starts, ends))
+        self._store(tile, run)
 
     def _load_queries(self, tile: _Tile, run: Run) -> None:
         """Store the queries of the run as groups of 8 rows by 8 elements."""
