@@ -52,11 +52,11 @@ def attends(size: int, target: Target) -> bool:
 @tile_op
 class WgmmaAttend(Intrinsic):
     """wgmma_attend(c, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, rows, low, high, starts, ends):
-    join to the softmax of each row its softmax over the keys low .. high - 1 of a sequence.
+    compute the attention of each row to the keys low .. high - 1 of a sequence.
 
-    c         shared memory for stages; at the end the means, [128, pitch]
-    top       the largest score of each row before; the first mean is 0
-    weights   the sum of weights of each row, before and after
+    c         shared memory for stages; at the end the result, [128, pitch]
+    top       the largest score of each row before the first key, which is that of a sink
+    weights   the sum of weights of each row before the first key
     broken    becomes 1 if a mean is not finite in a split of which some row does not see all keys; that mean may be wrong
     queries   [16, size / 8, 8, 8]: groups of 8 rows, groups of 8 elements, rows, elements
     tables    the pages of the sequence
@@ -75,7 +75,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        shared = Operand("c", DType.F32, written=True), Operand("top", DType.F32), Operand("weights", DType.F32, written=True)
+        shared = Operand("c", DType.F32, written=True), Operand("top", DType.F32), Operand("weights", DType.F32)
         rows = Operand("broken", DType.I32, written=True), Operand("queries", DType.BF16)
         pages = Operand("keys", DType.BF16), Operand("values", DType.BF16), Operand("tables", DType.I32)
         return *shared, *rows, *pages, Operand("first", DType.I32), Operand("end", DType.I32)
@@ -158,8 +158,7 @@ class WgmmaAttend(Intrinsic):
             tops = largest
             if not sees.all() and not np.isfinite(mean).all():
                 broken[0] = 1
-        weights[:rows] = sums
-        c[: ROWS * self.pitch].reshape(ROWS, self.pitch)[:rows, : self.size] = means
+        c[: ROWS * self.pitch].reshape(ROWS, self.pitch)[:rows, : self.size] = means / sums[:, None]
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # its modules import this one

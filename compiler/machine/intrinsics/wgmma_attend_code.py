@@ -4,8 +4,8 @@ Of the accumulators of a warpgroup, a thread holds the scores of two rows, 8 row
 8. So four lanes share a row, and each of them has the keys of four of the sixteen sums of which the sum of a row's weights consists: it adds
 up the keys that are 16 apart, in order. Then sums that are 8, 4, 2 and 1 apart are added.
 
-One statement of inline assembly starts a chain of `wgmma` instructions and waits for them. So no other instruction uses their registers in
-between. The means are multiplied in parts of 64 elements: with the scores of the next split, more would not fit the registers.
+One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
+registers; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class AttendCode(Pages):
         super().__init__(op, code, pointers, dims)
         first = self.plus(self.times(self.warpgroup, HALF_ROWS), self.plus(self.times(self.warp, 2 * EIGHT), self.group))
         self.own_rows = [self.plus(first, str(EIGHT * i)) for i in PAIR]
-        self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
         self.means = [code.alloca("float") for _ in range(op.size // 2)]
         self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
         self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
@@ -68,11 +67,7 @@ class AttendCode(Pages):
         code = self.code
         self.open_stages()
         self._begin()
-        pages = [self.find_pages(turn) for turn in ("0", "1")]
-        for half, turn in ((KEYS, 0), (VALUES, 0), (KEYS, 1)):
-            self.copy_half(half, str(turn), pages[turn])
-        self.pages = [code.alloca("i32") for _ in pages[1]]  # those of the next turn
-        self._keep(pages[1])
+        self.copy_turn("0", self.find_pages("0"))
         with code.when(self.is_second):
             self._let_other()
         self._await_turn()
@@ -95,42 +90,42 @@ class AttendCode(Pages):
         products, the other warpgroup multiplies."""
         code = self.code
         dots = self._multiply_keys(self.await_half(KEYS, turn))
+        following = self.plus(turn, "1")
+        pages = self.find_pages(following)
+        dots = self._await_product(dots, 0)
         self._let_other()
-        following, later = self.plus(turn, "1"), self.plus(turn, "2")
-        pages = self.find_pages(later)
+        self.copy_turn(following, pages)
         start = self.first_of(turn, SPLIT)
         begins, ends = code.op(f"icmp slt i32 {start}, {self.starts}"), code.op(f"icmp slt i32 {self.ends}, {self.add(start, str(SPLIT))}")
         is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
         scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in dots]
         code.either(is_edge, lambda: self._mask(scaled, start), lambda: self.store_floats(scaled, self.scores))
         factors, weights = self._weigh()
-        self._await_turn()
-        self.copy_half(VALUES, following, [code.op(f"load i32, ptr {place}, align 4") for place in self.pages])
-        self.copy_half(KEYS, later, pages)
-        self._keep(pages)
+        self._await_turn(self.load_floats(self.state[1]))
         values = self.await_half(VALUES, turn)
-        for begin in range(0, self.op.size, PART):
-            self._join_part(weights, values, range(begin, min(begin + PART, self.op.size)), factors, is_edge)
+        parts = [range(first, min(first + PART, self.op.size)) for first in range(0, self.op.size, PART)]
+        started = [self._multiply_values(weights, values, part.start, len(part)) for part in parts]
+        for number, (part, found) in enumerate(zip(parts, started, strict=True)):
+            self._join_part(self._await_product(found, len(parts) - 1 - number), part, factors, is_edge)
 
-    def _join_part(
-        self, weights: Sequence[str], values: str, elements: range, factors: Sequence[tuple[str, str]], is_edge: str
-    ) -> None:
-        found = self._multiply_values(weights, values, elements.start, len(elements))
+    def _join_part(self, found: Sequence[str], elements: range, factors: Sequence[tuple[str, str]], is_edge: str) -> None:
         with self.code.when(is_edge):
             self._check(found)
         places = self.means[elements.start // 2 : elements.stop // 2]
         before = self.load_floats(places)
         self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
 
-    def _keep(self, pages: Sequence[str]) -> None:
-        for page, place in zip(pages, self.pages, strict=True):
-            self.code.do(f"store i32 {page}, ptr {place}, align 4")
-
     # --- turns -----------------------------------------------------------------------------------------------------------
 
-    def _await_turn(self) -> None:
-        """Wait until the other warpgroup lets this one multiply. Then both have multiplied what the next copies overwrite."""
-        self._turn("sync", self.warpgroup)
+    def _await_turn(self, sums: Sequence[str] = ()) -> None:
+        """Wait until the other warpgroup lets this one multiply. Then both have multiplied what the next copies overwrite. The number of
+        the barrier depends on the signs of `sums`, which are never negative: otherwise the assembler would compute weights afterwards, while
+        the other warpgroup waits."""
+        code, number = self.code, self.warpgroup
+        for x in sums:
+            sign = code.op(f"lshr i32 {code.op(f'bitcast float {x} to i32')}, 31")
+            number = code.op(f"add i64 {number}, {code.op(f'zext i32 {sign} to i64')}")
+        self._turn("sync", number)
 
     def _let_other(self) -> None:
         """Let the other warpgroup multiply."""
@@ -161,7 +156,8 @@ class AttendCode(Pages):
         return self._multiply(size, steps, weights, right, "1")
 
     def _multiply(self, columns: int, steps: Sequence[_Step], left: Sequence[str], right: _Operand, transposed: str) -> list[str]:
-        """Multiply 64 rows by `columns` columns, and wait for the result. `left` are words that the steps name by `$A` and a number."""
+        """Start to multiply 64 rows by `columns` columns. Return the registers to which the result will be written. `left` are words that
+        the steps name by `$A` and a number."""
         code, count = self.code, columns // 2
         result = ", ".join(f"${n}" for n in range(count))
         lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
@@ -170,12 +166,21 @@ class AttendCode(Pages):
             lines.append(f"{step.before} {right.at(f'${count + len(left)}', step.distance, 'b')}")
             kind, mode = f"m64n{columns}k16.f32.bf16.bf16", "add" if number else "set"
             lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {step.left}, b, {mode}, 1, 1, {transposed};")
-        lines.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
+        lines.append("wgmma.commit_group.sync.aligned;")
         text = re.sub(r"\$A(\d+)", lambda m: f"${count + int(m[1])}", " ".join(lines))
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *["r"] * (len(left) + 1), "~{memory}"])
         given = ", ".join(f"i32 {word}" for word in (*left, self._low_half(right)))
         made = code.op(f'call {results} asm sideeffect "{{ {text} }}", "{constraints}"({given}) convergent')
+        return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
+
+    def _await_product(self, started: Sequence[str], running: int) -> list[str]:
+        """Wait for a product, while at most `running` later ones still run. Return its result."""
+        code, count = self.code, len(started)
+        results = f"{{{', '.join(['float'] * count)}}}"
+        constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
+        given = ", ".join(f"float {x}" for x in started)
+        made = code.op(f'call {results} asm sideeffect "wgmma.wait_group.sync.aligned {running};", "{constraints}"({given}) convergent')
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
 
     def _low_half(self, operand: _Operand) -> str:
@@ -273,15 +278,18 @@ class AttendCode(Pages):
     # --- the end ---------------------------------------------------------------------------------------------------------
 
     def _store(self) -> None:
-        """Store the means and the sums of weights of this thread's rows."""
+        """Divide the means of this thread's rows by the sums of their weights, and store the quotients. A product with a reciprocal of 64
+        bits is so near to the quotient that it rounds to the same f32, if this is not denormal: a quotient of f32 is never as near to the
+        middle between two f32."""
         code, op = self.code, self.op
         means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
         for i, row in enumerate(self.own_rows):
+            reciprocal = code.op(f"fdiv double 1.0, {code.op(f'fpext float {sums[i]} to double')}")
             own = self.gep(SHARED, self.c, self.plus(self.times(row, op.pitch * 4), self.times(self.quad, 8)))
             for number in range(2 * i, len(means), 4):
-                self.store_vector(means[number : number + 2], own, str(number // 4 * EIGHT * 4))
-            with code.when(code.op(f"icmp eq i64 {self.quad}, 0")):
-                code.do(f"store float {sums[i]}, {SHARED} {self.gep(SHARED, self.weights, row, 'float')}, align 4")
+                wide = (code.op(f"fpext float {means[number + e]} to double") for e in PAIR)
+                pair = [code.op(f"fptrunc double {code.op(f'fmul double {x}, {reciprocal}')} to float") for x in wide]
+                self.store_vector(pair, own, str(number // 4 * EIGHT * 4))
 
     # --- arithmetic ------------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """Emit the copies of attention by `wgmma`: pages pass from global memory through stages, which are buffers in shared memory.
 
-All threads copy chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived, another one that its values have. No thread
-signals that a stage may be filled again: the two warpgroups take turns (wgmma_attend_code.py), and both have multiplied what a stage held
-before one of them fills it. Instead of values that no row sees, zeros are stored.
-
-The numbers of pages are loaded before the weights of a split are computed, and used afterwards, so that no thread waits for them.
+The first warpgroup copies keys, the second one values, in chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived,
+another one that its values have. No thread signals that a stage may be filled again: the warpgroups take turns (wgmma_attend_code.py), and
+fill a stage when both have multiplied what it held. After the first warpgroup has multiplied the keys of turn t, both have multiplied those
+of turn t - 1, so it copies keys for turn t + 1 to their stage. After the second one has multiplied the keys of turn t, both have multiplied
+the values of turn t - 1. Instead of values that no row sees, zeros are stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, SHARED, WARPS, BlockCode
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.mma_pages import SPLIT
 from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
 from runtime.cache_groups import PAGE_SIZE as PAGE
@@ -21,6 +21,7 @@ from runtime.cache_groups import PAGE_SIZE as PAGE
 CHUNK = 16  # bytes
 KEYS, VALUES = 0, 1  # halves of a stage
 PAGES = SPLIT // PAGE  # number of pages of a split
+WARPGROUP = WARPS * LANES
 BARRIER_BYTES = 8
 
 
@@ -59,6 +60,8 @@ class Pages(BlockCode):
         self.first, self.end = (self.in_shared(p) for p in pointers[8:])
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
+        self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
+        self.own = code.op(f"and i64 {self.thread}, {WARPGROUP - 1}")  # the number of the thread in its warpgroup
         self.begin = code.op(f"udiv i32 {self.low}, {SPLIT}")
         end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
         splits = code.op(f"sub i32 {end}, {self.begin}")
@@ -81,7 +84,7 @@ class Pages(BlockCode):
         """Initialise the mbarriers, and wait until all threads see them."""
         with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
             for place in self._barriers():
-                self.assembly(f"mbarrier.init.shared.b64 [$0], {self.op.threads};", [("r", place)])
+                self.assembly(f"mbarrier.init.shared.b64 [$0], {WARPGROUP};", [("r", place)])
         self.fence()  # the tensor cores read queries that threads have written
         self.barrier()
 
@@ -100,42 +103,50 @@ class Pages(BlockCode):
         code = self.code
         least, most = (code.op(f"udiv i32 {position}, {PAGE}") for position in (self.low, self.add(self.high, "-1")))
         first = self.first_of(turn, PAGES)
+        loaded: dict[str, str] = {}
         found: list[str] = []
-        for chunk in self._chunks():
-            number = self.add(first, self.short(chunk.within(self.per_page)[0].text()))
-            near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
-            place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
-            found.append(code.op(f"load i32, {GLOBAL} {place}, align 4"))
+        for chunk in self._chunks:
+            page = chunk.within(self._per_page)[0].text()
+            if page not in loaded:
+                number = self.add(first, self.short(page))
+                near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
+                place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
+                loaded[page] = code.op(f"load i32, {GLOBAL} {place}, align 4")
+            found.append(loaded[page])
         return found
 
-    def copy_half(self, half: int, turn: str, pages: Sequence[str]) -> None:
-        """Copy this thread's chunks of the keys or the values of a turn, and let the mbarrier count their arrival. `pages` are what
-        `find_pages` has found. Do nothing after the last turn."""
+    def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
+        """Copy what this warpgroup copies for a turn: the first one copies keys, the second one values. `pages` are what `find_pages` has
+        found. Do nothing after the last turn."""
         code = self.code
         with code.when(code.op(f"icmp slt i64 {turn}, {self.splits}")):
-            to = self._half_of(half, turn)
-            for chunk, held in zip(self._chunks(), pages, strict=True):
-                _, inside = chunk.within(self.per_page)
-                own = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
-                page = self.gep(GLOBAL, own, self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2))
-                source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
-                (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
-            self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
+            code.either(self.is_second, lambda: self._copy_half(VALUES, turn, pages), lambda: self._copy_half(KEYS, turn, pages))
 
-    def _chunks(self) -> list[Number]:
-        """Return the indices, within a split, of the chunks that this thread copies, of keys as well as of values."""
-        threads, thread = self.op.threads, self.thread
-        return [Number(self, thread, threads, n * threads) for n in range(PAGES * self.per_page // threads)]
+    def _copy_half(self, half: int, turn: str, pages: Sequence[str]) -> None:
+        """Copy the keys or the values of a turn, and let the mbarrier count their arrival."""
+        code, to = self.code, self._half_of(half, turn)
+        for chunk, held in zip(self._chunks, pages, strict=True):
+            _, inside = chunk.within(self._per_page)
+            own = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
+            page = self.gep(GLOBAL, own, self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2))
+            source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
+            (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
+        self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
 
     @property
-    def per_page(self) -> int:
+    def _chunks(self) -> list[Number]:
+        """The indices, within the keys or the values of a split, of the chunks that this thread copies."""
+        return [Number(self, self.own, WARPGROUP, n * WARPGROUP) for n in range(PAGES * self._per_page // WARPGROUP)]
+
+    @property
+    def _per_page(self) -> int:
         """The number of chunks of a page."""
         return PAGE * self.op.size * 2 // CHUNK
 
     def _copy_keys(self, chunk: Number, source: str, to: str, turn: str) -> None:
         """Copy one chunk: 8 keys of one element."""
         op, code = self.op, self.code
-        page, inside = chunk.within(self.per_page)
+        page, inside = chunk.within(self._per_page)
         element, half = inside.within(2)
         block, column = page.within(LINE_BYTES // (2 * CHUNK))
         swapped = code.op(f"xor i64 {code.op(f'xor i64 {half.text()}, {self.times(column.text(), 2)}')}, {element.within(EIGHT)[1].text()}")

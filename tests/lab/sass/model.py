@@ -281,16 +281,16 @@ def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
     """Return the work of a block of long runs. Both warpgroups make every trip. In one split of each tile, some rows do not see some keys;
     in the others, branches go over the instructions that mask scores and check means."""
     listing, loop, op = kernel.listing, splits_of(kernel), attend_tile(kernel)
-    body, edges = listing.body(loop), _edges(listing, loop)
+    body, edges, other = listing.body(loop), _edges(listing, loop), _other_copies(listing, loop)
     num_splits = (-(-case.context // SPLIT) + 1) / 2
-    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (edges, ()))
+    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (edges + other, other))
     num_warps = kernel.threads // WARP / SCHEDULERS
     stored = [x for x in listing.loops if x.begin >= loop.end]
     end = max(x.end for x in stored)
     return _Work(
         before=cycles_of(listing, 0, loop.begin, L2, lambda inner: counted(listing, inner)),
         trip=often + (always - often) / num_splits,
-        issue=num_warps * (len(body) - len(edges) * (1 - 1 / num_splits)),
+        issue=num_warps * (len(body) - len(other) - len(edges) * (1 - 1 / num_splits)),
         tensor=WARPGROUPS * sum(map(product_cycles, body)),
         trips=num_splits,
         after=cycles_of(listing, loop.end, end, L2, lambda inner: counted(listing, inner)),
@@ -298,6 +298,17 @@ def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
         stages=1,
         copied_bytes=op.stage_bytes,
     )
+
+
+def _other_copies(listing: Listing, loop: Loop) -> list[int]:
+    """Return the instructions of a loop that copy what the other warpgroup copies: a branch goes over some of the copies, not all."""
+    copies = {i for i in range(loop.begin, loop.end) if listing.instructions[i].kind == "LDGSTS"}
+    for number in range(loop.begin, loop.end):
+        target = listing.labels.get(listing.instructions[number].target or "", 0)
+        inside = range(number + 1, target if target <= loop.end else 0)
+        if 0 < len(copies & set(inside)) < len(copies):
+            return list(inside)
+    return []
 
 
 def attend_tile(kernel: Kernel) -> WgmmaAttend:

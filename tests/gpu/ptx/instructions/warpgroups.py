@@ -32,6 +32,7 @@ class Product:
     threads: Array
     do: Any
     registers: frozenset[int]  # registers of the accumulators, and of A if A is in registers
+    sums: frozenset[int]  # registers of the accumulators
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +187,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
                 p
                 for group in flights(wave).get(int(first), Flight()).groups
                 for p in group
-                if p.registers & registers and not own <= p.registers
+                if (p.sums & registers or p.registers & own) and not own <= p.sums  # several products may read the same A
             ]
             if held and other:
                 raise Fault("the accumulators belong to a product of another shape that the kernel has not waited for")
@@ -230,7 +231,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             for number, write in enumerate(writers):
                 write(wave, who, d[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2].reshape(-1))
 
-        started = Product(threads, do, registers)
+        started = Product(threads, do, registers, own)
         for first in one:
             flights(wave).setdefault(int(first), Flight()).groups[-1].append(started)
         _note_flights(wave, threads)

@@ -12,11 +12,13 @@ The second launch computes these tokens as `TensorWalk` does. If there are few t
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from compiler.backends.cuda.schedule.attention.tensors import BF16, TensorWalk, attention_on_pages
 from compiler.backends.cuda.schedule.attention.walk import FEW, I32, I64, Run
-from compiler.backends.cuda.schedule.hold import hold
+from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.prim_func import PrimFunc
@@ -30,7 +32,7 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
 
 THREADS = WgmmaAttend.threads
-AT_ONCE = 8  # number of queries, and of means, that a thread loads at once
+AT_ONCE = 16  # maximum number of queries, and of results, that a thread loads at once
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
@@ -163,9 +165,7 @@ class _LongRuns:
     def _load_queries(self, tile: _Tile, run: Run) -> None:
         """Store the queries of the run as groups of 8 rows by 8 elements."""
         k, walk, size = self.k, self.walk, self.op.size
-        with k.threads("i", THREADS) as i, k.serial("m", ROWS * size // THREADS // AT_ONCE) as m:
-            numbers = [(m * AT_ONCE + n) * THREADS + i for n in range(AT_ONCE)]
-            rows, elements = [e // size for e in numbers], [e % size for e in numbers]
+        with self._elements() as (rows, elements):
             tokens = [dim_min(run.token + walk.slot(r), walk.tokens - 1) for r in rows]
             given = [walk.queries[t, walk.head(run, r), j] for t, r, j in zip(tokens, rows, elements, strict=True)]
             for r, j, query in zip(rows, elements, hold(k, given), strict=True):
@@ -186,14 +186,20 @@ class _LongRuns:
     def _store(self, tile: _Tile, run: Run) -> None:
         """Write the result of the run, and whether its tokens are left for the second launch."""
         k, walk, op = self.k, self.walk, self.op
-        with k.threads("i", THREADS) as i, k.serial("m", ROWS * op.size // THREADS // AT_ONCE) as m:
-            numbers = [(m * AT_ONCE + n) * THREADS + i for n in range(AT_ONCE)]
-            rows, elements = [e // op.size for e in numbers], [e % op.size for e in numbers]
-            results = hold(k, [tile.memory[r * op.pitch + j] / tile.weights[r] for r, j in zip(rows, elements, strict=True)])
+        with self._elements() as (rows, elements):
+            results = hold(k, [tile.memory[r * op.pitch + j] for r, j in zip(rows, elements, strict=True)])
             for r, j, result in zip(rows, elements, results, strict=True):
                 with k.when(less(walk.slot(r), run.count)):
                     walk.out[run.token + walk.slot(r), walk.head(run, r), j] = cast(result, walk.out.dtype)
         with k.threads("i", self.tile_tokens) as i, k.when(less(i, run.count)):
             walk.left[run.token + i, run.group] = tile.broken[0]
 
-
+    @contextmanager
+    def _elements(self) -> Generator[tuple[list[Dim], list[Dim]]]:
+        """Distribute the elements of all rows among threads. Yield the rows and the elements that a thread holds at once."""
+        k, size = self.k, self.op.size
+        count = ROWS * size // THREADS  # of a thread
+        group = at_once(count, AT_ONCE)
+        with k.threads("i", THREADS) as i, k.serial("m", count // group) as m:
+            numbers = [(m * group + n) * THREADS + i for n in range(group)]
+            yield [e // size for e in numbers], [e % size for e in numbers]
