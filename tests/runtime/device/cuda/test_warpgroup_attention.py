@@ -16,6 +16,7 @@ from compiler.backends.cuda.schedule import rules
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics import wgmma_attend
 from compiler.machine.target import get
 from runtime.errors import DeviceFault
 from runtime.executable import Executable
@@ -32,9 +33,9 @@ CASES = {
     "two warpgroups": Case(rows=ROWS),
     "an infinite value": Case(rows=ROWS, infinite=True),
     "a window, sinks, and heads that do not divide a tile": Case(heads=6, kv_heads=1, size=32, window=20, sinks=True, rows=ROWS),
-    "large heads": Case(heads=4, size=128, rows=ROWS[20:]),
+    "large heads": Case(heads=4, kv_heads=1, size=128, rows=ROWS[15:]),
     "sizes that are not powers of two": Case(heads=4, kv_heads=1, size=80, rows=ROWS[30:]),
-    "one head": Case(heads=2, size=64, rows=ROWS),
+    "one head": Case(heads=2, size=64, rows=ROWS[:-3]),
 }
 
 
@@ -63,3 +64,43 @@ def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
 
 def test_long_runs_use_wgmma() -> None:
     assert b"wgmma.mma_async" in executable(CASES["two warpgroups"].program).object_code
+
+
+# --- planted mistakes ----------------------------------------------------------------------------------------------------
+
+# A run of a whole tile, with three splits, so that stages are used again. Tokens see the middle one whole.
+BROKEN = Case(heads=4, kv_heads=1, rows=tuple((0, 240 + i) for i in range(32)))
+AWAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
+FENCE = r"fence\.proxy\.async\.shared::cta;"
+OVERWRITES = "still reads|a race|a copy in flight is going to write"
+MISTAKES = {
+    "no fence between copied keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 1),
+    "no fence between copied values and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 2),
+    "keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 0),
+    "values multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 1),
+    "copies announced before they have ended": Mistake(
+        r"cp\.async\.mbarrier\.arrive\.noinc\.shared\.b64 ", "mbarrier.arrive.shared::cta.b64 _, ", "copy in flight"
+    ),
+    "fewer copies awaited than there are": Mistake(r"(mbarrier\.init\.shared\.b64 .*\]), 128;", r"\1, 64;", "more arrivals|in flight"),
+    "weights written without a fence of wgmma": Mistake(r"wgmma\.fence\.sync\.aligned;", "", "written after the last wgmma.fence", 1),
+    "scores read before their product has ended": Mistake(r"wgmma\.wait_group\.sync\.aligned 0;", "", "has not waited for", 0),
+    "means read before their product has ended": Mistake(r"wgmma\.wait_group\.sync\.aligned 0;", "", "has not waited for", 1),
+    "keys read as if they were not transposed": Mistake(r"(, 1, 1, 0), 1;", r"\1, 0;", "in flight"),
+    "a warpgroup that keeps its turn": Mistake(r"bar\.arrive %r\d+, 256;", "", "hang|misses threads", 1),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=list(MISTAKES))
+def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu) -> None:
+    kernel = executable(BROKEN.program)
+    with pytest.raises(DeviceFault):
+        run(replace(kernel, object_code=mistake.made_in(kernel.object_code.decode()).encode()), BROKEN.arguments())
+    assert re.search(mistake.fault, software_gpu.faults[-1]), software_gpu.faults[-1]
+
+
+def test_a_stage_that_is_filled_too_early_is_a_fault(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one stage, the first warpgroup overwrites keys that the second one has not multiplied."""
+    monkeypatch.setattr(wgmma_attend, "STAGES", 1)
+    with pytest.raises(DeviceFault):
+        run(compile_module(parse(BROKEN.program), Options(get("sm_90a"))), BROKEN.arguments())
+    assert re.search(OVERWRITES, software_gpu.faults[-1]), software_gpu.faults[-1]

@@ -47,6 +47,7 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
 
 
 class WarpgroupWalk(TensorWalk):
+    blocks = 4  # many blocks find no token that is left, so they should not wait for each other
     left: Array  # [tokens, groups]: whether the second launch computes the token
 
     def __init__(self, node: Attention, source: Paged) -> None:
@@ -151,7 +152,9 @@ class _LongRuns:
             tile.broken[0] = const(0, I32)
         most_keys = source.tables.shape[1] * PAGE
         count = k.let("count", cast(tile.bounds[0], I64), self.tile_tokens)
-        low, high, starts, ends = (k.let(n, cast(tile.bounds[i], I64), most_keys) for i, n in enumerate(("low", "high", "starts", "ends"), 1))
+        low, high, starts, ends = (
+            k.let(n, cast(tile.bounds[i], I64), most_keys) for i, n in enumerate(("low", "high", "starts", "ends"), 1)
+        )
         sequence = k.let("s", cast(k.array(node.sequences)[tile.start + u], I64))
         layer = bound_layer(k, source.layer, source.cache)
         return Run(tile.start + u, tile.group, count, sequence, low, high, Dim.of(0), layer), starts, ends
