@@ -25,7 +25,7 @@ from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, 
 from compiler.machine.product_steps.avx512 import SCALE_EXPONENT
 from compiler.machine.target import Target
 
-# --- coefficients, lowest first; fit_polynomials.py derives them, and those of EXP; the error of ERFC is absolute, all others are relative ------
+# --- coefficients, lowest first; fit_polynomials.py derives them; the error of ERFC is absolute, all others are relative ------
 
 LOG: Final = (  # largest error of the fitted function: 7.5e-10
     0.3333331260413482,

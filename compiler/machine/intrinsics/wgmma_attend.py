@@ -4,20 +4,26 @@ A row is a pair of a token and a head. A block has two warpgroups, which compute
 the means in registers:
 
     for each split of 128 keys {
+      scores  <- queries * keys
       weights <- exp(scores - top) in bf16   four lanes share a row
       found   <- weights * values            `wgmma` reads the weights from registers
-      scores  <- queries * keys              of the next split
       joined  <- join(joined, found)
     }
 
-The warpgroups take turns: while one multiplies, the other computes weights. All threads copy the pages of the next splits to shared memory.
-A block has no warps that only copy: with them, a thread would have 168 registers, too few for scores, means and weights. Sums have the same
-order as those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of
-the joins there, so a row has the same bits.
+The warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other computes weights. A block has
+no warps that only copy: with them, a thread would have 168 registers, too few for scores, means and weights. Sums have the same order as
+those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of the joins
+there, so a row has the same bits.
 
 In shared memory, keys and values lie as `wgmma` reads operands whose rows are not adjacent along the summed axis. A key page holds lines of
 16 keys, one per element, and a value page holds lines of elements, one per key. Lines are cut into parts of `width` bytes; parts of
 consecutive lines are adjacent, and their chunks of 16 bytes are swizzled.
+
+In order of reading:
+
+    wgmma_attend.py          the sizes and the meaning of the tile
+    wgmma_attend_pages.py    the code that copies pages to shared memory
+    wgmma_attend_code.py     the code that multiplies, computes weights and joins means
 """
 
 from __future__ import annotations

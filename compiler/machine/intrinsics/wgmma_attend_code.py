@@ -1,8 +1,8 @@
 """Emit the code of attention by `wgmma`, which every thread of the block runs.
 
 Of the accumulators of a warpgroup, a thread holds the scores of two rows, 8 rows apart. In each row, it has two neighbouring keys of every
-8. So four lanes share a row, and each of them has the keys of four of the sixteen sums of which the sum of a row's weights consists: it adds
-up the keys that are 16 apart, in order. Then sums that are 8, 4, 2 and 1 apart are added.
+8, so four lanes share a row. The sum of a row's weights consists of sixteen sums, of keys that are 16 apart, in order; a thread has four of
+them. Then sums that are 8, 4, 2 and 1 apart are added.
 
 One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
 registers; if one did, the assembler would insert a wait after each `wgmma`.
@@ -118,13 +118,12 @@ class AttendCode(Pages):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _await_turn(self, sums: Sequence[str] = ()) -> None:
-        """Wait until the other warpgroup lets this one multiply. Then both have multiplied what the next copies overwrite. The number of
-        the barrier depends on the signs of `sums`, which are never negative: otherwise the assembler would compute weights afterwards, while
-        the other warpgroup waits."""
+        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums` are negative, though
+        they never are. Otherwise the assembler would compute weights after the barrier, while the other warpgroup waits."""
         code, number = self.code, self.warpgroup
         for x in sums:
-            sign = code.op(f"lshr i32 {code.op(f'bitcast float {x} to i32')}, 31")
-            number = code.op(f"add i64 {number}, {code.op(f'zext i32 {sign} to i64')}")
+            is_negative = code.op(f"fcmp olt float {x}, 0.0")
+            number = code.op(f"add i64 {number}, {code.op(f'zext i1 {is_negative} to i64')}")
         self._turn("sync", number)
 
     def _let_other(self) -> None:

@@ -124,8 +124,8 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
 
 
 def _idle(card: Card, launched: Launched) -> Prediction:
-    """Predict a phase of attention by `wgmma` whose blocks find nothing to do: of its two phases, one computes the tokens of a step. A block
-    loads what tells it so, and waits for this."""
+    """Predict a phase of attention by `wgmma` whose blocks find nothing to do, because the other phase computes the tokens of the step. A
+    block loads what tells it so, and waits for this."""
     resident = occupancy(card, launched.kernel)
     most = card.units * BLOCKS_PER_UNIT
     rounds = math.ceil(min(launched.blocks, most) / (card.units * resident)) * math.ceil(launched.blocks / most)

@@ -36,6 +36,7 @@ class Case:
     sinks: bool = False
     value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
     rows: tuple[tuple[int, int], ...] = ROWS
+    infinite_key: bool = False  # whether the first key of the first sequence has an infinite element; its rows are then NaN
     infinite: bool = False  # whether the last value vector of the first sequence has an infinite element; earlier tokens must not read it
 
     @property
@@ -71,6 +72,8 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{giv
                 pages[:, 1, page].reshape(2, self.kv_heads, 16, self.size)[:, :, :held] = values
                 if self.infinite and (sequence, n) == (0, count - 1):
                     pages[:, 1, page].reshape(2, self.kv_heads, 16, self.size)[:, :, held - 1, 3] = np.inf
+        if self.infinite_key:
+            pages[:, 0, tables[0, 0]].reshape(2, self.kv_heads, self.size, 16)[:, :, 3, 0] = np.inf
         pages = pages[:, :1] if self.value_size else pages
         ids, at = np.array(self.rows, np.int32).T.copy()
         queries = rng.standard_normal((len(self.rows), self.heads, self.size), np.float32)

@@ -32,6 +32,7 @@ ROWS = (*((0, 110 + i) for i in range(37)), (1, 5), (1, 6), (2, 130), (1, 7), *(
 CASES = {
     "two warpgroups": Case(rows=ROWS),
     "an infinite value": Case(rows=ROWS, infinite=True),
+    "an infinite key": Case(heads=4, kv_heads=1, rows=ROWS[:12], infinite_key=True),
     "a window, sinks, and heads that do not divide a tile": Case(heads=6, kv_heads=1, size=32, window=20, sinks=True, rows=ROWS),
     "large heads": Case(heads=4, kv_heads=1, size=128, rows=ROWS[15:]),
     "sizes that are not powers of two": Case(heads=4, kv_heads=1, size=80, rows=ROWS[30:]),

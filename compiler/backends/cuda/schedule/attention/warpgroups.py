@@ -1,8 +1,8 @@
 """Attention on GPUs with `wgmma`, over pages of bf16, in two launches.
 
-The first launch computes long runs. A block takes a tile of adjacent tokens, with a group of heads, and computes its runs one after another:
-as many adjacent tokens of one sequence as the tile has. One use of `WgmmaAttend` computes a run. Tiles with later tokens begin first, because
-these tend to see more keys. The first launch notes which tokens are left:
+The first launch computes long runs. A block takes a tile of adjacent tokens, with a group of heads, and computes its long runs one after
+another, each by one `WgmmaAttend`. A run consists of as many adjacent tokens of one sequence as the tile has. Tiles with later tokens begin
+first, because these tend to see more keys. The first launch notes which tokens are left:
 
     tokens of short runs, such as those of decode steps
     tokens of runs in which a mean is not finite where tokens see different keys. It may come from a value that the token does not see
