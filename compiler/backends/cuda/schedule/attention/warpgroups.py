@@ -47,7 +47,7 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
 
 
 class WarpgroupWalk(TensorWalk):
-    blocks = 4  # many blocks find no token that is left, so they should not wait for each other
+    blocks = 3  # many blocks find no token that is left, so they should not wait for each other
     left: Array  # [tokens, groups]: whether the second launch computes the token
 
     def __init__(self, node: Attention, source: Paged) -> None:
