@@ -117,7 +117,7 @@ def test_long_runs_by_wgmma_are_near_the_meaning(case: Case) -> None:
     args = [rng.standard_normal((len(ids), case.heads, case.size), np.float32), cache, np.array([[3, 1], [5, 0]], np.int32), ids, at]
     args += [rng.standard_normal(case.heads).astype(np.float32)] * case.sinks
     found, expected = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (module, parse(case.program)))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=6e-3)
+    np.testing.assert_allclose(found, expected, atol=1.2e-2)  # queries and attention weights are rounded to bf16; bound: 3 * 2^-8
 
 
 @pytest.mark.parametrize("bias", [False, True])
