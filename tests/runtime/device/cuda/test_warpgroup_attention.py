@@ -25,7 +25,7 @@ from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.runtime.device.cuda.test_sabotage import Mistake
 from tests.runtime.device.cuda.test_tensor_attention import Case
 
-pytestmark = [needs_pycuda, pytest.mark.gpu]
+pytestmark = needs_pycuda
 
 # A chunk with more tokens than a tile has, whose tokens see two splits; a short prompt; decode steps; another chunk of a prompt.
 ROWS = (*((0, 110 + i) for i in range(37)), (1, 5), (1, 6), (2, 130), (1, 7), *((2, 131 + i) for i in range(6)))
@@ -50,6 +50,7 @@ def run(executable: Executable, arguments: list[Any], rows: slice = slice(None))
     return Session(executable).call("main", q[rows], cache, tables, ids[rows], at[rows], *sinks)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
     case: Case, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
