@@ -20,19 +20,13 @@ from typing import Final
 import numpy as np
 
 from compiler.ir.loops.functions import Fn
+from compiler.llvm.exponential import EXP, LN2_HIGH, LN2_LOW, LOG2_E, ROUND_F32
 from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, vec
 from compiler.machine.product_steps.avx512 import SCALE_EXPONENT
 from compiler.machine.target import Target
 
 # --- coefficients, lowest first; fit_polynomials.py derives them; the error of ERFC is absolute, all others are relative ------
 
-EXP: Final = (  # largest error of the fitted function: 3.1e-09
-    0.4999999341249612,
-    0.16666520107832172,
-    0.04166839421192406,
-    0.008368780410149143,
-    0.001381446701148781,
-)
 LOG: Final = (  # largest error of the fitted function: 7.5e-10
     0.3333331260413482,
     -0.25000009599272205,
@@ -98,9 +92,6 @@ EXP2: Final = (  # largest error of the fitted function: 4.0e-11
     1.5201922641980119e-05,
 )
 
-LOG2_E: Final = 1.4426950408889634
-LN2_HIGH: Final = 0.693145751953125  # 15 bits, so that its product with an exponent is exact
-LN2_LOW: Final = 1.4286068203094173e-06
 HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64: the nearest f64, and the rest
 # TWO_OVER_PI_BITS is 2 / pi in binary, in words of 32 bits. The first word is the integer part, 0.
 TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
@@ -108,7 +99,6 @@ HUGE_ANGLE: Final = 2.0**22
 SIGN: Final = -(2**31)
 INFINITY: Final = math.inf
 NAN: Final = math.nan
-ROUND_F32: Final = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 ROUND_F64: Final = 1.5 * 2.0**52
 SCALED: Final = "scaled"  # name of the helper function that computes value * 2^n
 

@@ -66,7 +66,7 @@ def tile_op(cls: T) -> T:
 
 # --- printing and parsing ----------------------------------------------------------------------------------------------
 
-_TYPES = {"int": int, "bool": bool, "str": str}
+_TYPES = {"int": int, "bool": bool, "str": str, "float": float}
 
 
 def stated_fields(op: TileOp) -> dict[str, Any]:

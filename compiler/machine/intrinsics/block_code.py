@@ -41,10 +41,12 @@ class BlockCode:
 
     # --- asynchronous copies -------------------------------------------------------------------------------------------
 
-    def copy(self, target: str, source: str, num_bytes: int = 16) -> None:
-        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot bypass it."""
-        kind = "cg" if num_bytes == 16 else "ca"
-        self.code.do(f"call void @llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}({SHARED} {target}, {GLOBAL} {source})")
+    def copy(self, target: str, source: str, num_bytes: int = 16, read: str | None = None) -> None:
+        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot bypass it. `read` is the number
+        of bytes that are read; zeros are written instead of the others."""
+        kind, few = "cg" if num_bytes == 16 else "ca", ("", "") if read is None else (".s", f", i32 {read}")
+        name = f"@llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}{few[0]}"
+        self.code.do(f"call void {name}({SHARED} {target}, {GLOBAL} {source}{few[1]})")
 
     def commit(self) -> None:
         """Make a group of the copies that began since the last group."""
@@ -54,6 +56,17 @@ class BlockCode:
         """Wait for this thread's groups of copies, except for the last `allowed` groups."""
         self.code.do(f"call void @llvm.nvvm.cp.async.wait.group(i32 {allowed})")
 
+    def await_phase(self, mbarrier: str, parity: str, scope: str = "") -> None:
+        """Wait until an mbarrier has completed the phase with this parity."""
+        code = self.code
+        again, done = code.fresh("again"), code.fresh("done")
+        code.jump(again)
+        code.block(again)
+        test = f"{{ .reg .pred p; mbarrier.try_wait.parity.{scope}shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }}"
+        arrived = code.op(f'call i32 asm sideeffect "{test}", "=r,r,r,~{{memory}}"(i32 {mbarrier}, i32 {parity}) convergent')
+        code.branch(code.op(f"icmp eq i32 {arrived}, 0"), again, done)
+        code.block(done)
+
     # --- tensor cores --------------------------------------------------------------------------------------------------
 
     def mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
@@ -61,6 +74,11 @@ class BlockCode:
         given = ", ".join([*(f"i32 {x}" for x in (*left, *right)), *(f"float {x}" for x in sums)])
         made = self.code.op(f"call {_FOUR_FLOATS} @llvm.nvvm.mma.m16n8k16.row.col.bf16({given})")
         return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]
+
+    def descriptor(self, place: str, layout: int) -> str:
+        """Return the descriptor of an operand of `wgmma` in shared memory."""
+        address = self.code.op(f"zext i32 {self.code.op(f'lshr i32 {self.number_of(place)}, 4')} to i64")
+        return self.code.op(f"or i64 {address}, {layout}")
 
     def low_halves(self, a: str, b: str) -> str:
         return self._permuted(a, b, _LOW)

@@ -72,6 +72,7 @@ class PageTile(Intrinsic):
     bounds: ClassVar[tuple[str, str]]  # names of the dimensions that say which part of the split is multiplied
     rows: int
     size: int
+    blocks: int = ENOUGH_BLOCKS  # number of blocks that must fit a multiprocessor at once
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -84,7 +85,7 @@ class PageTile(Intrinsic):
 
     @property
     def enough_blocks(self) -> int:
-        return ENOUGH_BLOCKS
+        return self.blocks
 
     @property
     def pitch(self) -> int:

@@ -87,7 +87,7 @@ class WgmmaCode(Stages):
     def _multiply(self, slot: str, turn: str) -> None:
         op, (stage, rows) = self.op, self._operands(slot)
         if not op.has_scales:
-            self._start(range(self.per_warp), range(op.fold), [("l", self._descriptor(stage, COLUMNS))], rows, 1)
+            self._start(range(self.per_warp), range(op.fold), [("l", self.descriptor(stage, COLUMNS))], rows, 1)
             return
         order = [(fold, part) for fold in range(op.fold) for part in range(self.per_warp)]
         for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
@@ -103,7 +103,7 @@ class WgmmaCode(Stages):
         weights = self.panel_at(self.second_column // op.panel_columns, self.second_fold)
         rows = self.second_row * ROW_BYTES + self.second_fold * op.row_bytes
         first_row = self.gep(SHARED, stage, self.plus(self._second(rows), str(op.weight_bytes)))
-        return self.gep(SHARED, stage, self._second(weights)), self._descriptor(first_row, ROWS)
+        return self.gep(SHARED, stage, self._second(weights)), self.descriptor(first_row, ROWS)
 
     def _all_weights(self, stage: str, order: Sequence[tuple[int, int]]) -> Iterator[list[tuple[str, str]]]:
         """Yield the registers of converted weights for each step and part of a stage in `order`. Weights are converted when they are
@@ -157,12 +157,6 @@ class WgmmaCode(Stages):
         given = [*(f"float {x}" for x in self.load_floats(sums)), *(f"{kinds[kind]} {x}" for kind, x in operands)]
         made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({", ".join(given)}) convergent')
         self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
-
-    def _descriptor(self, place: str, layout: int) -> str:
-        """Return the descriptor of an operand in shared memory."""
-        code = self.code
-        address = code.op(f"zext i32 {code.op(f'lshr i32 {self.number_of(place)}, 4')} to i64")
-        return code.op(f"or i64 {address}, {layout}")
 
     # --- weights of few bits -------------------------------------------------------------------------------------------
 

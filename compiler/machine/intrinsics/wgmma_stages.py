@@ -182,15 +182,7 @@ class Stages(ProductCode):
 
     def _await(self, kind: int, slot: str, parity: str) -> None:
         """Wait until an mbarrier of a stage has completed the phase with this parity."""
-        code, place = self.code, self.barrier_of(kind, slot)
-        scope = "acquire.cluster." if kind == FREE and self.op.cluster > 1 else ""
-        again, done = code.fresh("again"), code.fresh("done")
-        code.jump(again)
-        code.block(again)
-        test = f"{{ .reg .pred p; mbarrier.try_wait.parity.{scope}shared::cta.b64 p, [$1], $2; selp.u32 $0, 1, 0, p; }}"
-        arrived = code.op(f'call i32 asm sideeffect "{test}", "=r,r,r,~{{memory}}"(i32 {place}, i32 {parity}) convergent')
-        code.branch(code.op(f"icmp eq i32 {arrived}, 0"), again, done)
-        code.block(done)
+        self.await_phase(self.barrier_of(kind, slot), parity, "acquire.cluster." if kind == FREE and self.op.cluster > 1 else "")
 
     def barrier_of(self, kind: int, slot: str) -> str:
         """Return the address of an mbarrier of a stage."""

@@ -26,13 +26,17 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.intrinsics.block_code import WARPS
 from compiler.machine.intrinsics.mma_pages import PageScores
 from compiler.machine.intrinsics.wgmma import CONSUMERS, WARPGROUPS, Wgmma
+from compiler.machine.intrinsics.wgmma_attend import WgmmaAttend
 from deploy.bench.compute.case import Case
 from runtime.cache_groups import PAGE_SIZE
+from runtime.device.cuda.region import BLOCKS_PER_UNIT
 from tests.lab.sass.facts import facts_of
 from tests.lab.sass.listing import Listing, Loop
 from tests.lab.sass.step import Kernel, Launched
 from tests.lab.sass.warp import DRAM, L2, cycles_of, cycles_of_trip, product_cycles
 
+WARPGROUPS_ATTEND = "warpgroup attention"  # name of a schedule
+IDLE = 2 * L2  # cycles of a block of attention that loads what tells it that it has no work
 LAUNCH_S = 1.3e-6  # from the end of a kernel to the begin of the next one, within a graph
 SCHEDULERS = 4  # of a multiprocessor
 WARP = 32
@@ -95,6 +99,8 @@ class _Work:
 
 def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     kernel = launched.kernel
+    if kernel.schedule == WARPGROUPS_ATTEND and case.is_prefill == ("HMMA" in kernel.kinds):
+        return _idle(card, launched)
     resident, work = occupancy(card, kernel), _work(launched, case)
     active = _working_blocks(launched, case)
     on_unit = min(resident, math.ceil(active / card.units))
@@ -117,6 +123,16 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     )
 
 
+def _idle(card: Card, launched: Launched) -> Prediction:
+    """Predict a phase of attention by `wgmma` whose blocks find nothing to do, because the other phase computes the tokens of the step. A
+    block loads what tells it so, and waits for this."""
+    resident = occupancy(card, launched.kernel)
+    most = card.units * BLOCKS_PER_UNIT
+    rounds = math.ceil(min(launched.blocks, most) / (card.units * resident)) * math.ceil(launched.blocks / most)
+    seconds = LAUNCH_S + rounds * IDLE / card.clock_hz
+    return Prediction(launched, resident, warp=IDLE, issue=0.0, flight=0.0, seconds=seconds, operations=0.0, limit_s=0.0)
+
+
 def occupancy(card: Card, kernel: Kernel) -> int:
     """Return how many blocks of a kernel fit a multiprocessor. Threads get registers in units of 8, and the warps of a scheduler share a
     quarter of the registers."""
@@ -130,6 +146,8 @@ def _work(launched: Launched, case: Case) -> _Work:
     kernel = launched.kernel
     if kernel.tiles:
         return _product(launched)
+    if "HGMMA" in kernel.kinds:
+        return _warpgroup_attention(kernel, case)
     if "attention" in kernel.schedule:
         return _attention(kernel, case)
     instructions = len(kernel.listing.instructions)
@@ -252,6 +270,63 @@ def _operations(launched: Launched, case: Case) -> float:
 # --- attention ---------------------------------------------------------------------------------------------------------
 
 
+def splits_of(kernel: Kernel) -> Loop:
+    """Return the loop over the splits of attention by `wgmma`."""
+    multiplies = [i for i, x in enumerate(kernel.listing.instructions) if x.kind == "HGMMA"]
+    around = [x for x in kernel.listing.loops if x.begin <= multiplies[0] and multiplies[-1] < x.end]
+    return min(around, key=lambda loop: loop.end - loop.begin)
+
+
+def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
+    """Return the work of a block of long runs. Both warpgroups make every trip. In one split of each tile, some rows do not see some keys;
+    in the others, branches go over the instructions that mask scores and check means."""
+    listing, loop, op = kernel.listing, splits_of(kernel), attend_tile(kernel)
+    body, edges, other = listing.body(loop), _edges(listing, loop), _other_copies(listing, loop)
+    num_splits = (-(-case.context // SPLIT) + 1) / 2
+    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (edges + other, other))
+    num_warps = kernel.threads // WARP / SCHEDULERS
+    stored = [x for x in listing.loops if x.begin >= loop.end]
+    end = max(x.end for x in stored)
+    return _Work(
+        before=cycles_of(listing, 0, loop.begin, L2, lambda inner: counted(listing, inner)),
+        trip=often + (always - often) / num_splits,
+        issue=num_warps * (len(body) - len(other) - len(edges) * (1 - 1 / num_splits)),
+        tensor=WARPGROUPS * sum(map(product_cycles, body)),
+        trips=num_splits,
+        after=cycles_of(listing, loop.end, end, L2, lambda inner: counted(listing, inner)),
+        flight=op.stage_bytes,
+        stages=1,
+        copied_bytes=op.stage_bytes,
+    )
+
+
+def _other_copies(listing: Listing, loop: Loop) -> list[int]:
+    """Return the instructions of a loop that copy what the other warpgroup copies: a branch goes over some of the copies, not all."""
+    copies = {i for i in range(loop.begin, loop.end) if listing.instructions[i].kind == "LDGSTS"}
+    for number in range(loop.begin, loop.end):
+        target = listing.labels.get(listing.instructions[number].target or "", 0)
+        inside = range(number + 1, target if target <= loop.end else 0)
+        if 0 < len(copies & set(inside)) < len(copies):
+            return list(inside)
+    return []
+
+
+def attend_tile(kernel: Kernel) -> WgmmaAttend:
+    return next(s.op for s in walk_stmts(kernel.prim.body) if isinstance(s, Tile) and isinstance(s.op, WgmmaAttend))
+
+
+def _edges(listing: Listing, loop: Loop) -> list[int]:
+    """Return the instructions of a loop over splits that run only where some row does not see all keys: branches go over them, and they
+    turn bits of a mask into predicates, or note a mean that is not finite."""
+    found: set[int] = set()
+    for number in range(loop.begin, loop.end):
+        target = listing.labels.get(listing.instructions[number].target or "", 0)
+        inside = range(number + 1, target if target <= loop.end else 0)
+        if {"R2P", "ATOMS"} & {listing.instructions[i].kind for i in inside}:
+            found.update(inside)
+    return sorted(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Walk:
     """The shape of an attention kernel."""
@@ -343,7 +418,7 @@ def _head_size(kernel: Kernel) -> int:
 def _working_blocks(launched: Launched, case: Case) -> int:
     """Return the number of blocks that have work. With more than FEW tokens, a block attends to a run of tokens; the others end at once."""
     kernel = launched.kernel
-    if "attention" not in kernel.schedule or not case.is_prefill or not _walk_of(kernel, case).on_tensors:
+    if "attention" not in kernel.schedule or not case.is_prefill or "HMMA" not in kernel.kinds:
         return launched.blocks
     rows = max(tile.op.rows for tile in walk_stmts(kernel.prim.body) if isinstance(tile, Tile) and isinstance(tile.op, PageScores))
     heads_of_a_block = kernel.prim.outputs[0].shape[1].const * case.tokens // launched.blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.driver import Options, compile_module, plan
@@ -22,7 +22,7 @@ from compiler.machine.target import get
 from deploy.bench.compute.case import Case
 from deploy.bench.synthetic import dtypes_of
 from runtime.cache_groups import PAGE_SIZE
-from runtime.executable import Executable
+from runtime.executable import Executable, Phase
 from tests.lab.planned import Sizes, planned_bytes
 from tests.lab.sass.listing import Listing
 from tests.lab.sass.tools import Assembled, Usage, assemble
@@ -30,14 +30,21 @@ from tests.lab.sass.tools import Assembled, Usage, assemble
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
+    """A phase of a compiled function: most functions have one."""
+
     name: str
     schedule: str  # the name of its schedule
-    prim: PrimFunc
+    prim: PrimFunc  # with the body of the phase
     listing: Listing
     usage: Usage
     threads: int
     shared_bytes: int
     tiles: tuple[Tile, ...]  # of a product, in the order of the code
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its instructions."""
+        return {x.kind for x in self.listing.instructions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,8 @@ class ProgramCode:
         self.planned: IRModule = plan(module, options).module
         self.executable: Executable = compile_module(module, options)
         self.assembled: Assembled = assemble(self.executable.object_code, target)
-        self.kernels: Mapping[str, Kernel] = {k.name: self._kernel(k.name) for k in self.executable.meta.kernels}
+        found = [kernel for k in self.executable.meta.kernels for kernel in self._kernels(k.name)]
+        self.kernels: Mapping[str, Kernel] = {kernel.name: kernel for kernel in found}
 
     def launched(self, entry: str, sizes: Sizes) -> list[Launched]:
         """Return the launches of a function in order."""
@@ -68,17 +76,22 @@ class ProgramCode:
         launches = [b.value for b in self.planned.graph(entry).body.bindings if isinstance(b.value, Launch)]
         found: list[Launched] = []
         for launch, (name, num_bytes) in zip(launches, read.items(), strict=True):
-            kernel = self.kernels[launch.func]
             assert name.partition(" ")[2] == launch.func, f"{name} is launched as {launch.func}"
-            rows = sizes.value(kernel.tiles[0].dims[2]) if kernel.tiles else 0
-            assert rows is not None, f"the number of rows of {launch.func} depends on data"
-            found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1))
+            for kernel in self.kernels.values():
+                if kernel.name.partition(".")[0] == launch.func:
+                    rows = sizes.value(kernel.tiles[0].dims[2]) if kernel.tiles else 0
+                    assert rows is not None, f"the number of rows of {launch.func} depends on data"
+                    found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1))
         return found
 
-    def _kernel(self, name: str) -> Kernel:
+    def _kernels(self, name: str) -> Iterator[Kernel]:
         (compiled,) = (k for k in self.executable.meta.kernels if k.name == name)
-        (phase,) = compiled.phases
         prim = self.planned.prim(name)
+        for number, (stmt, phase) in enumerate(zip(statements(prim.body), compiled.phases, strict=True)):
+            suffix = f".{number + 1}" if len(compiled.phases) > 1 else ""
+            yield self._kernel(f"{name}{suffix}", replace(prim, body=stmt), phase)
+
+    def _kernel(self, name: str, prim: PrimFunc, phase: Phase) -> Kernel:
         tiles = tuple(s for s in walk_stmts(prim.body) if isinstance(s, Tile) and isinstance(s.op, BlockProduct))
         usage = self.assembled.usage[phase.body]
         return Kernel(
@@ -133,5 +146,6 @@ def _blocks(body: Stmt, sizes: Sizes) -> int:
 
 def _in_layers(launches: Sequence[Launched], num_layers: int) -> list[Launched]:
     """Count the launches of a layer once for each further layer of the whole model. A layer ends where attention runs again."""
-    first, second = (i for i, x in enumerate(launches) if "attention" in x.kernel.schedule)
+    attentions = [i for i, x in enumerate(launches) if "attention" in x.kernel.schedule]
+    first, second = (i for i in attentions if i - 1 not in attentions)  # attention may have two phases
     return [replace(x, times=num_layers - 1) if first < i <= second else x for i, x in enumerate(launches)]

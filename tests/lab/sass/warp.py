@@ -74,7 +74,7 @@ def cycles_of(listing: Listing, begin: int, end: int, load_cycles: int, trips: T
     return warp.now
 
 
-def cycles_of_trip(listing: Listing, loop: Loop, load_cycles: int, trips: Trips, skipped: range = range(0)) -> float:
+def cycles_of_trip(listing: Listing, loop: Loop, load_cycles: int, trips: Trips, skipped: Sequence[int] = ()) -> float:
     """Return the cycles of one trip of a loop that has made several trips. `skipped` are instructions over which the trip branches."""
     warp, before = Warp(load_cycles), 0.0
     for _ in range(4):

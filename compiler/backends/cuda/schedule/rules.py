@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compiler.backends.cuda.schedule.attention.floats import schedule_attention
 from compiler.backends.cuda.schedule.attention.tensors import schedule_tensor_attention
+from compiler.backends.cuda.schedule.attention.warpgroups import schedule_warpgroup_attention
 from compiler.backends.cuda.schedule.elements import schedule_elements
 from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rows import schedule_rows
@@ -14,7 +15,8 @@ from compiler.machine.target import Target
 
 def schedule(prim: PrimFunc, tiles: ProductTiles, target: Target) -> PrimFunc:
     return (
-        schedule_tensor_attention(prim, target)
+        schedule_warpgroup_attention(prim, target)
+        or schedule_tensor_attention(prim, target)
         or schedule_attention(prim)
         or schedule_product(prim, tiles)
         or schedule_rows(prim)

@@ -24,6 +24,7 @@ from tests.lab.planned import Sizes, planned_bytes
 
 CONTEXT = 1024
 LAYER_KERNELS = 7  # norm; q k v with rope and append; attention; output projection; norm; gate and up; down
+MORE_KERNELS = {"sm_90a": 1}  # attention of long runs, which a decode step does not have (decision 0149)
 
 
 @cache
@@ -46,7 +47,7 @@ def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str, targe
     def count(module: IRModule) -> int:
         return sum(len(statements(module.prim(launch.func).body)) for launch in launches(module.graph(ENTRY)))
 
-    assert count(planned(format, 2, target)) - count(planned(format, 1, target)) <= LAYER_KERNELS
+    assert count(planned(format, 2, target)) - count(planned(format, 1, target)) <= LAYER_KERNELS + MORE_KERNELS.get(target, 0)
     kinds = [block.kind for block in planned(format, 2, target).graph(ENTRY).body.blocks]
     assert kinds.count(BlockKind.CAPTURED) == 1
 

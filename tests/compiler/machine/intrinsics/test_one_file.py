@@ -105,7 +105,7 @@ def test_the_verifier_and_code_generation_check_what_the_class_says() -> None:
         emit_kernel("k", parse(program('tile "test_nowhere"(y[0])')).prim("k"), host())
 
 
-SAMPLES = {"int": 32, "bool": True, "str": "iq4"}
+SAMPLES = {"int": 32, "bool": True, "str": "iq4", "float": 0.25}
 
 
 @pytest.mark.parametrize("name", list(TILE_OPS))

@@ -32,6 +32,7 @@ class Product:
     threads: Array
     do: Any
     registers: frozenset[int]  # registers of the accumulators, and of A if A is in registers
+    sums: frozenset[int]  # registers of the accumulators
 
 
 @dataclass(slots=True, eq=False)
@@ -159,19 +160,20 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
     assert isinstance(to, Vector)
     if len(to.parts) != n // 2:
         raise UnknownPtx(f"{len(to.parts)} registers do not hold {ROWS} x {n} numbers of a warpgroup")
-    if any(not isinstance(i, Immediate) for i in immediates) or [i.value for i in immediates[2:] if isinstance(i, Immediate)] not in (
-        [],
-        [0],
-        [0, 0],
-    ):
-        raise UnknownPtx("transposed operands are not supported")
-    if [i.value for i in immediates[:2] if isinstance(i, Immediate)] not in ([1, 1], []):
+    values = [i.value for i in immediates if isinstance(i, Immediate)]
+    in_registers = isinstance(a, Vector)
+    transposes = dict(zip("b" if in_registers else "ab", values[2:], strict=False))
+    if len(values) != len(immediates) or transposes.get("a", 0) or len(values) - 2 > (1 if in_registers else 2):
+        raise UnknownPtx("transposed left operands are not supported")
+    lines = bool(transposes.get("b", 0))
+    if lines and k != 16:
+        raise Fault("only operands of 16 bits can be transposed")
+    if values[:2] not in ([1, 1], []):
         raise UnknownPtx("negated operands are not supported")
     readers = [code.read(part, accumulator) for part in to.parts]
     writers = [code.write(part, accumulator) for part in to.parts]
     read_scale = code.read(scale_d, np.bool_)
     read_b = code.read(b, np.uint64)
-    in_registers = isinstance(a, Vector)
     read_a = [code.read(part, np.uint32) for part in a.parts] if isinstance(a, Vector) else [code.read(a, np.uint64)]
     parts = (*to.parts, *(a.parts if isinstance(a, Vector) else ()))
     registers = frozenset(part.slot for part in parts if isinstance(part, Register))
@@ -185,7 +187,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
                 p
                 for group in flights(wave).get(int(first), Flight()).groups
                 for p in group
-                if p.registers & registers and not own <= p.registers
+                if (p.sums & registers or p.registers & own) and not own <= p.sums  # several products may read the same A
             ]
             if held and other:
                 raise Fault("the accumulators belong to a product of another shape that the kernel has not waited for")
@@ -194,7 +196,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             raise Fault(f"{names}: written after the last wgmma.fence, which must order it before the product")
         groups = threads.reshape(-1, WARPGROUP)
         one = groups[:, 0]
-        offsets_b = operand(wave, one, read_b(wave, threads).reshape(-1)[_picks(threads, read_b(wave, threads))], n)
+        offsets_b = operand(wave, one, read_b(wave, threads).reshape(-1)[_picks(threads, read_b(wave, threads))], n, in_lines=lines)
         adds = np.broadcast_to(read_scale(wave, threads), threads.shape)[::WARPGROUP].copy()
         if in_registers:
             kept = [np.broadcast_to(read(wave, threads), threads.shape).copy() for read in read_a]
@@ -229,7 +231,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             for number, write in enumerate(writers):
                 write(wave, who, d[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2].reshape(-1))
 
-        started = Product(threads, do, registers)
+        started = Product(threads, do, registers, own)
         for first in one:
             flights(wave).setdefault(int(first), Flight()).groups[-1].append(started)
         _note_flights(wave, threads)
@@ -264,9 +266,9 @@ def _registers_of_a(parts: list[Array], element: Any) -> Array:
     return result
 
 
-def operand(wave: Any, threads: Array, descriptors: Array, rows: int) -> Array:
+def operand(wave: Any, threads: Array, descriptors: Array, rows: int, *, in_lines: bool = False) -> Array:
     """Return offsets in shared memory, [warpgroups, rows * 32]. For each row of the matrix that a descriptor names, these are the offsets
-    of 32 bytes that are adjacent along K."""
+    of its 32 bytes along K. They are adjacent, unless the matrix is stored `in_lines`, transposed: then the same element of all rows is."""
     d = descriptors.astype(np.int64)
     start, leading, stride = ((d >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     layouts = np.unique(d >> 62 & 3)
@@ -275,10 +277,16 @@ def operand(wave: Any, threads: Array, descriptors: Array, rows: int) -> Array:
     width = SWIZZLES[int(layouts[0])]
     row, byte = np.arange(rows)[None, :, None], np.arange(32)[None, None, :]
     start, leading, stride = (x[:, None, None] for x in (start, leading, stride))
-    if width == 16:  # the matrix consists of core matrices of 8 rows by 16 bytes
+    if in_lines:  # CUTLASS, make_gmma_desc<Major::MN>: a line has `width` bytes; 8 lines of consecutive elements along K are adjacent
+        element, of_line = byte // 2, width // 2
+        if width == 16:
+            leading, stride = stride, leading
+        address = start + row // of_line * leading + element // 8 * stride + element % 8 * width + row % of_line * 2 + byte % 2
+    elif width == 16:  # the matrix consists of core matrices of 8 rows by 16 bytes
         address = start + row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
     else:
         address = start + row // 8 * stride + row % 8 * width + byte
+    if width > 16:
         address = address ^ ((address >> 7 & (width // 16 - 1)) << 4)
     flat = address.reshape(len(threads), -1)
     low, high = int(flat.min()) - SHARED_BASE, int(flat.max()) - SHARED_BASE

@@ -23,8 +23,7 @@ pytestmark = [needs_pycuda, pytest.mark.gpu]
 PAGES = 40
 # (sequence, position) of each token: a chunk with more tokens than one block computes, whose later tokens attend to one more split; a short
 # prompt; a decode step; and another token of the short prompt, which is not adjacent to the others.
-ROWS = [*((0, 250 + i) for i in range(11)), (1, 5), (1, 6), (2, 130), (1, 7)]
-PAGES_OF = {0: 17, 1: 1, 2: 9}
+ROWS = (*((0, 250 + i) for i in range(11)), (1, 5), (1, 6), (2, 130), (1, 7))
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
+    rows: tuple[tuple[int, int], ...] = ROWS
+    infinite_key: bool = False  # whether the first key of the first sequence has an infinite element; its rows are then NaN
     infinite: bool = False  # whether the last value vector of the first sequence has an infinite element; earlier tokens must not read it
 
     @property
@@ -59,9 +60,10 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{giv
         after the last position of each sequence."""
         rng = np.random.default_rng(3)
         pages = np.full((2, 2, PAGES, self.kv_heads, 16 * self.size), np.nan, ml_dtypes.bfloat16)
-        tables, free = np.zeros((3, max(PAGES_OF.values())), np.int32), iter(rng.permutation(np.arange(1, PAGES)))
-        for sequence, count in PAGES_OF.items():
-            last = max(at for s, at in ROWS if s == sequence)
+        last_of = {s: max(at for other, at in self.rows if other == s) for s, _ in self.rows}
+        tables, free = np.zeros((3, max(last_of.values()) // 16 + 1), np.int32), iter(rng.permutation(np.arange(1, PAGES)))
+        for sequence, last in last_of.items():
+            count = last // 16 + 1
             for n in range(count):
                 page = tables[sequence, n] = next(free)
                 held = min(16, last + 1 - 16 * n)
@@ -70,9 +72,11 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{giv
                 pages[:, 1, page].reshape(2, self.kv_heads, 16, self.size)[:, :, :held] = values
                 if self.infinite and (sequence, n) == (0, count - 1):
                     pages[:, 1, page].reshape(2, self.kv_heads, 16, self.size)[:, :, held - 1, 3] = np.inf
+        if self.infinite_key:
+            pages[:, 0, tables[0, 0]].reshape(2, self.kv_heads, self.size, 16)[:, :, 3, 0] = np.inf
         pages = pages[:, :1] if self.value_size else pages
-        ids, at = np.array(ROWS, np.int32).T.copy()
-        queries = rng.standard_normal((len(ROWS), self.heads, self.size), np.float32)
+        ids, at = np.array(self.rows, np.int32).T.copy()
+        queries = rng.standard_normal((len(self.rows), self.heads, self.size), np.float32)
         return [queries, pages, tables, ids, at, *([rng.standard_normal(self.heads).astype(np.float32)] if self.sinks else [])]
 
 

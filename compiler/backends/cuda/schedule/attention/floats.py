@@ -35,7 +35,7 @@ class FloatWalk(Walk):
         super().__init__(node)
         self.row_counts = (self.block_heads,)
 
-    def begins_run(self, t: Dim) -> Scalar:
+    def begins_run(self, t: Dim, group: Dim) -> Scalar:
         return const(1, DType.BOOL)
 
     def allocate(self) -> None:

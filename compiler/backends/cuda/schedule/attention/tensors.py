@@ -21,7 +21,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, cast, const, equal, index, less, less_equal, maximum, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
-from compiler.machine.intrinsics.mma_pages import PageScores, PageValues, query_pitch, rows_for, scratch_pitch
+from compiler.machine.intrinsics.mma_pages import ENOUGH_BLOCKS, PageScores, PageValues, query_pitch, rows_for, scratch_pitch
 from compiler.machine.target import Target
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
@@ -31,18 +31,27 @@ PAGES = SPLIT // PAGE  # number of pages of a split
 
 
 def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
-    match prim.body:
-        case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
-            pass
-        case _:
-            return None
+    found = attention_on_pages(prim)
+    if found is None:
+        return None
+    node, source = found
     most_rows = rows_for(node.queries.shape[2].const, node.out.shape[2].const, target)
-    if source.cache.dtype is not BF16 or not most_rows:
+    if not most_rows:
         return None
     return replace(prim, body=TensorWalk(node, source, most_rows).body(), attrs={**prim.attrs, "schedule": "tensor attention"})
 
 
+def attention_on_pages(prim: PrimFunc) -> tuple[Attention, Paged] | None:
+    """Return the attention of a function and its pages, if tensor cores may multiply them."""
+    match prim.body:
+        case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
+            return (node, source) if source.cache.dtype is BF16 else None
+        case _:
+            return None
+
+
 class TensorWalk(Walk):
+    blocks = ENOUGH_BLOCKS  # number of blocks that must fit a multiprocessor at once
     pages: Array  # the pages of the split
     same: Array  # [tokens + 1]: whether the token can be in a run with the first token
     first: Array  # [tokens + 1]: the first position that a token sees
@@ -73,7 +82,7 @@ class TensorWalk(Walk):
 
     # --- the run of a block --------------------------------------------------------------------------------------------
 
-    def begins_run(self, t: Dim) -> Scalar:
+    def begins_run(self, t: Dim, group: Dim) -> Scalar:
         ids = self.k.array(self.node.sequences)
         return equal(index(t % self.most_tokens), 0) | not_equal(ids[t], ids[dim_max(t - 1, 0)])
 
@@ -166,14 +175,14 @@ class TensorWalk(Walk):
         kv_head = run.group // (self.shared_heads // self.block_heads)
         keys, values = (k.array(source.cache)[run.layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
         pages = self.pages[0]
-        k.tile(PageScores(rows, self.size), scratch[0, 0], self.rows[0, 0], keys, pages, dims=(stride, first, end))
+        k.tile(PageScores(rows, self.size, self.blocks), scratch[0, 0], self.rows[0, 0], keys, pages, dims=(stride, first, end))
         self.weigh(
             rows,
             lambda r, key: self._finished(run, split * SPLIT + key, r, key, number),
             lambda weight: cast(cast(weight, BF16), F32),
         )
         k.tile(
-            PageValues(rows, self.value_size, 0 if source.has_values else self.size),
+            PageValues(rows, self.value_size, self.blocks, 0 if source.has_values else self.size),
             scratch[0, 0],
             scratch[0, 0],
             values,

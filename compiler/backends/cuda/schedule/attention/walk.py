@@ -104,8 +104,9 @@ class Walk(ABC):
     # --- what a unit computes ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def begins_run(self, t: Dim) -> Scalar:
-        """Return whether a run begins at token `t`, if there are more than FEW tokens. Otherwise every token is a run."""
+    def begins_run(self, t: Dim, group: Dim) -> Scalar:
+        """Return whether this walk computes a run that begins at token `t`, if there are more than FEW tokens. Otherwise every token is a
+        run."""
 
     @abstractmethod
     def allocate(self) -> None:
@@ -126,14 +127,21 @@ class Walk(ABC):
         return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
 
     def body(self) -> Stmt:
+        self.write_blocks(self.stored())
+        return self.k.body()
+
+    def stored(self) -> Partial:
+        """Allocate memory for the softmaxes of the splits of few tokens, which run in parallel."""
+        k, shape = self.k, (dim_min(self.tokens, FEW), self.heads, self.most_splits)
+        return Partial(k.workspace("tops", *shape), k.workspace("sums", *shape), k.workspace("means", *shape, self.value_size))
+
+    def write_blocks(self, stored: Partial) -> None:
         k, few, splits, groups = self.k, dim_min(self.tokens, FEW), self.most_splits, self.groups
-        shape = few, self.heads, splits
-        stored = Partial(k.workspace("tops", *shape), k.workspace("sums", *shape), k.workspace("means", *shape, self.value_size))
         arrived = k.counters("arrived", FEW, groups)
         num_blocks = dim_max(few * groups * splits, self.tokens * groups)
         with k.grid("b", num_blocks) as b:
             split, t, group = k.unravel(b, [("split", num_blocks), ("t", self.tokens), ("group", Dim.of(groups))])
-            with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t))):
+            with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
                 self.allocate()
                 run = self.find_run(t, group)
                 first = k.let("begin", select(self.is_few, index(split), index(run.first_split)), splits)
@@ -145,7 +153,6 @@ class Walk(ABC):
                     for rows in more:
                         with k.orelse():
                             self._attend(run, rows, (first, count), stored, arrived)
-        return k.body()
 
     def _attend(self, run: Run, rows: int, splits: tuple[Dim, Dim], stored: Partial, arrived: Array) -> None:
         """Compute some splits of a run: a first split and a number of splits."""
@@ -161,7 +168,7 @@ class Walk(ABC):
             with self.own_elements(i) as j, k.serial("r", rows) as r:
                 joined.means[r, j] = 0.0
         with k.threads("r", rows) as r:
-            top, weights = self._begin(self.head(run, r))
+            top, weights = self.begin(self.head(run, r))
             # With few tokens, the sink is added later, when the last block of a token joins the splits.
             joined.top[r] = select(self.is_few, const(LOWEST, F32), top)
             joined.weights[r] = select(self.is_few, ZERO, weights)
@@ -197,7 +204,7 @@ class Walk(ABC):
         """Join all splits of a token, and write element `j` of the mean."""
         k, t = self.k, run.token
         own, after = k.local("own", 3), k.local("after", 3)
-        own[0], own[1] = self._begin(h)
+        own[0], own[1] = self.begin(h)
         own[2] = 0.0
         with k.serial("n", run.num_splits) as n:
             split = run.first_split + n
@@ -207,7 +214,7 @@ class Walk(ABC):
                 own[i] = after[i]
         self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
 
-    def _begin(self, h: Dim) -> tuple[Scalar, Scalar]:
+    def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
         """Return the largest score and the sum of weights before the first key. If the head has a sink, these are the sink's score and 1,
         because a sink is a key without a value."""
         if self.node.sinks is None:

@@ -8,13 +8,15 @@ from functools import cache
 
 import pytest
 
+from compiler.backends.cuda.schedule.attention.walk import SPLIT
 from compiler.driver import Options, compile_module
 from compiler.frontend.decoder import StepBounds
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
 from deploy.bench.synthetic import synthetic_config
+from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
-from tests.lab.sass.model import TileLoops, loops_of_tiles
+from tests.lab.sass.model import WARPGROUPS_ATTEND, TileLoops, attend_tile, loops_of_tiles, splits_of
 from tests.lab.sass.step import Kernel, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
@@ -96,6 +98,15 @@ def test_attention_has_pages_in_flight(code: StepCode) -> None:
     """Keys are loaded in batches, and so are values of pages in which all keys are seen."""
     keys = [f for f in loops_of(code, "attention") if f.num_loads >= 16]
     assert keys and all(f.loads_in_flight >= 16 for f in keys)
+
+
+def test_attention_of_long_runs_copies_while_it_multiplies(code: StepCode) -> None:
+    """The loop over splits waits for the other warpgroup's turn only, loads only numbers of pages, and copies a stage in each trip."""
+    for kernel in code.kernels.values():
+        if kernel.schedule == WARPGROUPS_ATTEND and "HGMMA" in kernel.kinds:
+            facts = facts_of(kernel.listing, splits_of(kernel))
+            assert facts.barriers == 2 and facts.copies >= 2 * attend_tile(kernel).half_bytes // (16 * 128)
+            assert facts.num_loads <= SPLIT // PAGE_SIZE
 
 
 def test_a_norm_waits_for_memory_few_times(code: StepCode) -> None:

@@ -105,6 +105,21 @@ def test_near_the_meaning_and_the_same_bits_alone(case: Case) -> None:
         np.testing.assert_array_equal(run(module, slice(row, row + 1))[0], found[row])
 
 
+@pytest.mark.parametrize("case", [Case(kind="bf16", size=16), Case(kind="bf16", size=32, window=9, sinks=True)], ids=str)
+def test_long_runs_by_wgmma_are_near_the_meaning(case: Case) -> None:
+    """The interpreter runs both launches: a chunk of a prompt is in the first one, a decode step in the second one."""
+    module = pipeline(get("sm_90a")).until("schedule_kernels")(parse(case.program))
+    verify(module)
+    assert attention_in(module).attrs["schedule"] == "warpgroup attention"
+    rng = np.random.default_rng(3)
+    ids, at = np.array([*((0, 10 + i) for i in range(11)), (1, 5)], np.int32).T.copy()
+    cache = rng.standard_normal((2, 2, PAGES, KV_HEADS, 16 * case.size)).astype(DType("bf16").numpy)
+    args = [rng.standard_normal((len(ids), case.heads, case.size), np.float32), cache, np.array([[3, 1], [5, 0]], np.int32), ids, at]
+    args += [rng.standard_normal(case.heads).astype(np.float32)] * case.sinks
+    found, expected = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (module, parse(case.program)))
+    np.testing.assert_allclose(found, expected, atol=1.2e-2)  # queries and attention weights are rounded to bf16; bound: 3 * 2^-8
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_concatenated_texts_are_near_the_meaning(bias: bool) -> None:
     """Texts and pages share one walk, for more than FEW tokens and for few."""

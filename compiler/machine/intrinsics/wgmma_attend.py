@@ -1,0 +1,180 @@
+"""Attention of 128 rows to pages of bf16 by `wgmma`, the tensor core instruction of sm_90a: the tile, its sizes and its meaning.
+
+A row is a pair of a token and a head. A block has two warpgroups, which compute 64 rows each. A thread holds its part of the scores and of
+the means in registers:
+
+    for each split of 128 keys {
+      scores  <- queries * keys
+      weights <- exp(scores - top) in bf16   four lanes share a row
+      found   <- weights * values            `wgmma` reads the weights from registers
+      joined  <- join(joined, found)
+    }
+
+The warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other computes weights. A block has
+no warps that only copy: with them, a thread would have 168 registers, too few for scores, means and weights. Sums have the same order as
+those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of the joins
+there, so a row has the same bits.
+
+In shared memory, keys and values lie as `wgmma` reads operands whose rows are not adjacent along the summed axis. A key page holds lines of
+16 keys, one per element, and a value page holds lines of elements, one per key. Lines are cut into parts of `width` bytes; parts of
+consecutive lines are adjacent, and their chunks of 16 bytes are swizzled.
+
+In order of reading:
+
+    wgmma_attend.py          the sizes and the meaning of the tile
+    wgmma_attend_pages.py    the code that copies pages to shared memory
+    wgmma_attend_code.py     the code that multiplies, computes weights and joins means
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand, tile_op
+from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.base import Features, Intrinsic
+from compiler.machine.intrinsics.block_code import EIGHT, LANES, WARPS
+from compiler.machine.intrinsics.mma_pages import SPLIT
+from compiler.machine.target import Target
+from runtime.cache_groups import PAGE_SIZE as PAGE
+
+HALF_ROWS = 64  # number of rows of a warpgroup
+ROWS = 2 * HALF_ROWS
+LARGEST = 128  # maximum number of elements of a key or a value: a thread has registers for the means of so many
+STAGES = 2
+LINE_BYTES = 128  # bytes of a part of a line of keys
+WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
+
+
+def attends(size: int, target: Target) -> bool:
+    """Return whether the target has the tile for keys and values of this size."""
+    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, 1.0).problems())
+
+
+@tile_op
+class WgmmaAttend(Intrinsic):
+    """wgmma_attend(c, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, rows, low, high, starts, ends):
+    compute the attention of each row to the keys low .. high - 1 of a sequence.
+
+    c         shared memory for stages; at the end the result, [128, pitch]
+    top       the largest score of each row before the first key, which is that of a sink
+    weights   the sum of weights of each row before the first key
+    broken    becomes 1 if a mean is not finite in a split of which some row does not see all keys; that mean may be wrong
+    queries   [16, size / 8, 8, 8]: groups of 8 rows, groups of 8 elements, rows, elements
+    tables    the pages of the sequence
+    first     for each token, the first position that it sees; `end`: one past the last one
+
+    The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed. Every row sees all keys from
+    `starts`, the largest `first`, to `ends` - 1, where `ends` is the least `end`."""
+
+    name: ClassVar[str] = "wgmma_attend"
+    threads: ClassVar[int] = 2 * WARPS * LANES
+    needs: ClassVar[Features] = Features(["sm_90a"])
+    shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
+    size: int
+    heads: int
+    scale: float
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        shared = Operand("c", DType.F32, written=True), Operand("top", DType.F32), Operand("weights", DType.F32)
+        rows = Operand("broken", DType.I32, written=True), Operand("queries", DType.BF16)
+        pages = Operand("keys", DType.BF16), Operand("values", DType.BF16), Operand("tables", DType.I32)
+        return *shared, *rows, *pages, Operand("first", DType.I32), Operand("end", DType.I32)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return "page_stride", "rows", "low", "high", "starts", "ends"
+
+    @property
+    def enough_blocks(self) -> int:
+        return 1
+
+    def problems(self) -> Iterator[str]:
+        if self.size % PAGE or not PAGE <= self.size <= LARGEST:
+            yield f"size is {self.size}, expected a multiple of {PAGE} up to {LARGEST}"
+        if not 1 <= self.heads <= ROWS:
+            yield f"heads are {self.heads}, expected 1 to {ROWS}"
+
+    # --- shared memory ---------------------------------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """The number of bytes of a part of a line of values."""
+        return next(width for width in WIDTHS if 2 * self.size % width == 0)
+
+    @property
+    def half_bytes(self) -> int:
+        """The number of bytes of the keys, or of the values, of a stage."""
+        return SPLIT * self.size * 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return 2 * self.half_bytes
+
+    @property
+    def stages(self) -> int:
+        return STAGES
+
+    @property
+    def pitch(self) -> int:
+        """The distance in floats between rows of means. It lets lanes that write means at the same time use different banks."""
+        return self.size + EIGHT
+
+    @property
+    def barriers_at(self) -> int:
+        """The offset in shared memory of the mbarriers, two for each stage."""
+        return max(self.stages * self.stage_bytes, ROWS * self.pitch * 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 2 * self.stages * 8
+
+    # --- meaning ---------------------------------------------------------------------------------------------------------
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        c, top, weights, broken, queries, keys, values, tables, first, end = arrays
+        stride, rows, low, high, *_ = dims
+        tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.size), np.float32)
+        bricks = queries[: ROWS * self.size].reshape(-1, self.size // EIGHT, EIGHT, EIGHT)
+        given = bricks.transpose(0, 2, 1, 3).reshape(ROWS, self.size)[:rows].astype(np.float64)
+        token = np.arange(rows) // self.heads
+        for split in range(low // SPLIT, -(-high // SPLIT)):
+            at = np.arange(split * SPLIT, (split + 1) * SPLIT)
+            held = [int(tables[n]) * stride if low <= n * PAGE + PAGE - 1 and n * PAGE < high else None for n in at[::PAGE] // PAGE]
+            k, v = np.zeros((SPLIT, self.size)), np.zeros((SPLIT, self.size))
+            for i, place in enumerate(held):
+                if place is not None:
+                    k[i * PAGE : (i + 1) * PAGE] = keys[place:][: self.size * PAGE].reshape(self.size, PAGE).T
+                    v[i * PAGE : (i + 1) * PAGE] = values[place:][: self.size * PAGE].reshape(PAGE, self.size)
+            v[(at < low) | (at >= high)] = 0.0
+            sees = (first[token, None] <= at) & (at < end[token, None])
+            scores = np.where(sees, _product(given, k) * np.float32(self.scale), np.float32(-np.inf))
+            largest = np.maximum(tops, scores.max(1))
+            base = np.where(np.isneginf(largest), np.float32(0), largest)
+            own = np.where(np.isneginf(scores.max(1)), np.float32(0), scores.max(1))
+            found = np.exp(scores - own[:, None]).astype(keys.dtype).astype(np.float32)
+            mean = _product(found.astype(np.float64), v.T)
+            earlier, later = np.exp(tops - base), np.exp(scores.max(1) - base)
+            sums, means = sums * earlier + found.sum(1) * later, means * earlier[:, None] + mean * later[:, None]
+            tops = largest
+            if not sees.all() and not np.isfinite(mean).all():
+                broken[0] = 1
+        c[: ROWS * self.pitch].reshape(ROWS, self.pitch)[:rows, : self.size] = means / sums[:, None]
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # its modules import this one
+
+        AttendCode(self, code, pointers, dims).run()
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Return the products of rows of `left` and `right`, summed 16 at a time as the tensor cores do."""
+    total = np.zeros((len(left), len(right)), np.float32)
+    for r in range(0, left.shape[1], PAGE):
+        total = (total + left[:, r : r + PAGE] @ right[:, r : r + PAGE].T).astype(np.float32)
+    return total

@@ -1,0 +1,324 @@
+"""Emit the code of attention by `wgmma`, which every thread of the block runs.
+
+Of the accumulators of a warpgroup, a thread holds the scores of two rows, 8 rows apart. In each row, it has two neighbouring keys of every
+8, so four lanes share a row. The sum of a row's weights consists of sixteen sums, of keys that are 16 apart, in order; a thread has four of
+them. Then sums that are 8, 4, 2 and 1 apart are added.
+
+One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
+registers; if one did, the assembler would insert a wait after each `wgmma`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.llvm.exponential import exp_at_most_one
+from compiler.llvm.ssa import Code, float_literal, multiply_add
+from compiler.machine.intrinsics.block_code import EIGHT, SHARED
+from compiler.machine.intrinsics.mma_pages import SPLIT
+from compiler.machine.intrinsics.wgmma_attend import HALF_ROWS, LINE_BYTES, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, VALUES, Pages
+from runtime.cache_groups import PAGE_SIZE as PAGE
+
+PART = 64  # maximum number of elements of values that are multiplied at a time
+SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
+LOWEST = float_literal(float("-inf"))
+PAIR = range(2)  # rows of a thread, and neighbouring keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand in shared memory. The distances are in units of 16 bytes, as in its descriptor."""
+
+    place: str
+    leading: int
+    stride: int
+    swizzle: int
+
+    def at(self, low: str, distance: int, register: str) -> str:
+        """Return assembly that makes the descriptor of the part at a distance. Only its lower half depends on the place."""
+        high = self.stride | self.swizzle << 30
+        return f"add.u32 low, {low}, {distance}; mov.b32 high, {high}; mov.b64 {register}, {{low, high}};"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One instruction of a product."""
+
+    before: str  # assembly that runs before it
+    left: str  # its left operand
+    distance: int  # that of its right operand
+
+
+class AttendCode(Pages):
+    def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(op, code, pointers, dims)
+        first = self.plus(self.times(self.warpgroup, HALF_ROWS), self.plus(self.times(self.warp, 2 * EIGHT), self.group))
+        self.own_rows = [self.plus(first, str(EIGHT * i)) for i in PAIR]
+        self.means = [code.alloca("float") for _ in range(op.size // 2)]
+        self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
+        self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
+
+    def run(self) -> None:
+        code = self.code
+        self.open_stages()
+        self._begin()
+        self.copy_turn("0", self.find_pages("0"))
+        with code.when(self.is_second):
+            self._let_other()
+        self._await_turn()
+        with code.loop("0", self.splits) as turn:
+            self._join_split(turn)
+        with code.when(code.op(f"xor i1 {self.is_second}, true")):
+            self._let_other()
+        self.close_stages()
+        self._store()
+
+    def _begin(self) -> None:
+        code = self.code
+        self.store_floats(["0.0"] * len(self.means), self.means)
+        for places, source in zip(self.state, (self.top, self.weights), strict=True):
+            values = [code.op(f"load float, {SHARED} {self.gep(SHARED, source, row, 'float')}, align 4") for row in self.own_rows]
+            self.store_floats(values, places)
+
+    def _join_split(self, turn: str) -> None:
+        """Compute the scores of a split, turn them into weights, multiply the values, and join the means to those before. Between the two
+        products, the other warpgroup multiplies."""
+        code = self.code
+        dots = self._multiply_keys(self.await_half(KEYS, turn))
+        following = self.plus(turn, "1")
+        pages = self.find_pages(following)
+        dots = self._await_product(dots, 0)
+        self._let_other()
+        self.copy_turn(following, pages)
+        start = self.first_of(turn, SPLIT)
+        begins, ends = code.op(f"icmp slt i32 {start}, {self.starts}"), code.op(f"icmp slt i32 {self.ends}, {self.add(start, str(SPLIT))}")
+        is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
+        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in dots]
+        code.either(is_edge, lambda: self._mask(scaled, start), lambda: self.store_floats(scaled, self.scores))
+        factors, weights = self._weigh()
+        self._await_turn(self.load_floats(self.state[1]))
+        values = self.await_half(VALUES, turn)
+        parts = [range(first, min(first + PART, self.op.size)) for first in range(0, self.op.size, PART)]
+        started = [self._multiply_values(weights, values, part.start, len(part)) for part in parts]
+        for number, (part, found) in enumerate(zip(parts, started, strict=True)):
+            self._join_part(self._await_product(found, len(parts) - 1 - number), part, factors, is_edge)
+
+    def _join_part(self, found: Sequence[str], elements: range, factors: Sequence[tuple[str, str]], is_edge: str) -> None:
+        with self.code.when(is_edge):
+            self._check(found)
+        places = self.means[elements.start // 2 : elements.stop // 2]
+        before = self.load_floats(places)
+        self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
+
+    # --- turns -----------------------------------------------------------------------------------------------------------
+
+    def _await_turn(self, sums: Sequence[str] = ()) -> None:
+        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums` are negative, though
+        they never are. Otherwise the assembler would compute weights after the barrier, while the other warpgroup waits."""
+        code, number = self.code, self.warpgroup
+        for x in sums:
+            is_negative = code.op(f"fcmp olt float {x}, 0.0")
+            number = code.op(f"add i64 {number}, {code.op(f'zext i1 {is_negative} to i64')}")
+        self._turn("sync", number)
+
+    def _let_other(self) -> None:
+        """Let the other warpgroup multiply."""
+        self._turn("arrive", self.code.op(f"xor i64 {self.warpgroup}, 1"))
+
+    def _turn(self, action: str, warpgroup: str) -> None:
+        number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # of a barrier of the block
+        self.assembly(f"bar.{action} $0, {self.op.threads};", [("r", number)])
+
+    # --- products --------------------------------------------------------------------------------------------------------
+
+    def _multiply_keys(self, keys: str) -> list[str]:
+        """Return this thread's products of queries and keys."""
+        size = self.op.size
+        rows = self.gep(SHARED, self.queries, self.times(self.warpgroup, HALF_ROWS * size * 2))
+        left = _Operand(rows, EIGHT, size, 0)
+        right = _Operand(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
+        steps = [_Step(f"{left.at('$A0', step * 2 * EIGHT, 'a')}", "a", step * PAGE * LINE_BYTES // CHUNK) for step in range(size // PAGE)]
+        return self._multiply(SPLIT, steps, [self._low_half(left)], right, "0, 1")
+
+    def _multiply_values(self, weights: Sequence[str], values: str, begin: int, size: int) -> list[str]:
+        """Return this thread's products of weights and the elements `begin` .. `begin` + `size` - 1 of values."""
+        width = self.op.width
+        place = self.gep(SHARED, values, str(begin * 2 // width * SPLIT * width))
+        right = _Operand(place, SPLIT * width // CHUNK, EIGHT * width // CHUNK, SWIZZLES[width])
+        registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
+        steps = [_Step("", registers[page], page * PAGE * width // CHUNK) for page in range(PAGES)]
+        return self._multiply(size, steps, weights, right, "1")
+
+    def _multiply(self, columns: int, steps: Sequence[_Step], left: Sequence[str], right: _Operand, transposed: str) -> list[str]:
+        """Start to multiply 64 rows by `columns` columns. Return the registers to which the result will be written. `left` are words that
+        the steps name by `$A` and a number."""
+        code, count = self.code, columns // 2
+        result = ", ".join(f"${n}" for n in range(count))
+        lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
+        lines.append("wgmma.fence.sync.aligned;")
+        for number, step in enumerate(steps):
+            lines.append(f"{step.before} {right.at(f'${count + len(left)}', step.distance, 'b')}")
+            kind, mode = f"m64n{columns}k16.f32.bf16.bf16", "add" if number else "set"
+            lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {step.left}, b, {mode}, 1, 1, {transposed};")
+        lines.append("wgmma.commit_group.sync.aligned;")
+        text = re.sub(r"\$A(\d+)", lambda m: f"${count + int(m[1])}", " ".join(lines))
+        results = f"{{{', '.join(['float'] * count)}}}"
+        constraints = ",".join([*["=f"] * count, *["r"] * (len(left) + 1), "~{memory}"])
+        given = ", ".join(f"i32 {word}" for word in (*left, self._low_half(right)))
+        made = code.op(f'call {results} asm sideeffect "{{ {text} }}", "{constraints}"({given}) convergent')
+        return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
+
+    def _await_product(self, started: Sequence[str], running: int) -> list[str]:
+        """Wait for a product, while at most `running` later ones still run. Return its result."""
+        code, count = self.code, len(started)
+        results = f"{{{', '.join(['float'] * count)}}}"
+        constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
+        given = ", ".join(f"float {x}" for x in started)
+        made = code.op(f'call {results} asm sideeffect "wgmma.wait_group.sync.aligned {running};", "{constraints}"({given}) convergent')
+        return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
+
+    def _low_half(self, operand: _Operand) -> str:
+        """Return the lower half of an operand's descriptor."""
+        address = self.code.op(f"lshr i32 {self.number_of(operand.place)}, 4")
+        return self.code.op(f"or i32 {address}, {operand.leading << 16}")
+
+    # --- scores and weights ----------------------------------------------------------------------------------------------
+
+    def _mask(self, scores: Sequence[str], start: str) -> None:
+        """Replace the scores of keys that a row does not see."""
+        code, seen = self.code, list[str]()
+        origin = self.add(start, self.short(self.times(self.quad, 2)))  # position of the thread's first key
+        last = code.op(f"sub i64 {self.rows}, 1")
+        for row in self.own_rows:
+            token = self.divided(code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), self.op.heads)
+            places = (self.gep(SHARED, x, token, "i32") for x in (self.first, self.end))
+            before = [self._keys_before(code.op(f"sub i32 {code.op(f'load i32, {SHARED} {x}, align 4')}, {origin}")) for x in places]
+            seen.append(code.op(f"xor i32 {code.op(f'and i32 {before[0]}, {before[1]}')}, {before[1]}"))
+        masked: list[str] = []
+        for number, score in enumerate(scores):
+            bit = 1 << number // 4 * 2 + number % 2
+            is_seen = code.op(f"icmp ne i32 {code.op(f'and i32 {seen[number // 2 % 2]}, {bit}')}, 0")
+            masked.append(code.op(f"select i1 {is_seen}, float {score}, float {LOWEST}"))
+        self.store_floats(masked, self.scores)
+
+    def _keys_before(self, end: str) -> str:
+        """Return a word with a bit for each key that the thread has of a row, which is set if the key's position, counted from the first of
+        them, is less than `end`. The thread has two neighbouring keys of every 8."""
+        code = self.code
+        near = code.op(f"call i32 @llvm.smin.i32(i32 {code.op(f'call i32 @llvm.smax.i32(i32 {end}, i32 0)')}, i32 {SPLIT})")
+        rest = code.op(f"call i32 @llvm.umin.i32(i32 {code.op(f'and i32 {near}, {EIGHT - 1}')}, i32 2)")
+        whole = code.op(f"lshr i32 {near}, 3")
+        count = code.op(f"add i32 {code.op(f'shl i32 {whole}, 1')}, {rest}")
+        bits = code.op(f"shl i64 1, {code.op(f'zext i32 {count} to i64')}")
+        return code.op(f"trunc i64 {code.op(f'sub i64 {bits}, 1')} to i32")
+
+    def _weigh(self) -> tuple[list[tuple[str, str]], list[str]]:
+        """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
+        split, and the weights as left operands of the next product, which replace the scores page by page."""
+        code, scores = self.code, self.load_floats(self.scores)
+        tops = [self._top([x for n, x in enumerate(scores) if n // 2 % 2 == row]) for row in PAIR]
+        bases = [self._finite(top) for top in tops]
+        words: list[str] = []
+        sums: list[list[list[str]]] = [[[] for _ in range(4)] for _ in PAIR]  # for each row, the weights of keys that are 16 apart
+        for number in range(0, len(scores), 2):
+            row, eight = number // 2 % 2, number // 4 % 2
+            pair = [exp_at_most_one(code, code.op(f"fsub float {scores[number + e]}, {bases[row]}")) for e in PAIR]
+            words.append(self._rounded(pair))
+            for e, rounded in enumerate((f"shl i32 {words[-1]}, 16", f"and i32 {words[-1]}, -65536")):
+                lane = sums[row][2 * eight + e]
+                lane.append(code.op(f"bitcast i32 {code.op(rounded)} to float"))
+                if len(lane) == 2:
+                    lane[:] = [self._sum(*lane)]
+        return [self._join_row(row, tops[row], bases[row], self._sum_of_lanes([x for (x,) in sums[row]])) for row in PAIR], words
+
+    def _top(self, scores: Sequence[str]) -> str:
+        """Return the largest of a row's scores, which four lanes have."""
+        top = self._folded(scores, self._larger)
+        for distance in (1, 2):
+            top = self._larger(top, self._from_lane(top, distance))
+        return top
+
+    def _sum_of_lanes(self, lanes: Sequence[str]) -> str:
+        """Add up the sixteen sums of a row. This thread has four of them: two neighbours, and those 8 further."""
+        pair = [self._sum(lanes[e], lanes[2 + e]) for e in PAIR]
+        for distance in (2, 1):
+            pair = [self._sum(x, self._from_lane(x, distance)) for x in pair]
+        return self._sum(*pair)
+
+    def _join_row(self, row: int, top: str, base: str, found: str) -> tuple[str, str]:
+        """Join the sum of the weights of a split to those before. Return the factors of both. The second is NaN if `top` is NaN or
+        infinite, because a weight is then NaN."""
+        code = self.code
+        places = self.state[0][row], self.state[1][row]
+        before, weights = self.load_floats(places)
+        larger = self._larger(before, top)
+        ground = self._finite(larger)
+        earlier = exp_at_most_one(code, code.op(f"fsub float {before}, {ground}"))
+        wrong = code.op(f"fsub float {base}, {base}")
+        later = self._sum(exp_at_most_one(code, code.op(f"fsub float {top}, {ground}")), wrong)
+        self.store_floats([larger, self._joined(found, weights, (earlier, later))], places)
+        return earlier, later
+
+    def _joined(self, found: str, before: str, factors: tuple[str, str]) -> str:
+        return multiply_add(self.code, found, factors[1], self.code.op(f"fmul float {before}, {factors[0]}"), "float", 1)
+
+    def _check(self, found: Sequence[str]) -> None:
+        """Note if a mean is not finite. x - x is 0 only for finite x."""
+        code = self.code
+        total = self._folded([code.op(f"fsub float {x}, {x}") for x in found], self._sum)
+        with code.when(code.op(f"fcmp une float {total}, 0.0")):
+            code.op(f"atomicrmw or {SHARED} {self.broken}, i32 1 monotonic, align 4")
+
+    # --- the end ---------------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Divide the means of this thread's rows by the sums of their weights, and store the quotients. A product with a reciprocal of 64
+        bits is so near to the quotient that it rounds to the same f32, if this is not denormal: a quotient of f32 is never as near to the
+        middle between two f32."""
+        code, op = self.code, self.op
+        means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
+        for i, row in enumerate(self.own_rows):
+            reciprocal = code.op(f"fdiv double 1.0, {code.op(f'fpext float {sums[i]} to double')}")
+            own = self.gep(SHARED, self.c, self.plus(self.times(row, op.pitch * 4), self.times(self.quad, 8)))
+            for number in range(2 * i, len(means), 4):
+                wide = (code.op(f"fpext float {means[number + e]} to double") for e in PAIR)
+                pair = [code.op(f"fptrunc double {code.op(f'fmul double {x}, {reciprocal}')} to float") for x in wide]
+                self.store_vector(pair, own, str(number // 4 * EIGHT * 4))
+
+    # --- arithmetic ------------------------------------------------------------------------------------------------------
+
+    def _sum(self, a: str, b: str) -> str:
+        return self.code.op(f"fadd float {a}, {b}")
+
+    def _larger(self, a: str, b: str) -> str:
+        """Return the larger number, or NaN if either is NaN."""
+        return self.code.op(f"call float @llvm.maximum.f32(float {a}, float {b})")
+
+    def _finite(self, top: str) -> str:
+        """Return the largest score of a row, or 0 if the row sees no key, so that the weights of such a row are 0."""
+        return self.code.op(f"select i1 {self.code.op(f'fcmp oeq float {top}, {LOWEST}')}, float 0.0, float {top}")
+
+    def _folded(self, values: Sequence[str], combine: Callable[[str, str], str]) -> str:
+        """Combine values pairwise, so that few of them wait for each other."""
+        while len(values) > 1:
+            values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        return values[0]
+
+    def _from_lane(self, value: str, distance: int) -> str:
+        """Return the value of the lane whose number differs in the bit `distance`."""
+        return self.code.op(f"call float @llvm.nvvm.shfl.sync.bfly.f32(i32 -1, float {value}, i32 {distance}, i32 31)")
+
+    def _rounded(self, pair: Sequence[str]) -> str:
+        """Return two numbers, rounded to bf16, in one word."""
+        code, both = self.code, "poison"
+        for n, x in enumerate(pair):
+            both = code.op(f"insertelement <2 x float> {both}, float {x}, i32 {n}")
+        return code.op(f"bitcast <2 x bfloat> {code.op(f'fptrunc <2 x float> {both} to <2 x bfloat>')} to i32")
+
+    def _literal(self, value: float) -> str:
+        return float_literal(float(np.float32(value)))

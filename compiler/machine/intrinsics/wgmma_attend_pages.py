@@ -1,0 +1,196 @@
+"""Emit the copies of attention by `wgmma`: pages pass from global memory through stages, which are buffers in shared memory.
+
+The first warpgroup copies keys, the second one values, in chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived,
+another one that its values have. No thread signals that a stage may be filled again: the warpgroups take turns (wgmma_attend_code.py), and
+fill a stage when both have multiplied what it held. After the first warpgroup has multiplied the keys of turn t, both have multiplied those
+of turn t - 1, so it copies keys for turn t + 1 to their stage. After the second one has multiplied the keys of turn t, both have multiplied
+the values of turn t - 1. Instead of values that no row sees, zeros are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
+from compiler.machine.intrinsics.mma_pages import SPLIT
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
+from runtime.cache_groups import PAGE_SIZE as PAGE
+
+CHUNK = 16  # bytes
+KEYS, VALUES = 0, 1  # halves of a stage
+PAGES = SPLIT // PAGE  # number of pages of a split
+WARPGROUP = WARPS * LANES
+BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The number `name` + `const`, where `name` is a value from 0 to `bound` - 1. Constants are kept apart so that threads compute as few
+    addresses as possible."""
+
+    b: BlockCode
+    name: str
+    bound: int
+    const: int
+
+    def within(self, period: int) -> tuple[Number, Number]:
+        """Return the quotient and the remainder of a division."""
+        b, (quotient, rest) = self.b, divmod(self.const, period)
+        if rest + self.bound <= period:
+            return Number(b, "0", 1, quotient), Number(b, self.name, self.bound, rest)
+        if rest:
+            return Number(b, self.text(), self.const + self.bound, 0).within(period)
+        divided, left = (b.code.op(f"{operation} i64 {self.name}, {period}") for operation in ("udiv", "urem"))
+        return Number(b, divided, -(-self.bound // period), quotient), Number(b, left, period, 0)
+
+    def text(self) -> str:
+        return self.b.plus(self.name, str(self.const))
+
+
+class Pages(BlockCode):
+    def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(code)
+        self.op = op
+        self.stride, self.rows = str(dims[0]), str(dims[1])
+        self.low, self.high, self.starts, self.ends = (self.short(str(x)) for x in dims[2:])  # positions fit 32 bits
+        self.c, self.top, self.weights, self.broken, self.queries = (self.in_shared(p) for p in pointers[:5])
+        self.pools, self.tables = [self.in_global(p) for p in pointers[5:7]], self.in_global(pointers[7])
+        self.first, self.end = (self.in_shared(p) for p in pointers[8:])
+        # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
+        self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
+        self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
+        self.own = code.op(f"and i64 {self.thread}, {WARPGROUP - 1}")  # the number of the thread in its warpgroup
+        self.begin = code.op(f"udiv i32 {self.low}, {SPLIT}")
+        end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
+        splits = code.op(f"sub i32 {end}, {self.begin}")
+        self.splits = code.op(f"zext i32 {splits} to i64")  # turn t computes split `begin` + t, in stage t % stages
+
+    def short(self, value: str) -> str:
+        """Return a number in 32 bits."""
+        return value if value.isdigit() else self.code.op(f"trunc i64 {value} to i32")
+
+    def add(self, a: str, b: str) -> str:
+        return self.code.op(f"add i32 {a}, {b}")
+
+    def first_of(self, turn: str, of_split: int) -> str:
+        """Return the first position of a turn's split, or its first page, where a split has `of_split` positions or pages."""
+        return self.code.op(f"mul i32 {self.add(self.begin, self.short(turn))}, {of_split}")
+
+    # --- begin and end ---------------------------------------------------------------------------------------------------
+
+    def open_stages(self) -> None:
+        """Initialise the mbarriers, and wait until all threads see them."""
+        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
+            for place in self._barriers():
+                self.assembly(f"mbarrier.init.shared.b64 [$0], {WARPGROUP};", [("r", place)])
+        self.fence()  # the tensor cores read queries that threads have written
+        self.barrier()
+
+    def close_stages(self) -> None:
+        """Wait until both warpgroups have multiplied all stages, and end the mbarriers."""
+        self.barrier()
+        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
+            for place in self._barriers():
+                self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", place)])
+
+    # --- copies ----------------------------------------------------------------------------------------------------------
+
+    def find_pages(self, turn: str) -> list[str]:
+        """Load the number of the page of each chunk that this thread copies for a turn. A page of which no row sees a key may not exist;
+        its number is that of the nearest page that rows see."""
+        code = self.code
+        least, most = (code.op(f"udiv i32 {position}, {PAGE}") for position in (self.low, self.add(self.high, "-1")))
+        first = self.first_of(turn, PAGES)
+        loaded: dict[str, str] = {}
+        found: list[str] = []
+        for chunk in self._chunks:
+            page = chunk.within(self._per_page)[0].text()
+            if page not in loaded:
+                number = self.add(first, self.short(page))
+                near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
+                place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
+                loaded[page] = code.op(f"load i32, {GLOBAL} {place}, align 4")
+            found.append(loaded[page])
+        return found
+
+    def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
+        """Copy what this warpgroup copies for a turn: the first one copies keys, the second one values. `pages` are what `find_pages` has
+        found. Do nothing after the last turn."""
+        code = self.code
+        with code.when(code.op(f"icmp slt i64 {turn}, {self.splits}")):
+            code.either(self.is_second, lambda: self._copy_half(VALUES, turn, pages), lambda: self._copy_half(KEYS, turn, pages))
+
+    def _copy_half(self, half: int, turn: str, pages: Sequence[str]) -> None:
+        """Copy the keys or the values of a turn, and let the mbarrier count their arrival."""
+        code, to = self.code, self._half_of(half, turn)
+        for chunk, held in zip(self._chunks, pages, strict=True):
+            _, inside = chunk.within(self._per_page)
+            own = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
+            page = self.gep(GLOBAL, own, self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2))
+            source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
+            (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
+        self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
+
+    @property
+    def _chunks(self) -> list[Number]:
+        """The indices, within the keys or the values of a split, of the chunks that this thread copies."""
+        return [Number(self, self.own, WARPGROUP, n * WARPGROUP) for n in range(PAGES * self._per_page // WARPGROUP)]
+
+    @property
+    def _per_page(self) -> int:
+        """The number of chunks of a page."""
+        return PAGE * self.op.size * 2 // CHUNK
+
+    def _copy_keys(self, chunk: Number, source: str, to: str, turn: str) -> None:
+        """Copy one chunk: 8 keys of one element."""
+        op, code = self.op, self.code
+        page, inside = chunk.within(self._per_page)
+        element, half = inside.within(2)
+        block, column = page.within(LINE_BYTES // (2 * CHUNK))
+        swapped = code.op(f"xor i64 {code.op(f'xor i64 {half.text()}, {self.times(column.text(), 2)}')}, {element.within(EIGHT)[1].text()}")
+        place = self.plus(self.times(block.name, op.size * LINE_BYTES), self.times(element.name, LINE_BYTES))
+        own = self.gep(SHARED, to, self.plus(place, self.times(swapped, CHUNK)))
+        self.copy(self.gep(SHARED, own, str(block.const * op.size * LINE_BYTES + element.const * LINE_BYTES)), source)
+
+    def _copy_values(self, chunk: Number, source: str, to: str, turn: str) -> None:
+        """Copy one chunk: 8 elements of one value."""
+        op, code = self.op, self.code
+        key, column = chunk.within(op.size * 2 // CHUNK)
+        position = self.add(self.first_of(turn, SPLIT), self.short(key.text()))
+        distance, most = (code.op(f"sub i32 {x}, {self.low}") for x in (position, self.high))
+        is_seen = code.op(f"icmp ult i32 {distance}, {most}")
+        part, column = column.within(op.width // CHUNK)
+        swap = key.within(LINE_BYTES // op.width)[0].within(op.width // CHUNK)[1]
+        swapped = code.op(f"xor i64 {column.text()}, {swap.text()}")
+        place = self.plus(self.times(part.name, SPLIT * op.width), self.times(key.name, op.width))
+        own = self.gep(SHARED, to, self.plus(place, self.times(swapped, CHUNK)))
+        to = self.gep(SHARED, own, str(part.const * SPLIT * op.width + key.const * op.width))
+        self.copy(to, source, read=code.op(f"select i1 {is_seen}, i32 {CHUNK}, i32 0"))
+
+    # --- stages and their mbarriers --------------------------------------------------------------------------------------
+
+    def await_half(self, half: int, turn: str) -> str:
+        """Wait until the keys or the values of a turn have arrived. Return their address."""
+        code = self.code
+        uses = code.op(f"udiv i32 {code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")  # number of earlier turns with the same stage
+        self.await_phase(self._barrier_of(half, turn), code.op(f"and i32 {uses}, 1"))
+        self.fence()  # the tensor cores read what threads have copied
+        return self._half_of(half, turn)
+
+    def _half_of(self, half: int, turn: str) -> str:
+        at = self.plus(self.times(self._slot(turn), self.op.stage_bytes), str(half * self.op.half_bytes))
+        return self.gep(SHARED, self.c, at)
+
+    def _slot(self, turn: str) -> str:
+        """Return the number of the stage of a turn."""
+        return str(int(turn) % self.op.stages) if turn.isdigit() else self.code.op(f"urem i64 {turn}, {self.op.stages}")
+
+    def _barrier_of(self, half: int, turn: str) -> str:
+        """Return the address of an mbarrier."""
+        at = self.plus(self.times(self._slot(turn), BARRIER_BYTES), str(self.op.barriers_at + half * self.op.stages * BARRIER_BYTES))
+        return self.number_of(self.gep(SHARED, self.c, at))
+
+    def _barriers(self) -> list[str]:
+        return [self._barrier_of(half, str(stage)) for half in (KEYS, VALUES) for stage in range(self.op.stages)]

@@ -1,0 +1,108 @@
+"""Attention over bf16 pages by `wgmma`: it has the same bits as the kernel by `mma.sync`, alone and in every batch, and the software GPU
+notices mistakes in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.backends.cuda.schedule import rules
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics import wgmma_attend
+from compiler.machine.target import get
+from runtime.errors import DeviceFault
+from runtime.executable import Executable
+from runtime.session import Session
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+from tests.runtime.device.cuda.test_sabotage import Mistake
+from tests.runtime.device.cuda.test_tensor_attention import Case
+
+pytestmark = needs_pycuda
+
+# A chunk with more tokens than a tile has, whose tokens see two splits; a short prompt; decode steps; another chunk of a prompt.
+ROWS = (*((0, 110 + i) for i in range(37)), (1, 5), (1, 6), (2, 130), (1, 7), *((2, 131 + i) for i in range(6)))
+CASES = {
+    "two warpgroups": Case(rows=ROWS),
+    "an infinite value": Case(rows=ROWS, infinite=True),
+    "an infinite key": Case(heads=4, kv_heads=1, rows=ROWS[:12], infinite_key=True),
+    "a window, sinks, and heads that do not divide a tile": Case(heads=6, kv_heads=1, size=32, window=20, sinks=True, rows=ROWS),
+    "large heads": Case(heads=4, kv_heads=1, size=128, rows=ROWS[15:]),
+    "sizes that are not powers of two": Case(heads=4, kv_heads=1, size=80, rows=ROWS[30:]),
+    "one head": Case(heads=2, size=64, rows=ROWS[:-3]),
+}
+
+
+@cache
+def executable(program: str) -> Executable:
+    return compile_module(parse(program), Options(get("sm_90a")))
+
+
+def run(executable: Executable, arguments: list[Any], rows: slice = slice(None)) -> NDArray[np.float32]:
+    q, cache, tables, ids, at, *sinks = arguments
+    return Session(executable).call("main", q[rows], cache, tables, ids[rows], at[rows], *sinks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
+    case: Case, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, by_wgmma = case.arguments(), executable(case.program)
+    together = run(by_wgmma, arguments)
+    np.testing.assert_allclose(together, Interpreter(parse(case.program)).call("main", *arguments), atol=1.2e-2)
+    monkeypatch.setattr(rules, "schedule_warpgroup_attention", lambda prim, target: None)
+    np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), together)
+    for rows in (slice(0, 1), slice(5, 19), slice(len(case.rows) - 9, len(case.rows))):
+        np.testing.assert_array_equal(run(by_wgmma, arguments, rows), together[rows])
+
+
+def test_long_runs_use_wgmma() -> None:
+    assert b"wgmma.mma_async" in executable(CASES["two warpgroups"].program).object_code
+
+
+# --- planted mistakes ----------------------------------------------------------------------------------------------------
+
+# A run of a whole tile, with three splits, so that stages are used again. Tokens see the middle one whole.
+BROKEN = Case(heads=4, kv_heads=1, rows=tuple((0, 240 + i) for i in range(32)))
+AWAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
+FENCE = r"fence\.proxy\.async\.shared::cta;"
+OVERWRITES = "still reads|a race|a copy in flight is going to write"
+MISTAKES = {
+    "no fence between copied keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 1),
+    "no fence between copied values and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 2),
+    "keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 0),
+    "values multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 1),
+    "copies announced before they have ended": Mistake(
+        r"cp\.async\.mbarrier\.arrive\.noinc\.shared\.b64 ", "mbarrier.arrive.shared::cta.b64 _, ", "copy in flight"
+    ),
+    "fewer copies awaited than there are": Mistake(r"(mbarrier\.init\.shared\.b64 .*\]), 128;", r"\1, 64;", "more arrivals|in flight"),
+    "weights written without a fence of wgmma": Mistake(r"wgmma\.fence\.sync\.aligned;", "", "written after the last wgmma.fence", 1),
+    "scores read before their product has ended": Mistake(r"wgmma\.wait_group\.sync\.aligned 0;", "", "has not waited for", 0),
+    "means read before their product has ended": Mistake(r"wgmma\.wait_group\.sync\.aligned 0;", "", "has not waited for", 1),
+    "keys read as if they were not transposed": Mistake(r"(, 1, 1, 0), 1;", r"\1, 0;", "in flight"),
+    "a warpgroup that keeps its turn": Mistake(r"bar\.arrive %r\d+, 256;", "", "hang|misses threads", 1),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=list(MISTAKES))
+def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu) -> None:
+    kernel = executable(BROKEN.program)
+    with pytest.raises(DeviceFault):
+        run(replace(kernel, object_code=mistake.made_in(kernel.object_code.decode()).encode()), BROKEN.arguments())
+    assert re.search(mistake.fault, software_gpu.faults[-1]), software_gpu.faults[-1]
+
+
+def test_a_stage_that_is_filled_too_early_is_a_fault(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one stage, the first warpgroup overwrites keys that the second one has not multiplied."""
+    monkeypatch.setattr(wgmma_attend, "STAGES", 1)
+    with pytest.raises(DeviceFault):
+        run(compile_module(parse(BROKEN.program), Options(get("sm_90a"))), BROKEN.arguments())
+    assert re.search(OVERWRITES, software_gpu.faults[-1]), software_gpu.faults[-1]
