@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ class Costs:
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
     context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
+    pair_s: float = 0.0  # added by each pair of a prompt token and a token of context before its chunk
     max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
@@ -35,15 +37,16 @@ class Costs:
     def slower(self, factor: float) -> Costs:
         """Return costs of steps that take `factor` times as long."""
         prompt, decode = ({size: factor * seconds for size, seconds in costs.items()} for costs in (self.prompt, self.decode))
-        return replace(self, prompt=prompt, decode=decode, context_s=factor * self.context_s)
+        return replace(self, prompt=prompt, decode=decode, context_s=factor * self.context_s, pair_s=factor * self.pair_s)
 
-    def step_s(self, num_prompt: int, num_decode: int, num_context: int) -> float:
-        """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences."""
+    def step_s(self, num_prompt: int, num_decode: int, num_context: int, num_pairs: int = 0) -> float:
+        """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences, `num_pairs` the pairs of a prompt
+        token and a token of context before its chunk."""
         seconds = 0.0
         if num_decode:
             seconds = between(self.decode, num_decode) + self.context_s * max(0, num_context - NEAR * num_decode)
         if num_prompt:
-            seconds += between(self.prompt, num_prompt)
+            seconds += between(self.prompt, num_prompt) + self.pair_s * num_pairs
         if num_prompt and num_decode:
             seconds -= min(self.prompt[min(self.prompt)], self.decode[min(self.decode)])
         return seconds
@@ -51,7 +54,16 @@ class Costs:
     def prompt_s(self, num_tokens: int) -> float:
         """Return the seconds of a prompt that is computed alone, in steps of `max_tokens`."""
         num_steps, rest = divmod(num_tokens, self.max_tokens)
-        return num_steps * between(self.prompt, self.max_tokens) + (between(self.prompt, rest) if rest else 0.0)
+        num_pairs = self.max_tokens**2 * num_steps * (num_steps - 1) // 2 + num_steps * self.max_tokens * rest
+        computing_s = num_steps * between(self.prompt, self.max_tokens) + (between(self.prompt, rest) if rest else 0.0)
+        return computing_s + self.pair_s * num_pairs
+
+
+CostsAt = Callable[[float], tuple[Costs, float]]  # the costs at a time, and until when they hold
+
+
+def constant(costs: Costs) -> CostsAt:
+    return lambda _: (costs, inf)
 
 
 def between(costs: Mapping[int, float], size: int) -> float:
@@ -74,7 +86,14 @@ def measure(model: StepModel) -> Costs:
     far, most = min(FAR, limits.max_context), min(8, counts[-1])
     context_s = max(0.0, _seconds(model, most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
     token_bytes = sum(group.page_bytes // group.page_size for group in limits.groups if group.window is None)
-    return Costs(prompt, decode, context_s, limits.max_tokens, limits.max_seqs, _capacity(limits), token_bytes)
+    pair_s = _pair_s(model, prompt)
+    return Costs(prompt, decode, context_s, pair_s, limits.max_tokens, limits.max_seqs, _capacity(limits), token_bytes)
+
+
+def _pair_s(model: StepModel, prompt: Mapping[int, float]) -> float:
+    """Compare the second half of a prompt with the first: only the second has context before it."""
+    size = max((size for size in prompt if 2 * size <= min(model.limits.max_context, _capacity(model.limits))), default=0)
+    return max(0.0, _seconds(model, 1, size, 2 * size) - prompt[size]) / size**2 if size else 0.0
 
 
 def read(path: Path) -> Costs:
@@ -92,7 +111,7 @@ def read(path: Path) -> Costs:
         found.max_seqs,
         found.capacity,
     )
-    if not found.prompt or not found.decode or min(numbers) <= 0 or found.context_s < 0 or found.token_bytes < 0:
+    if not found.prompt or not found.decode or min(numbers) <= 0 or min(found.context_s, found.pair_s, found.token_bytes) < 0:
         raise ValueError(f"{path}: expected costs of prompts and of decoding, and limits, all above 0; measure them again")
     if found.max_seqs > found.max_tokens:
         raise ValueError(f"{path}: max_seqs is {found.max_seqs}; expected at most max_tokens, {found.max_tokens}")
