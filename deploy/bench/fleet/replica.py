@@ -187,7 +187,7 @@ class Replica:
             end_s = holds_until_s
 
     def _decode(self, until_s: float) -> int:
-        """Take the steps that only decode, until something changes: a sequence ends, a request arrives, or the costs. Return their number."""
+        """Take steps that only decode until a sequence ends, a request arrives or the costs change. Return their number."""
         num_decode = len(self._decoding)
         costs, holds_until_s = self._costs_at(self.now_s)
         step_s = costs.step_s(0, num_decode, self._num_context)

@@ -138,7 +138,9 @@ def texts_of(answer: httpx.Response) -> list[str]:
 def test_haproxy_gives_unanswered_requests_to_another_ingress(cache_folder: Path) -> None:
     """As the manifest configures it. HAProxy sends on requests that exceed its usual buffer of 16 KiB, too."""
     num = 8  # each of two ingresses has half of them
-    with running_fleet(cache_folder, {"replicas": POOL}, 2, deployments=[{"name": "Ingress", "num_replicas": 2}], has_haproxy=True) as fleet:
+    with running_fleet(
+        cache_folder, {"replicas": POOL}, 2, deployments=[{"name": "Ingress", "num_replicas": 2}], has_haproxy=True
+    ) as fleet:
         bodies = [{**LONG, "seed": seed} for seed in range(num)]
         undisturbed = [texts_of(httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=TIMEOUT_S)) for body in bodies]
         for num_bytes in (0, 100_000):

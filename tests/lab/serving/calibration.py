@@ -33,8 +33,8 @@ _NEW_SESSIONS = count(-1, -1)  # no trace has these
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`costs` and `ways_s` have an entry for each number of busy replicas, from one on. A way is what a request of one step took in addition
-    to the step."""
+    """`costs` and `ways_s` have an entry for each number of busy replicas, from one on. A way is what a request of one step took in
+    addition to the step."""
 
     costs: Sequence[Costs]
     ways_s: Sequence[Sequence[float]]

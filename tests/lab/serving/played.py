@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
@@ -102,7 +103,7 @@ async def decoding(urls: Sequence[str], model: str, num_new: int) -> AsyncGenera
             raise RuntimeError("a stream in the background has failed") from error
 
 
-def _stream(url: str, model: str, prompt: Sequence[int], num_new: int) -> AsyncGenerator[dict[str, object]]:
+def _stream(url: str, model: str, prompt: Sequence[int], num_new: int) -> AsyncGenerator[dict[str, Any]]:
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None, url
     fields = {"model": model, "temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}

@@ -4,9 +4,9 @@
                    difference is the way through the fleet: HAProxy or Ray's proxy, and the ingress
     N clients      tokens per second of the fleet, as a share of those of one server
 
-One server with all cores answers one client sooner than a replica with a part of them. That difference is printed separately. All three run
-in turns, and each figure is a median of the rounds. The whole fleet is on this machine: Ray's own processes, proxy, ingress and two replicas
-share the cores that the one server has for itself.
+One server with all cores answers one client sooner than a replica with a part of them. That difference is printed separately. All three
+run in turns, and each figure is a median of the rounds. The whole fleet is on this machine: Ray's own processes, proxy, ingress and two
+replicas share the cores that the one server has for itself.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ def run_round(server: OverHttp, replicas: Sequence[OverHttp], fleet: OverHttp, n
         targets = server, replicas[at % len(replicas)], fleet
         for place, (driver, found) in enumerate(zip(targets, streams, strict=True)):
             found += driver.run(prompts(f"{number} alone {at} {place}", 1, num_new))
-    alone = [
-        Alone(statistics.median(one.ttft_s for one in found) * 1e3, statistics.median(map(_per_token_s, found)) * 1e3) for found in streams
-    ]
-    return Round(*alone, *(_rate(driver, prompts(f"{number} {place}", num_clients, num_new)) for place, driver in ((0, server), (2, fleet))))
+    rates = [_rate(driver, prompts(f"{number} {place}", num_clients, num_new)) for place, driver in enumerate((server, fleet))]
+    return Round(_alone(streams[0]), _alone(streams[1]), _alone(streams[2]), server_rate=rates[0], fleet_rate=rates[1])
+
+
+def _alone(streams: Sequence[Stream]) -> Alone:
+    return Alone(statistics.median(one.ttft_s for one in streams) * 1e3, statistics.median(map(_per_token_s, streams)) * 1e3)
 
 
 def _rate(driver: OverHttp, together: Sequence[Prompt]) -> float:

@@ -74,8 +74,8 @@ def _costs_at(costs: Sequence[Costs], busy: Sequence[Sequence[tuple[float, float
 
 
 def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[float], tuple[int, float]]:
-    """Return a function from a time to the number of replicas that are busy then, and the time until which it stays the same. `busy` has the
-    spans of each replica."""
+    """Return a function from a time to the number of replicas that are busy then, and the time until which it stays the same. `busy` has
+    the spans of each replica."""
     changes = sorted((at_s, change) for spans in busy for began_s, end_s in spans for at_s, change in ((began_s, 1), (end_s, -1)))
     times, numbers = [at_s for at_s, _ in changes], [0, *accumulate(change for _, change in changes)]
 
@@ -87,8 +87,8 @@ def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[floa
 
 
 def firsts_of(outcome: Outcome, ways_s: Sequence[Sequence[float]]) -> list[float]:
-    """Return the times to the first token, with WAYS ways for each request. Its own replica is busy in addition to those that were busy just
-    before it came."""
+    """Return the times to the first token, with WAYS ways for each request. Its own replica is busy in addition to those that were busy
+    just before it came."""
     chance, num_busy = random.Random(3), num_busy_of(outcome.busy)
     return [
         first_s(job) + way_s
