@@ -6,6 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -78,22 +79,18 @@ def between(costs: Mapping[int, float], size: int) -> float:
     return costs[less] + (size - less) / (more - less) * (costs[more] - costs[less])
 
 
-def measure(model: StepModel) -> Costs:
-    limits = model.limits
-    prompt = {size: _seconds(model, 1, size, size) for size in sizes_of(largest_step(limits))}
+def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) -> Costs:
+    limits, seconds = model.limits, partial(_seconds, model, clock)
+    prompt = {size: seconds(1, size, size) for size in sizes_of(largest_step(limits))}
     counts = [count for count in DECODING if count <= limits.max_seqs]
-    decode = {count: _seconds(model, count, 1, NEAR) for count in counts}
+    decode = {count: seconds(count, 1, NEAR) for count in counts}
     far, most = min(FAR, limits.max_context), min(8, counts[-1])
-    context_s = max(0.0, _seconds(model, most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
+    context_s = max(0.0, seconds(most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
     token_bytes = sum(group.page_bytes // group.page_size for group in limits.groups if group.window is None)
-    pair_s = _pair_s(model, prompt)
+    # Compare the second half of a prompt with the first: only the second has context before it.
+    size = max((size for size in prompt if 2 * size <= min(limits.max_context, _capacity(limits))), default=0)
+    pair_s = max(0.0, seconds(1, size, 2 * size) - prompt[size]) / size**2 if size else 0.0
     return Costs(prompt, decode, context_s, pair_s, limits.max_tokens, limits.max_seqs, _capacity(limits), token_bytes)
-
-
-def _pair_s(model: StepModel, prompt: Mapping[int, float]) -> float:
-    """Compare the second half of a prompt with the first: only the second has context before it."""
-    size = max((size for size in prompt if 2 * size <= min(model.limits.max_context, _capacity(model.limits))), default=0)
-    return max(0.0, _seconds(model, 1, size, 2 * size) - prompt[size]) / size**2 if size else 0.0
 
 
 def read(path: Path) -> Costs:
@@ -122,13 +119,13 @@ def _capacity(limits: StepLimits) -> int:
     return min(group.num_pages * group.page_size for group in limits.groups if group.window is None)
 
 
-def _seconds(model: StepModel, num_seqs: int, num_each: int, context: int) -> float:
+def _seconds(model: StepModel, clock: Callable[[], float], num_seqs: int, num_each: int, context: int) -> float:
     """Return the median time of a step. The shortest time would be too short for a machine that also does other work."""
     batch, took_s = step_of(model.limits, num_seqs=num_seqs, num_each=num_each, context=context), list[float]()
     while len(took_s) < NUM_RUNS and sum(took_s) < ENOUGH_S:
-        began_s = time.perf_counter()
+        began_s = clock()
         model.download(model.run(batch))
-        took_s.append(time.perf_counter() - began_s)
+        took_s.append(clock() - began_s)
     return sorted(took_s)[len(took_s) // 2]
 
 

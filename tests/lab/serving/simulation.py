@@ -105,16 +105,23 @@ def figures_of(recording: Recording) -> list[Figure]:
     def rate(run: Sequence[Answered]) -> float:
         return num_new / (max(one.at_s + answer.whole_s for one, answer in zip(trace, run, strict=True)) - trace[0].at_s)
 
-    real_firsts, real_tokens = ([[getattr(one, name) for one in run] for run in runs] for name in ("first_s", "token_s"))
     hits = sum(job.num_cached for job in outcome.jobs) / num_prompt, sum(one.num_cached for one in runs[0]) / num_prompt
     return [
         _compared("tokens per second", num_new / (outcome.wall_s - trace[0].at_s), [rate(run) for run in runs], 1.0, ""),
+        *figures_of_times(firsts, tokens, runs),
+        Figure("prefix hits", hits[0], "of prompt tokens", note=f"measured {hits[1]:.3f}"),
+    ]
+
+
+def figures_of_times(firsts_s: Sequence[float], tokens_s: Sequence[float], runs: Sequence[Sequence[Answered]]) -> list[Figure]:
+    """Compare predicted times to first tokens, and per token, with those of real runs."""
+    real_firsts, real_tokens = ([[getattr(one, name) for one in run] for run in runs] for name in ("first_s", "token_s"))
+    return [
         *(
-            _compared(f"first token, {name}", percentile(firsts, share), [percentile(run, share) for run in real_firsts], 1e3, " ms")
+            _compared(f"first token, {name}", percentile(firsts_s, share), [percentile(run, share) for run in real_firsts], 1e3, " ms")
             for name, share in (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
         ),
-        _compared("token, median", percentile(tokens, 0.5), [percentile(run, 0.5) for run in real_tokens], 1e3, " ms"),
-        Figure("prefix hits", hits[0], "of prompt tokens", note=f"measured {hits[1]:.3f}"),
+        _compared("token, median", percentile(tokens_s, 0.5), [percentile(run, 0.5) for run in real_tokens], 1e3, " ms"),
     ]
 
 
