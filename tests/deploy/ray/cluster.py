@@ -219,7 +219,15 @@ def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[by
         )
         if is_head:
             _wait_for_port(address)
+    _wait_for_health(address, start)
     return address
+
+
+def _wait_for_health(address: str, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Wait until Ray's control store answers. On a busy machine that takes longer than `serve run` waits."""
+    end_s = time.monotonic() + START_S
+    while start(RAY, "health-check", "--address", address).wait():
+        assert time.monotonic() < end_s, f"the control store of Ray at {address} does not answer"
 
 
 def _wait_for_port(address: str) -> None:
