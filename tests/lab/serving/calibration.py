@@ -5,8 +5,8 @@ while two are, and so on up to all: the others decode meanwhile, which is what r
 see. A time of the whole request consists of the step, and of a way (HTTP, proxy, ingress, processes that wake up).
 
 Other work on this machine comes and goes, so `Calibration.add` is called several times between the runs that it is to explain. It measures
-everything once or twice, in a random order. A cost is the mean of the middle half of its samples: a median would hide that of three
-processes on two cores one waits while two run.
+everything once or twice, in a random order. A cost is the mean of the middle half of its samples. Where three processes share two cores,
+one waits while two run, and a median would be the time of those that run.
 """
 
 from __future__ import annotations

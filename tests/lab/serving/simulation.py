@@ -33,7 +33,7 @@ from deploy.bench.fleet.traces import TRACES, Arrival, Shape
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import percentile
 from tests.deploy.ray.cluster import running_fleet
-from tests.lab.serving.calibration import Calibration, Measured
+from tests.lab.serving.calibration import Calibration
 from tests.lab.serving.played import Answered, play, salted
 
 NAME = "bench"
@@ -149,7 +149,7 @@ def recorded(options: argparse.Namespace) -> Recording:
             calibration.add()
             runs.append(play(cluster.url, NAME, salted(trace, number))[0])
         calibration.add()
-    measured: Measured = calibration.measured(MAX_SEQS)
+    measured = calibration.measured(MAX_SEQS)
     return Recording(trace, runs, list(measured.costs), [list(ways_s) for ways_s in measured.ways_s])
 
 
