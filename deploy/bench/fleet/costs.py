@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -27,6 +29,7 @@ class Costs:
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
     context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
+    pair_s: float = 0.0  # added by each pair of a prompt token and a token of context before its chunk
     max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64
     capacity: int = 65536  # tokens whose pages fit into memory
@@ -35,15 +38,16 @@ class Costs:
     def slower(self, factor: float) -> Costs:
         """Return costs of steps that take `factor` times as long."""
         prompt, decode = ({size: factor * seconds for size, seconds in costs.items()} for costs in (self.prompt, self.decode))
-        return replace(self, prompt=prompt, decode=decode, context_s=factor * self.context_s)
+        return replace(self, prompt=prompt, decode=decode, context_s=factor * self.context_s, pair_s=factor * self.pair_s)
 
-    def step_s(self, num_prompt: int, num_decode: int, num_context: int) -> float:
-        """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences."""
+    def step_s(self, num_prompt: int, num_decode: int, num_context: int, num_pairs: int = 0) -> float:
+        """Return the seconds of a step. `num_context` counts the tokens before all decoding sequences, `num_pairs` the pairs of a prompt
+        token and a token of context before its chunk."""
         seconds = 0.0
         if num_decode:
             seconds = between(self.decode, num_decode) + self.context_s * max(0, num_context - NEAR * num_decode)
         if num_prompt:
-            seconds += between(self.prompt, num_prompt)
+            seconds += between(self.prompt, num_prompt) + self.pair_s * num_pairs
         if num_prompt and num_decode:
             seconds -= min(self.prompt[min(self.prompt)], self.decode[min(self.decode)])
         return seconds
@@ -51,7 +55,16 @@ class Costs:
     def prompt_s(self, num_tokens: int) -> float:
         """Return the seconds of a prompt that is computed alone, in steps of `max_tokens`."""
         num_steps, rest = divmod(num_tokens, self.max_tokens)
-        return num_steps * between(self.prompt, self.max_tokens) + (between(self.prompt, rest) if rest else 0.0)
+        num_pairs = self.max_tokens**2 * num_steps * (num_steps - 1) // 2 + num_steps * self.max_tokens * rest
+        computing_s = num_steps * between(self.prompt, self.max_tokens) + (between(self.prompt, rest) if rest else 0.0)
+        return computing_s + self.pair_s * num_pairs
+
+
+CostsAt = Callable[[float], tuple[Costs, float]]  # the costs at a time, and until when they hold
+
+
+def constant(costs: Costs) -> CostsAt:
+    return lambda _: (costs, inf)
 
 
 def between(costs: Mapping[int, float], size: int) -> float:
@@ -66,15 +79,18 @@ def between(costs: Mapping[int, float], size: int) -> float:
     return costs[less] + (size - less) / (more - less) * (costs[more] - costs[less])
 
 
-def measure(model: StepModel) -> Costs:
-    limits = model.limits
-    prompt = {size: _seconds(model, 1, size, size) for size in sizes_of(largest_step(limits))}
+def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) -> Costs:
+    limits, seconds = model.limits, partial(_seconds, model, clock)
+    prompt = {size: seconds(1, size, size) for size in sizes_of(largest_step(limits))}
     counts = [count for count in DECODING if count <= limits.max_seqs]
-    decode = {count: _seconds(model, count, 1, NEAR) for count in counts}
+    decode = {count: seconds(count, 1, NEAR) for count in counts}
     far, most = min(FAR, limits.max_context), min(8, counts[-1])
-    context_s = max(0.0, _seconds(model, most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
+    context_s = max(0.0, seconds(most, 1, far) - decode[most]) / (most * max(1, far - NEAR))
     token_bytes = sum(group.page_bytes // group.page_size for group in limits.groups if group.window is None)
-    return Costs(prompt, decode, context_s, limits.max_tokens, limits.max_seqs, _capacity(limits), token_bytes)
+    # Compare the second half of a prompt with the first: only the second has context before it.
+    size = max((size for size in prompt if 2 * size <= min(limits.max_context, _capacity(limits))), default=0)
+    pair_s = max(0.0, seconds(1, size, 2 * size) - prompt[size]) / size**2 if size else 0.0
+    return Costs(prompt, decode, context_s, pair_s, limits.max_tokens, limits.max_seqs, _capacity(limits), token_bytes)
 
 
 def read(path: Path) -> Costs:
@@ -92,7 +108,7 @@ def read(path: Path) -> Costs:
         found.max_seqs,
         found.capacity,
     )
-    if not found.prompt or not found.decode or min(numbers) <= 0 or found.context_s < 0 or found.token_bytes < 0:
+    if not found.prompt or not found.decode or min(numbers) <= 0 or min(found.context_s, found.pair_s, found.token_bytes) < 0:
         raise ValueError(f"{path}: expected costs of prompts and of decoding, and limits, all above 0; measure them again")
     if found.max_seqs > found.max_tokens:
         raise ValueError(f"{path}: max_seqs is {found.max_seqs}; expected at most max_tokens, {found.max_tokens}")
@@ -103,13 +119,13 @@ def _capacity(limits: StepLimits) -> int:
     return min(group.num_pages * group.page_size for group in limits.groups if group.window is None)
 
 
-def _seconds(model: StepModel, num_seqs: int, num_each: int, context: int) -> float:
+def _seconds(model: StepModel, clock: Callable[[], float], num_seqs: int, num_each: int, context: int) -> float:
     """Return the median time of a step. The shortest time would be too short for a machine that also does other work."""
     batch, took_s = step_of(model.limits, num_seqs=num_seqs, num_each=num_each, context=context), list[float]()
     while len(took_s) < NUM_RUNS and sum(took_s) < ENOUGH_S:
-        began_s = time.perf_counter()
+        began_s = clock()
         model.download(model.run(batch))
-        took_s.append(time.perf_counter() - began_s)
+        took_s.append(clock() - began_s)
     return sorted(took_s)[len(took_s) // 2]
 
 
@@ -121,6 +137,7 @@ SMOLLM2 = Costs(
     prompt={1: 0.00457, 4: 0.00581, 16: 0.0190, 64: 0.0712, 256: 0.253, 512: 0.573},
     decode={1: 0.00513, 2: 0.00519, 4: 0.00686, 8: 0.0119, 16: 0.0231, 32: 0.0440, 64: 0.0869},
     context_s=1.26e-6,
+    pair_s=8.8e-7,
     max_tokens=512,
     max_seqs=64,
     capacity=2912 * 16,

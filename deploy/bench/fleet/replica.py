@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
-from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.costs import Costs, CostsAt, constant
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
 from server.engine.scheduling.pace import Measured, Pace
 from server.load_settings import MAX_GAP_MS
@@ -53,9 +53,9 @@ class Prefixes:
 
 
 class Replica:
-    """`costs_at` gives the costs at a time where they change, as on a machine that replicas share; they have the limits of `costs`."""
+    """`costs_at` gives the costs where they change, as on a machine that replicas share; they have the limits of `costs`."""
 
-    def __init__(self, name: str, costs: Costs, costs_at: Callable[[float], Costs] | None = None) -> None:
+    def __init__(self, name: str, costs: Costs, costs_at: CostsAt | None = None) -> None:
         self.name = name
         self.now_s = 0.0
         self.is_up = True
@@ -63,7 +63,7 @@ class Replica:
         self.busy: list[tuple[float, float]] = []  # the spans of time in which it computed
         self.num_coming = 0  # jobs whose pages are on the way
         self._costs = costs
-        self._costs_at = costs_at or (lambda _: costs)
+        self._costs_at = costs_at or constant(costs)
         self._restart()
 
     def _restart(self) -> None:
@@ -150,24 +150,22 @@ class Replica:
 
     def _step(self, until_s: float) -> None:
         num_decode = len(self._decoding)
-        budget, done, num_prompt = self._pace.prefill_budget(num_decode) if self._prompts else 0, list[Job](), 0
+        budget, done = self._pace.prefill_budget(num_decode) if self._prompts else 0, list[Job]()
+        num_prompt = num_pairs = 0
         for job in self._prompts:
             if num_prompt >= budget:
                 break
             count = min(job.left, budget - num_prompt)
+            num_pairs += count * (job.arrival.num_prompt - job.left)
             job.left -= count
             num_prompt += count
             if not job.left:
                 done.append(job)
-        costs = self._costs_at(self.now_s)
-        step_s = costs.step_s(num_prompt, num_decode, self._num_context)
-        num_steps = 1
-        if not num_prompt:  # nothing changes until the first sequence ends or a request arrives
-            until_end = self._decoding[0][0] - self._num_steps
-            until_arrival = ceil((until_s - self.now_s) / step_s) if until_s < float("inf") else until_end
-            num_steps = max(1, min(until_end, until_arrival))
-            step_s += costs.context_s * num_decode * (num_steps - 1) / 2  # contexts grow meanwhile
-        self._compute(num_steps * step_s)
+        if num_prompt:
+            num_steps = 1
+            self._compute(self._duration_s(num_prompt, num_decode, num_pairs))
+        else:
+            num_steps = self._decode(until_s)
         if num_decode:
             self._num_steps += num_steps
             self._num_context += num_steps * num_decode
@@ -176,6 +174,31 @@ class Replica:
         for job in done:
             self._prompts.remove(job)
             self._begin(job)
+
+    def _duration_s(self, num_prompt: int, num_decode: int, num_pairs: int) -> float:
+        """Return how long a step takes. While the costs change, a part of the step takes a part of each of its durations."""
+        left, end_s = 1.0, self.now_s
+        while True:
+            costs, holds_until_s = self._costs_at(end_s)
+            whole_s = costs.step_s(num_prompt, num_decode, self._num_context, num_pairs)
+            if end_s + left * whole_s <= holds_until_s:
+                return end_s + left * whole_s - self.now_s
+            left -= (holds_until_s - end_s) / whole_s
+            end_s = holds_until_s
+
+    def _decode(self, until_s: float) -> int:
+        """Take steps that only decode until a sequence ends, a request arrives or the costs change. Return their number."""
+        num_decode = len(self._decoding)
+        costs, holds_until_s = self._costs_at(self.now_s)
+        step_s = costs.step_s(0, num_decode, self._num_context)
+        num_steps, changes_s = self._decoding[0][0] - self._num_steps, min(until_s, holds_until_s)
+        if changes_s < inf:
+            num_steps = min(num_steps, ceil((changes_s - self.now_s) / step_s))
+        if num_steps <= 1:
+            self._compute(self._duration_s(0, num_decode, 0))
+            return 1
+        self._compute(num_steps * (step_s + costs.context_s * num_decode * (num_steps - 1) / 2))  # contexts grow meanwhile
+        return num_steps
 
     def _compute(self, seconds: float) -> None:
         began_s = self.busy.pop()[0] if self.busy and self.busy[-1][1] == self.now_s else self.now_s

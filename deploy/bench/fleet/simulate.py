@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.costs import Costs, CostsAt
 from deploy.bench.fleet.policies import Cell
 from deploy.bench.fleet.replica import Job, Replica
 from deploy.bench.fleet.scaling import LOOK_S, Scaler
@@ -40,7 +40,7 @@ class Plan:
     policy: str = "prefix"
     most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
-    costs_at: Callable[[float], Costs] | None = None  # the costs at a time, where they change
+    costs_at: CostsAt | None = None  # the costs where they change
     network: Network | None = None  # None: replicas give each other no pages
     num_prefill: int = 0  # replicas of each cell that only compute long prompts
 

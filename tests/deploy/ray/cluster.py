@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from tests.conftest import ROOT
 from tests.network import Machine
 
 MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one fleet
+MANIFEST = ROOT / "deploy" / "ray" / "rayservice.yaml"
 RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
 START_S = 900.0
 FAILED = b"Exception importing application"  # what Ray writes when a fleet will never start
@@ -68,6 +70,14 @@ class Cluster:
         """Return the process ids of the actors with Ray's own proxies."""
         return self.processes(b"ray::ProxyActor")
 
+    def num_balanced(self) -> int:
+        """Return among how many ingresses HAProxy distributes requests."""
+        with suppress(httpx.HTTPError):
+            page = httpx.get(f"http://127.0.0.1:{self.environment['RAY_SERVE_HAPROXY_STATS_PORT']}/stats;csv", timeout=30).text
+            rows = [*csv.DictReader(page.splitlines())]
+            return sum(row["svname"] != "BACKEND" and row["act"] == "1" and row["status"].startswith("UP") for row in rows)
+        return 0
+
     def wait_for(self, num_servers: int) -> None:
         """Wait until so many replicas answer."""
         end_s = time.monotonic() + START_S
@@ -82,6 +92,23 @@ class Cluster:
     def processes(self, *words: bytes) -> list[int]:
         """Return the process ids of the fleet whose command lines have these words."""
         return [pid for pid, line in marked(self.mark) if all(word in line for word in words)]
+
+
+def haproxy_environment(folder: Path) -> dict[str, str]:
+    """Return the variables of the manifest that make Ray use HAProxy, and further ones that give it files and ports of its own, so that
+    several fleets can run on this machine."""
+    (container,) = yaml.safe_load(MANIFEST.read_text())["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    shipped = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("RAY_SERVE_")}
+    own = {
+        "CONFIG_FILE_LOC": folder / "haproxy.cfg",
+        "SOCKET_PATH": folder / "admin.sock",
+        "METRICS_SOCKET_PATH": folder / "metrics.sock",
+        "SERVER_STATE_BASE": folder,
+        "SERVER_STATE_FILE": folder / "server-state",
+        "METRICS_PORT": _free_port(),
+        "STATS_PORT": _free_port(),
+    }
+    return shipped | {f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in own.items()}
 
 
 def _address_of(pid: int) -> str | None:
@@ -128,7 +155,8 @@ def running_fleet(
     has_haproxy: bool = False,
 ) -> Generator[Cluster]:
     """Run a fleet until `num_servers` replicas answer. `nodes`: those of its Ray, the head first; one node by default. `deployments`:
-    further entries of its configuration file. `has_haproxy`: HAProxy passes the bytes in place of Ray's own proxy."""
+    further entries of its configuration file. `has_haproxy`: HAProxy passes the bytes in place of Ray's own proxy, configured as in the
+    manifest."""
     folder, mark = Path(tempfile.mkdtemp(prefix="fleet-")), secrets.token_hex(8)
     port = _free_port()
     application = {"name": "relaxserve", "route_prefix": "/", "import_path": "deploy.ray.app:app", "args": {"pools": dict(pools)}}
@@ -146,7 +174,7 @@ def running_fleet(
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
         "RAY_AUTH_MODE": "disabled",  # otherwise Ray writes a token into the home folder
-        "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
+        **(haproxy_environment(folder) if has_haproxy else {}),
     }
     log = folder / "log"
     with ExitStack() as started, log.open("wb") as output:
@@ -191,7 +219,15 @@ def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[by
         )
         if is_head:
             _wait_for_port(address)
+    _wait_for_health(address, start)
     return address
+
+
+def _wait_for_health(address: str, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Wait until Ray's control store answers. On a busy machine that takes longer than `serve run` waits."""
+    end_s = time.monotonic() + START_S
+    while start(RAY, "health-check", "--address", address).wait():
+        assert time.monotonic() < end_s, f"the control store of Ray at {address} does not answer"
 
 
 def _wait_for_port(address: str) -> None:

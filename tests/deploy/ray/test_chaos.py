@@ -6,6 +6,7 @@ Streams outlive everything behind the ingress. A stream whose ingress or proxy d
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -54,10 +55,14 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def unanswered(fleet: Cluster, num: int) -> list[int]:
-    """Send long requests that are answered in one piece, and kill an ingress as soon as servers compute. Return the statuses."""
-    async with httpx.AsyncClient(base_url=fleet.url, timeout=TIMEOUT_S, trust_env=False) as client:
-        asked = [asyncio.create_task(client.post("/v1/completions", json={**LONG, "seed": seed})) for seed in range(num)]
+async def unanswered(fleet: Cluster, num: int, num_bytes: int = 0) -> list[httpx.Response]:
+    """Send long requests of at least `num_bytes` bytes that are answered in one piece, and kill an ingress as soon as servers compute.
+    Return the answers."""
+    bodies = [json.dumps({**LONG, "seed": seed}).ljust(num_bytes) for seed in range(num)]
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+        headers = {"content-type": "application/json"}
+        asked = [asyncio.create_task(client.post("/v1/completions", content=body, headers=headers)) for body in bodies]
         urls = [*fleet.servers().values()]
 
         def is_reached() -> bool:
@@ -66,7 +71,7 @@ async def unanswered(fleet: Cluster, num: int) -> list[int]:
         await asyncio.to_thread(wait_until, is_reached, "servers compute all requests")
         kill(fleet.ingresses()[:1])
         assert not any(one.done() for one in asked), "requests had ended before the blow"
-        return [answer.status_code for answer in await asyncio.gather(*asked)]
+        return await asyncio.gather(*asked)
 
 
 async def broken(url: str, num: int, strike: Callable[[], None]) -> list[tuple[bytes, Exception | None]]:
@@ -121,8 +126,28 @@ def test_what_is_in_front_dies(fleet: Cluster, parts: Callable[[Cluster], list[i
 
 def test_requests_whose_ingress_dies_are_refused(fleet: Cluster) -> None:
     """Ray's own proxy writes the status, and sends nothing again."""
-    assert {*asyncio.run(unanswered(fleet, 4))} <= {500, 503}
+    assert {answer.status_code for answer in asyncio.run(unanswered(fleet, 4))} <= {500, 503}
     assert 200 in first_answer(fleet)
+
+
+def texts_of(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+def test_haproxy_gives_unanswered_requests_to_another_ingress(cache_folder: Path) -> None:
+    """As the manifest configures it. HAProxy sends on requests that exceed its usual buffer of 16 KiB, too."""
+    num = 8  # each of two ingresses has half of them
+    with running_fleet(
+        cache_folder, {"replicas": POOL}, 2, deployments=[{"name": "Ingress", "num_replicas": 2}], has_haproxy=True
+    ) as fleet:
+        bodies = [{**LONG, "seed": seed} for seed in range(num)]
+        undisturbed = [texts_of(httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=TIMEOUT_S)) for body in bodies]
+        for num_bytes in (0, 100_000):
+            wait_until(lambda: fleet.num_balanced() == len(fleet.ingresses()) == 2, "HAProxy distributes requests among two ingresses")
+            before = generated(fleet)
+            assert [texts_of(answer) for answer in asyncio.run(unanswered(fleet, num, num_bytes))] == undisturbed
+            assert generated(fleet) - before > num * LONG["n"] * LONG["max_tokens"], "no request was computed twice"
 
 
 @pytest.mark.parametrize("parts", [lambda fleet: [*fleet.servers()], Cluster.actors], ids=["server", "actor"])

@@ -17,7 +17,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 
 from deploy import demo
@@ -27,7 +26,7 @@ from deploy.bench.serving.drive import served
 from deploy.settings import num_bytes
 from server.models.state import ModelSpec
 from tests.deploy.ray.cluster import running_fleet
-from tests.lab.serving.played import Answered, play
+from tests.lab.serving.played import Answered, play, salted
 
 NAME = "bench"
 LEAST_SHARE = 0.9  # goal for the hits of the fleet, relative to those of one large replica
@@ -37,15 +36,6 @@ def trace_of(shape: Shape, most: int, faster: float) -> list[Arrival]:
     """Return the requests of at most `most` tokens. Real answers differ from those of the trace, so no prompt is made to contain one."""
     made = [one for one in sessions(shape) if one.num_prompt + one.num_new <= most]
     return [replace(one, at_s=one.at_s / faster, keys_after=()) for one in made]
-
-
-def salted(trace: Sequence[Arrival], salt: str) -> list[Arrival]:
-    """Return the same trace with other tokens, for caches that already have the prompts of the first one."""
-
-    def of(key: bytes) -> bytes:
-        return blake2b(key, digest_size=len(key), key=salt.encode()).digest()
-
-    return [replace(one, keys=tuple(map(of, one.keys))) for one in trace]
 
 
 def hits(trace: Sequence[Arrival], answers: Sequence[Answered]) -> float:
@@ -93,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     pool = {"models": [{"source": options.model, "name": NAME, "kv_cache_bytes": size}], "num_cpus": 0.1, **bounds}
     with running_fleet(cache, {"replicas": pool}, options.replicas) as cluster:
         routed = hits(trace, play(cluster.url, NAME, trace)[0])
-        other = salted(trace, "in turn")
+        other = salted(trace, 1)
         first, *others = cluster.servers().values()
         in_turn = hits(other, play(first, NAME, other, *others)[0])
     report(figures_of(one, routed, in_turn, options.replicas, trace), as_json=options.json)

@@ -1,10 +1,12 @@
 """`python -m tests.lab ray-fleet`: what a fleet of two replicas on Ray Serve costs, beside one server on the same cores.
 
-    one client     time to the first token, and time per token, through the fleet and without it
+    one client     time to the first token, and time per token: through the fleet, and from the servers of its replicas directly. So the
+                   difference is the way through the fleet: HAProxy or Ray's proxy, and the ingress
     N clients      tokens per second of the fleet, as a share of those of one server
 
-Server and fleet run in turns, and each figure is a median of the rounds. The whole fleet is on this machine: Ray's own processes, proxy,
-ingress and two replicas share the cores that the one server has for itself.
+One server with all cores answers one client sooner than a replica with a part of them. That difference is printed separately. All three
+run in turns, and each figure is a median of the rounds. The whole fleet is on this machine: Ray's own processes, proxy, ingress and two
+replicas share the cores that the one server has for itself.
 """
 
 from __future__ import annotations
@@ -28,56 +30,75 @@ NAME = "bench"
 PROMPT_TOKENS = 64
 VOCAB = 200  # ids that every model has
 FIRST_MS, TOKEN_MS, SHARE = 3.0, 0.2, 0.95
+NUM_ALONE = 8  # prompts of one client in a round
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What one client sees of one target: medians."""
+
+    first_ms: float
+    token_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    first_ms: float
-    token_ms: float
-    tokens_per_s: float
+    server: Alone  # with all cores
+    replica: Alone  # the servers of the fleet, directly and in turn
+    fleet: Alone
+    server_rate: float  # tokens per second of all clients
+    fleet_rate: float
 
 
-def prompts(seed: int, count: int, num_new: int) -> list[Prompt]:
+def prompts(seed: str, count: int, num_new: int) -> list[Prompt]:
     """Return prompts that share no prefix with others."""
     return [Prompt(tuple(random.Random(f"{seed} {at}").choices(range(3, VOCAB), k=PROMPT_TOKENS)), num_new) for at in range(count)]
 
 
-def run_round(driver: OverHttp, seed: int, num_clients: int, num_new: int) -> Round:
-    alone = [driver.run(prompts(seed + at, 1, num_new))[0] for at in range(4)]
+def run_round(server: OverHttp, replicas: Sequence[OverHttp], fleet: OverHttp, number: int, num_clients: int, num_new: int) -> Round:
+    streams: list[list[Stream]] = [[], [], []]
+    for at in range(NUM_ALONE):
+        targets = server, replicas[at % len(replicas)], fleet
+        for place, (driver, found) in enumerate(zip(targets, streams, strict=True)):
+            found += driver.run(prompts(f"{number} alone {at} {place}", 1, num_new))
+    rates = [_rate(driver, prompts(f"{number} {place}", num_clients, num_new)) for place, driver in enumerate((server, fleet))]
+    return Round(_alone(streams[0]), _alone(streams[1]), _alone(streams[2]), server_rate=rates[0], fleet_rate=rates[1])
+
+
+def _alone(streams: Sequence[Stream]) -> Alone:
+    return Alone(statistics.median(one.ttft_s for one in streams) * 1e3, statistics.median(map(_per_token_s, streams)) * 1e3)
+
+
+def _rate(driver: OverHttp, together: Sequence[Prompt]) -> float:
     began_s = time.perf_counter()
-    together = driver.run(prompts(seed + 100, num_clients, num_new))
-    took_s = time.perf_counter() - began_s
-    return Round(
-        statistics.median(stream.ttft_s for stream in alone) * 1e3,
-        statistics.median(_per_token_s(stream) for stream in alone) * 1e3,
-        sum(stream.num_tokens for stream in together) / took_s,
-    )
+    streams = driver.run(together)
+    return sum(stream.num_tokens for stream in streams) / (time.perf_counter() - began_s)
 
 
 def _per_token_s(stream: Stream) -> float:
     return (stream.times_s[-1] - stream.times_s[0]) / max(1, stream.num_tokens - 1)
 
 
-def figures_of(one: Sequence[Round], fleet: Sequence[Round], num_clients: int) -> list[Figure]:
-    def median(name: str, rounds: Sequence[Round]) -> float:
-        return statistics.median(getattr(found, name) for found in rounds)
+def figures_of(rounds: Sequence[Round], num_clients: int) -> list[Figure]:
+    median = statistics.median
 
-    def of(name: str) -> tuple[float, float]:
-        return median(name, one), median(name, fleet)
+    def added(name: str, before: str) -> tuple[float, str]:
+        pairs = [(getattr(one.fleet, name), getattr(getattr(one, before), name)) for one in rounds]
+        return median(a - b for a, b in pairs), f"{median(a for a, _ in pairs):.3f} ms, without {median(b for _, b in pairs):.3f}"
 
-    (first, first_fleet), (token, token_fleet) = of("first_ms"), of("token_ms")
-    share = statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in zip(one, fleet, strict=True))
-    rate, rate_fleet = of("tokens_per_s")
+    first, token, beside = added("first_ms", "replica"), added("token_ms", "replica"), added("first_ms", "server")
+    rates = median(one.fleet_rate for one in rounds), median(one.server_rate for one in rounds)
     return [
-        Figure("added time to the first token", first_fleet - first, "ms", FIRST_MS, note=f"{first_fleet:.2f} ms, without {first:.2f}"),
-        Figure("added time per token", token_fleet - token, "ms", TOKEN_MS, note=f"{token_fleet:.3f} ms, without {token:.3f}"),
+        Figure("added time to the first token", first[0], "ms", FIRST_MS, note=first[1]),
+        Figure("added time per token", token[0], "ms", TOKEN_MS, note=token[1]),
+        Figure("first token beside a server with all cores", beside[0], "ms", note=beside[1]),
         Figure(
             f"throughput, {num_clients} clients",
-            share,
+            median(one.fleet_rate / one.server_rate for one in rounds),
             "of one server",
             SHARE,
             at_least=True,
-            note=f"{rate_fleet:.0f} tokens/s, {rate:.0f}",
+            note=f"{rates[0]:.0f} tokens/s, {rates[1]:.0f}",
         ),
     ]
 
@@ -96,9 +117,6 @@ def main(arguments: Sequence[str]) -> None:
     cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
     pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1}
     with served(ModelSpec(NAME, options.model)) as url, running_fleet(cache, {"replicas": pool}, 2, has_haproxy=options.haproxy) as cluster:
-        drivers = [OverHttp(address, NAME, temperature=0.0) for address in (url, cluster.url)]
-        rounds: list[list[Round]] = [[], []]
-        for at in range(options.rounds + 1):
-            for driver, found in zip(drivers, rounds, strict=True):
-                found.append(run_round(driver, 1000 * (at + 1), options.clients, options.tokens))
-    report(figures_of(rounds[0][1:], rounds[1][1:], options.clients), as_json=options.json)  # the first round warms up
+        server, fleet, *replicas = (OverHttp(one, NAME, temperature=0.0) for one in (url, cluster.url, *cluster.servers().values()))
+        rounds = [run_round(server, replicas, fleet, number, options.clients, options.tokens) for number in range(options.rounds + 1)]
+    report(figures_of(rounds[1:], options.clients), as_json=options.json)  # the first round warms up

@@ -1,129 +1,156 @@
 """`python -m tests.lab simulation`: how well `relaxserve bench fleet --simulate` predicts a real fleet on this machine.
 
-Replicas share the cores of this machine with each other, with Ray and with the clients. So the times of steps are measured, as clients see
-them, while one replica is busy, while two are, and so on up to all. A simulated step takes the time that was measured with as many busy
-replicas. A request also takes time on its way through the fleet (HTTP, ingress, processes that wake up). This overhead is measured with
-short requests at random times; one of the measured values, drawn at random, is added to each simulated time to a first token. Then another
-trace is sent to the fleet, and simulated. Each figure is the difference of the prediction from the measurement, as a share of the latter.
+`tests/lab/serving/calibration.py` measures the costs of steps and the ways of requests while one replica is busy, while two are, and so on.
+Between its passes the same trace is sent to the fleet several times. Then the trace is simulated: a step takes as long as it took with as
+many busy replicas. Each first token comes later by a way; the figures are over WAYS simulated ways of each request, drawn from those
+measured.
+
+Each figure is the difference of the prediction from the median of the real runs, as a share of the latter. Its note says how far the real
+runs themselves are from their median: no prediction can be closer than that. `--record FILE` writes all that was measured, and
+`--replay FILE` predicts it again without a fleet.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import random
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate, count
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import inf
 from pathlib import Path
 
+import msgspec
+
 from deploy import demo
-from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.costs import Costs, CostsAt
 from deploy.bench.fleet.figures import first_s, token_s
 from deploy.bench.fleet.simulate import Outcome, Plan, simulate
 from deploy.bench.fleet.traces import TRACES, Arrival, Shape
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import percentile
 from tests.deploy.ray.cluster import running_fleet
-from tests.lab.serving.played import Answered, play
+from tests.lab.serving.calibration import Calibration
+from tests.lab.serving.played import Answered, play, salted
 
 NAME = "bench"
-PROMPTS, STREAMS = (1, 16, 64, 128, 256, 512), (1, 2, 4, 8, 16)  # measured sizes: tokens of a prompt, streams of a replica
-NUM_RUNS, NUM_NEW = 5, 32
-WAY_PROMPT, WAY_S = 16, 40.0  # prompt tokens of the short requests that measure the overhead, and for how many seconds they arrive
-NUM_PASSES = 4  # number of simulations, each with the busy replicas that the one before found
-_NEW_SESSIONS = count(1_000_000)
+MAX_SEQS = 64  # of each server, by default
+NUM_PASSES = 6  # number of simulations, each with the busy replicas that the one before found
+WAYS, JUST_S = 50, 1e-6
 NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 
-def calibrated(urls: Sequence[str], max_seqs: int) -> Costs:
-    """Measure the times of steps while all of these replicas are busy."""
-    prompt: dict[int, float] = {}
-    for size in PROMPTS:
-        runs = [_all(urls, [Arrival(0.0, 0, size, 1, ())]) for _ in range(NUM_RUNS)]
-        prompt[size] = statistics.median(one.first_s for run in runs for one in run)
-    decode: dict[int, float] = {}
-    for num in STREAMS:
-        found = _all(urls, [Arrival(0.0, 0, 4, NUM_NEW, ())] * num)
-        decode[num] = statistics.median((one.whole_s - one.first_s) / (one.num_tokens - 1) for one in found)
-    return Costs(prompt, decode, max_seqs=max_seqs)
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was measured: the costs and ways, and the answers of each run of the trace."""
 
-
-def mean(some: Costs, others: Costs) -> Costs:
-    def of(some: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
-        return {size: (seconds + others[size]) / 2 for size, seconds in some.items()}
-
-    return replace(some, prompt=of(some.prompt, others.prompt), decode=of(some.decode, others.decode))
+    trace: list[Arrival]
+    runs: list[list[Answered]]
+    costs: list[Costs]
+    ways_s: list[list[float]]
 
 
 def predicted(costs: Sequence[Costs], trace: Sequence[Arrival]) -> Outcome:
-    """Simulate a trace. `costs` has the times of steps while one replica is busy, while two are, and so on up to the number of replicas.
-    Each simulation takes the number of busy replicas at each time from the simulation before."""
+    """Simulate a trace. `costs` has the costs while one replica is busy, while two are, and so on up to the number of replicas. Each
+    simulation takes the number of busy replicas at each time from the simulation before."""
     outcome = Outcome()
     for _ in range(NUM_PASSES):
-        num_busy = num_busy_of(outcome.busy)
-        plan = Plan(costs[0], num_replicas=len(costs), policy="prefix", costs_at=lambda at_s, of=num_busy: costs[max(1, of(at_s)) - 1])
+        plan = Plan(costs[0], num_replicas=len(costs), policy="prefix", costs_at=_costs_at(costs, outcome.busy))
         outcome = simulate(plan, trace)
     return outcome
 
 
-def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[float], int]:
-    """Return a function from a time to the number of replicas that are busy then. `busy` has the spans of each replica."""
+def _costs_at(costs: Sequence[Costs], busy: Sequence[Sequence[tuple[float, float]]]) -> CostsAt:
+    num_busy = num_busy_of(busy)
+
+    def costs_at(at_s: float) -> tuple[Costs, float]:
+        num, holds_until_s = num_busy(at_s)
+        return costs[min(max(1, num), len(costs)) - 1], holds_until_s
+
+    return costs_at
+
+
+def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[float], tuple[int, float]]:
+    """Return a function from a time to the number of replicas that are busy then, and the time until which it stays the same. `busy` has
+    the spans of each replica."""
     changes = sorted((at_s, change) for spans in busy for began_s, end_s in spans for at_s, change in ((began_s, 1), (end_s, -1)))
     times, numbers = [at_s for at_s, _ in changes], [0, *accumulate(change for _, change in changes)]
-    return lambda at_s: numbers[bisect_right(times, at_s)]
+
+    def found(at_s: float) -> tuple[int, float]:
+        place = bisect_right(times, at_s)
+        return numbers[place], times[place] if place < len(times) else inf
+
+    return found
 
 
-def ways(url: str, rate: float, prompt_s: float) -> list[float]:
-    """Measure how much longer than `prompt_s`, the time of their one step, short requests to the fleet take, in seconds."""
-    sparse = TRACES["poisson"](Shape(rate, WAY_S, WAY_PROMPT, 1, seed=2))
-    short = [replace(one, session=next(_NEW_SESSIONS), num_prompt=WAY_PROMPT, num_new=1, keys=(), keys_after=()) for one in sparse]
-    answers, _ = play(url, NAME, short)
-    return [max(0.0, answer.first_s - prompt_s) for answer in answers]
-
-
-def _all(urls: Sequence[str], trace: Sequence[Arrival]) -> list[Answered]:
-    """Send a trace to each of several servers at once. No prompt has the beginning of an earlier one, so no prefix cache has it."""
-
-    async def several() -> list[Answered]:
-        apart = [[replace(one, session=next(_NEW_SESSIONS)) for one in trace] for _ in urls]
-        done = await asyncio.gather(*(asyncio.to_thread(play, url, NAME, part) for url, part in zip(urls, apart, strict=True)))
-        return [one for answers, _ in done for one in answers]
-
-    return asyncio.run(several())
-
-
-def figures_of(trace: Sequence[Arrival], answers: Sequence[Answered], outcome: Outcome, ways_s: Sequence[float]) -> list[Figure]:
-    chance = random.Random(3)
-    num_new = sum(arrival.num_new for arrival in trace)
-    real_s = max(arrival.at_s + answer.whole_s for arrival, answer in zip(trace, answers, strict=True)) - trace[0].at_s
-    rates = num_new / (outcome.wall_s - trace[0].at_s), num_new / real_s
-    firsts = [first_s(job) + chance.choice(ways_s) for job in outcome.jobs], [answer.first_s for answer in answers]
-    tokens = [token_s(job) for job in outcome.jobs], [(one.whole_s - one.first_s) / max(1, one.num_tokens - 1) for one in answers]
-    prompts = sum(arrival.num_prompt for arrival in trace)
-    hits = sum(job.num_cached for job in outcome.jobs) / prompts, sum(answer.num_cached for answer in answers) / prompts
+def firsts_of(outcome: Outcome, ways_s: Sequence[Sequence[float]]) -> list[float]:
+    """Return the times to the first token, with WAYS ways for each request. Its own replica is busy in addition to those that were busy
+    just before it came."""
+    chance, num_busy = random.Random(3), num_busy_of(outcome.busy)
     return [
-        _compared("tokens per second", rates, 1.0, ""),
-        _compared("first token, median", _both(firsts, 0.5), 1e3, " ms"),
-        _compared("first token, p90", _both(firsts, 0.9), 1e3, " ms"),
-        _compared("first token, p99", _both(firsts, 0.99), 1e3, " ms"),
-        _compared("token, median", _both(tokens, 0.5), 1e3, " ms"),
+        first_s(job) + way_s
+        for job in outcome.jobs
+        for way_s in chance.choices(ways_s[min(num_busy(job.arrival.at_s - JUST_S)[0], len(ways_s) - 1)], k=WAYS)
+    ]
+
+
+def figures_of(recording: Recording) -> list[Figure]:
+    trace, runs, outcome = recording.trace, recording.runs, predicted(recording.costs, recording.trace)
+    num_new, num_prompt = sum(one.num_new for one in trace), sum(one.num_prompt for one in trace)
+    firsts, tokens = firsts_of(outcome, recording.ways_s), [token_s(job) for job in outcome.jobs]
+
+    def rate(run: Sequence[Answered]) -> float:
+        return num_new / (max(one.at_s + answer.whole_s for one, answer in zip(trace, run, strict=True)) - trace[0].at_s)
+
+    hits = sum(job.num_cached for job in outcome.jobs) / num_prompt, sum(one.num_cached for one in runs[0]) / num_prompt
+    return [
+        _compared("tokens per second", num_new / (outcome.wall_s - trace[0].at_s), [rate(run) for run in runs], 1.0, ""),
+        *figures_of_times(firsts, tokens, runs),
         Figure("prefix hits", hits[0], "of prompt tokens", note=f"measured {hits[1]:.3f}"),
     ]
 
 
-def _both(times_s: tuple[Sequence[float], Sequence[float]], share: float) -> tuple[float, float]:
-    predicted, measured = times_s
-    return percentile(predicted, share), percentile(measured, share)
+def figures_of_times(firsts_s: Sequence[float], tokens_s: Sequence[float], runs: Sequence[Sequence[Answered]]) -> list[Figure]:
+    """Compare predicted times to first tokens, and per token, with those of real runs."""
+    real_firsts, real_tokens = ([[getattr(one, name) for one in run] for run in runs] for name in ("first_s", "token_s"))
+    return [
+        *(
+            _compared(f"first token, {name}", percentile(firsts_s, share), [percentile(run, share) for run in real_firsts], 1e3, " ms")
+            for name, share in (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
+        ),
+        _compared("token, median", percentile(tokens_s, 0.5), [percentile(run, 0.5) for run in real_tokens], 1e3, " ms"),
+    ]
 
 
-def _compared(name: str, pair: tuple[float, float], scale: float, unit: str) -> Figure:
-    predicted, measured = pair
-    note = f"predicted {predicted * scale:.4g}{unit}, measured {measured * scale:.4g}{unit}"
-    return Figure(f"{name}: error", abs(predicted / measured - 1), "of it", NEAR, note=note)
+def _compared(name: str, prediction: float, runs: Sequence[float], scale: float, unit: str) -> Figure:
+    measured = statistics.median(runs)
+    apart = max(abs(run / measured - 1) for run in runs)
+    note = f"predicted {prediction * scale:.4g}{unit}, measured {measured * scale:.4g}{unit} in {len(runs)} runs within {apart:.1%}"
+    return Figure(f"{name}: error", abs(prediction / measured - 1), "of it", NEAR, note=note)
+
+
+def recorded(options: argparse.Namespace) -> Recording:
+    """Run a fleet, and measure it."""
+    cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
+    # answers of the real fleet are other tokens than those of the trace, so no later prompt begins with one
+    made = TRACES[options.trace](Shape(options.rate, options.seconds, options.prompt, options.new, seed=1))
+    trace = [replace(one, keys_after=()) for one in made if one.num_prompt + one.num_new <= options.most]
+    bounds = {"min_replicas": options.replicas, "max_replicas": options.replicas}
+    pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1, **bounds}
+    runs: list[list[Answered]] = []
+    with running_fleet(cache, {"replicas": pool}, options.replicas, has_haproxy=True) as cluster:
+        urls = list(cluster.servers().values())
+        Calibration(cluster.url, urls, NAME).add()  # warms up
+        calibration = Calibration(cluster.url, urls, NAME)
+        for number in range(options.runs):
+            calibration.add()
+            runs.append(play(cluster.url, NAME, salted(trace, number))[0])
+        calibration.add()
+    measured = calibration.measured(MAX_SEQS)
+    return Recording(trace, runs, list(measured.costs), [list(ways_s) for ways_s in measured.ways_s])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -137,21 +164,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=3, help="how often the trace is sent to the real fleet")
     parser.add_argument("--most", type=int, default=1000, help="tokens of a prompt and its answer; longer requests are left out")
+    parser.add_argument("--record", type=Path, help="a file to write what was measured to")
+    parser.add_argument("--replay", type=Path, help="a file that --record wrote: predict again what it has, without a fleet")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
-    # answers of the real fleet are other tokens than those of the trace, so no later prompt begins with one
-    made = TRACES[options.trace](Shape(options.rate, options.seconds, options.prompt, options.new, seed=1))
-    trace = [replace(one, keys_after=()) for one in made if one.num_prompt + one.num_new <= options.most]
-    bounds = {"min_replicas": options.replicas, "max_replicas": options.replicas}
-    pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1, **bounds}
-    with running_fleet(cache, {"replicas": pool}, options.replicas, has_haproxy=True) as cluster:
-        urls = list(cluster.servers().values())
-        _all(urls, [Arrival(0.0, 7, 256, 16, ())])  # warm up
-        before = [calibrated(urls[: num + 1], max_seqs=64) for num in range(len(urls))]
-        ways_s = ways(cluster.url, options.rate, before[0].prompt[WAY_PROMPT])
-        answers, _ = play(cluster.url, NAME, trace)
-        after = [calibrated(urls[: num + 1], max_seqs=64) for num in range(len(urls))]
-    outcome = predicted(list(map(mean, before, after)), trace)  # a mean, because other work on this machine comes and goes
-    report(figures_of(trace, answers, outcome, ways_s), as_json=options.json)
+    recording = msgspec.json.decode(options.replay.read_bytes(), type=Recording) if options.replay else recorded(options)
+    if options.record:
+        options.record.write_bytes(msgspec.json.encode(recording))
+    report(figures_of(recording), as_json=options.json)

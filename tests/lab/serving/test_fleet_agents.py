@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from deploy.bench.fleet.traces import Shape
-from tests.lab.serving.fleet_agents import figures_of, hits, salted, trace_of
-from tests.lab.serving.played import Answered, ids_of
+from tests.lab.serving.fleet_agents import figures_of, hits, trace_of
+from tests.lab.serving.played import Answered, ids_of, salted
 
 SHAPE = Shape(2.0, 60.0, 40, 12, seed=1)
 
 
 def test_traces_with_other_tokens_share_as_much() -> None:
     trace = trace_of(SHAPE, 1000, 5.0)
-    other = salted(trace, "other")
+    other = salted(trace, 1)
     assert [one.at_s for one in trace] == [one.at_s for one in other] and max(one.at_s for one in trace) <= 12.0
     first, second = ([ids_of(one) for one in made] for made in (trace, other))
     assert [len(ids) for ids in first] == [len(ids) for ids in second]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from deploy.bench.fleet.costs import Costs
@@ -14,7 +17,7 @@ from deploy.bench.fleet.simulate import Outcome
 from deploy.bench.fleet.traces import Arrival, extended
 from tests.lab.serving import simulation
 from tests.lab.serving.played import Answered, ids_of
-from tests.lab.serving.simulation import figures_of, mean, num_busy_of, predicted
+from tests.lab.serving.simulation import Recording, figures_of, firsts_of, num_busy_of, predicted
 
 
 def test_prompts_share_as_many_tokens_as_keys() -> None:
@@ -27,21 +30,35 @@ def test_prompts_share_as_many_tokens_as_keys() -> None:
     assert ids_of(one) == first
 
 
+def recording(*runs: float) -> Recording:
+    """Return a recording of two requests whose steps take 0.1 s and whose ways take none. In each run the first token took so long."""
+    trace = [Arrival(at_s, 0, 100, 11, ()) for at_s in (1.0, 3.0)]
+    answers = [[Answered(first_s, first_s + 1.0, 11, 32) for _ in trace] for first_s in runs]
+    return Recording(trace, answers, [Costs({1: 0.1, 1000: 0.1}, {1: 0.1})], [[0.0]])
+
+
 def test_figures_are_errors_of_the_prediction() -> None:
-    trace = [Arrival(at_s, 0, 100, 11, ()) for at_s in (1.0, 2.0)]
-    jobs = [Job(one, first_s=one.at_s + 0.1, end_s=one.at_s + 1.1, num_cached=64) for one in trace]
-    answers = [Answered(first_s=0.2, whole_s=1.2, num_tokens=11, num_cached=32) for _ in trace]
-    found = {figure.name: figure for figure in figures_of(trace, answers, Outcome(jobs, wall_s=3.1), [0.05])}
-    assert found["first token, median: error"].value == pytest.approx(0.25)
+    found = {figure.name: figure for figure in figures_of(recording(0.1, 0.2, 0.24))}
+    assert found["first token, median: error"].value == pytest.approx(0.5)
+    assert "3 runs within 50.0%" in found["first token, median: error"].note
     assert found["token, median: error"].value == pytest.approx(0.0)
-    assert found["tokens per second: error"].value == pytest.approx(2.2 / 2.1 - 1)
-    assert found["prefix hits"].value == pytest.approx(0.64)
+    assert found["tokens per second: error"].value == pytest.approx(3.2 / 3.1 - 1)
     assert found["prefix hits"].note == "measured 0.320"
 
 
-def test_costs_are_the_mean_of_both_measurements() -> None:
-    found = mean(Costs({1: 1.0, 16: 4.0}, {1: 1.0}), Costs({1: 3.0, 16: 4.0}, {1: 2.0}))
-    assert (found.prompt, found.decode) == ({1: 2.0, 16: 4.0}, {1: 1.5})
+def test_a_recording_is_predicted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recording"
+    path.write_bytes(msgspec.json.encode(recording(0.1)))
+    simulation.main(["--replay", str(path), "--json"])
+    (median,) = (one for one in msgspec.json.decode(capsys.readouterr().out) if one["name"] == "first token, median: error")
+    assert median["value"] == pytest.approx(0.0)
+
+
+def test_a_first_token_comes_later_by_ways_of_as_many_busy_replicas() -> None:
+    jobs = [Job(Arrival(at_s, 0, 1, 1, ()), first_s=at_s + 0.1) for at_s in (0.0, 2.0)]
+    outcome = Outcome(jobs, busy=[[(0.0, 1.0)], [(1.5, 3.0)]])
+    assert sorted({*firsts_of(outcome, [[0.01], [0.02]])}) == pytest.approx([0.11, 0.12]), "another replica is busy at 2.0 only"
+    assert {*firsts_of(replace(outcome, jobs=jobs[:1]), [[0.01], [0.02]])} == {0.11}
 
 
 def test_replicas_slow_each_other_down_while_they_are_busy() -> None:
@@ -55,22 +72,16 @@ def test_replicas_slow_each_other_down_while_they_are_busy() -> None:
     assert token_s_of(0.01) > 0.0015
 
 
+def test_a_replica_is_slow_only_while_the_other_is_busy() -> None:
+    """The second request occupies the other replica for a tenth of the time in which the first one decodes."""
+    alone, together = Costs({1: 0.01}, {1: 0.01}), Costs({1: 0.02}, {1: 0.02})
+    trace = [Arrival(0.0, 0, 1, 101, ()), Arrival(0.5, 1, 1, 6, ())]
+    long, short = predicted([alone, together], trace).jobs
+    assert token_s(short) == pytest.approx(0.02, rel=0.1)
+    assert token_s(long) == pytest.approx(0.01 * 1.06, rel=0.02)
+
+
 def test_busy_replicas_are_counted_at_each_time() -> None:
     num_busy = num_busy_of([[(0.0, 1.0), (2.0, 3.0)], [(0.5, 2.5)]])
-    assert [num_busy(at_s) for at_s in (-1.0, 0.0, 0.6, 1.5, 2.2, 2.7, 3.0)] == [0, 1, 2, 1, 2, 1, 0]
-
-
-def test_no_prompt_of_two_calibrations_is_in_a_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[list[int]] = []
-
-    def play(_: str, __: str, trace: Sequence[Arrival]) -> tuple[list[Answered], float]:
-        sent.extend(ids_of(one) for one in trace)
-        return [Answered(0.01, 0.02, 2, 0) for _ in trace], 0.02
-
-    monkeypatch.setattr(simulation, "play", play)
-    for _ in range(2):
-        simulation.calibrated(["one", "other"], 64)
-        simulation.ways("fleet", 2.0, 0.01)
-    long = [tuple(ids[:16]) for ids in sent if len(ids) >= 16]
-    assert len(long) > 100
-    assert len(set(long)) == len(long)
+    assert [num_busy(at_s)[0] for at_s in (-1.0, 0.0, 0.6, 1.5, 2.2, 2.7, 3.0)] == [0, 1, 2, 1, 2, 1, 0]
+    assert [num_busy(at_s)[1] for at_s in (-1.0, 0.6, 3.0)] == [0.0, 1.0, inf]

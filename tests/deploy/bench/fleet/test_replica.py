@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 from statistics import mean, median
 
 import pytest
 
 from deploy.bench.fleet.costs import Costs
+from deploy.bench.fleet.figures import first_s
 from deploy.bench.fleet.replica import Job, Prefixes, Replica
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival, Shape, extended, poisson
 from server.engine.scheduling.pace import Measured, Pace, StepCosts
@@ -147,3 +150,23 @@ def test_no_more_jobs_run_than_pages_hold() -> None:
     replica.finish()
     assert all(job.end_s is not None for job in jobs)
     assert [job.end_s for job in jobs] == sorted(job.end_s or 0.0 for job in jobs)
+
+
+def test_a_prompt_reads_the_context_before_each_of_its_chunks() -> None:
+    replica, keys = Replica("one", replace(COSTS, pair_s=1e-5)), extended((), "text", 576)
+    jobs = [Job(Arrival(0.0, 0, 512, 1, keys[:8])), Job(Arrival(100.0, 1, 576, 1, keys))]
+    for job in jobs:
+        replica.advance(job.arrival.at_s)
+        replica.submit(job)
+    replica.finish()
+    assert jobs[1].num_cached == 512
+    assert first_s(jobs[1]) == pytest.approx(STEPS[64] + 1e-5 * 64 * 512)
+
+
+def test_a_step_takes_a_part_of_each_of_the_costs_that_change_meanwhile() -> None:
+    slow = COSTS.slower(4.0)
+    replica = Replica("one", COSTS, lambda at_s: (COSTS, 0.31) if at_s < 0.31 else (slow, inf))
+    job = Job(Arrival(0.0, 0, 256, 1, ()))
+    replica.submit(job)
+    replica.finish()
+    assert first_s(job) == pytest.approx(0.31 + 0.5 * 4 * STEPS[256]), "half of the step was done after 0.31 s"

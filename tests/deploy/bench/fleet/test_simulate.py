@@ -140,3 +140,9 @@ def test_a_step_of_prompts_and_of_decoding_reads_the_weights_once() -> None:
     assert costs.step_s(6, 3, 0) == pytest.approx(1.5 + 2.0 - 1.0)
     assert costs.step_s(21, 0, 0) == pytest.approx(3.0), "larger steps than those measured go on in a line"
     assert costs.step_s(0, 1, 130) == pytest.approx(2.0), "two tokens beyond those that the measurement had"
+
+
+def test_chunks_after_others_of_their_prompt_cost_more() -> None:
+    costs = Costs({1: 1.0, 4: 1.0}, {1: 1.0}, pair_s=0.1, max_tokens=4)
+    assert costs.step_s(4, 0, 0, 8) == pytest.approx(1.8)
+    assert costs.prompt_s(10) == pytest.approx(3.0 + 0.1 * (4 * 4 + 2 * 8))

@@ -40,8 +40,8 @@ def test_a_slow_network_is_not_used() -> None:
 
 
 def test_prefill_replicas_compute_long_prompts() -> None:
-    trace = [Arrival(float(at), at, 2048, 50, extended((), f"prompt {at}", 2048)) for at in range(20)]
-    short = [Arrival(20.0 + at, 50 + at, 500, 50, extended((), f"short {at}", 500)) for at in range(20)]
+    trace = [Arrival(2.5 * at, at, 2048, 50, extended((), f"prompt {at}", 2048)) for at in range(20)]
+    short = [Arrival(60.0 + at, 50 + at, 500, 50, extended((), f"short {at}", 500)) for at in range(20)]
     outcome = simulate(replace(PLAN, num_prefill=2), [*trace, *short])
     long = outcome.jobs[:20]
     assert all(job.num_cached == 2047 for job in long)
@@ -76,7 +76,7 @@ def test_a_prefill_replica_does_not_compute_a_long_history_again() -> None:
     assert not outcome.busy[-1] and outcome.jobs[-1].num_cached == 5760
 
 
-SHARED_S = SMOLLM2.token_bytes * 2048 / 2.2  # bytes per second at which the long prompt takes 2.2 s; it is computed in 2.3 s
+SHARED_S = SMOLLM2.token_bytes * 2048 / 3.5  # bytes per second at which the long prompt takes 3.5 s; it is computed in 3.7 s
 
 
 def burst(number: int) -> list[Arrival]:
@@ -85,12 +85,12 @@ def burst(number: int) -> list[Arrival]:
 
 
 def test_transfers_share_the_rate_of_their_giver_and_end_at_their_limit() -> None:
-    """The second transfer gets what is left until its limit, 4.3 s, and the third one nothing."""
+    """The second transfer gets what is left until its limit, 5.7 s, and the third one nothing."""
     outcome = simulate(replace(TURNS, num_replicas=4, network=Network(SHARED_S)), burst(3))
     _, first, second, third = outcome.jobs
     assert first.num_cached == 2047 and 1024 < second.num_cached < 2047 and third.num_cached == 0
     assert first.first_s is not None and second.first_s is not None and third.first_s is not None
-    assert 12.2 < first.first_s < 14.0 < second.first_s < third.first_s
+    assert 13.5 < first.first_s < 15.0 < second.first_s < third.first_s
 
 
 def short(at_s: float, name: str) -> Arrival:
@@ -118,7 +118,7 @@ def test_a_taker_receives_one_transfer_after_the_other() -> None:
     outcome = simulate(replace(TURNS, num_replicas=3, network=Network(2 * SHARED_S)), prompts(2))
     first, second = taken(outcome)
     assert first.num_cached == second.num_cached == 2047 and first.first_s is not None and second.first_s is not None
-    assert first.first_s - 60.0 < 1.5 and second.first_s - 60.0 > 2.2
+    assert first.first_s - 60.0 < 2.0 and second.first_s - 60.0 > 3.5
 
 
 def test_a_taker_takes_so_many_at_a_time() -> None:
