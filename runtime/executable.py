@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from runtime import sealed, sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 # Preparations of an entry point have its name, this infix and a number. Each prepares weights for the entry point, once.
 PREPARATION = ".weights."
 
@@ -163,6 +163,9 @@ class NativeLaunch(Struct, frozen=True, tag=True):
     kernel: int  # index in Executable.kernels
     operands: tuple[Operand, ...]
     dims: tuple[DimRef, ...]
+    # Whether a GPU may begin it before earlier launches have ended: its kernel waits for this end itself, and before, it reads only what no
+    # launch of the function writes.
+    overlaps: bool = False
 
 
 class Region(Struct, frozen=True, tag=True):

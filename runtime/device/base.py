@@ -81,6 +81,7 @@ class Launch:
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
+    overlaps: bool = False  # whether it may begin before earlier launches have ended: it waits for that itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Lau
             f"the launch has {len(launch.operands)} and {len(launch.dims)}"
         )
     buffers = tuple((numbers.number(o.base, o.index), loader.slot(o.offset)) for o in launch.operands)
-    dims = tuple(loader.slot(d) for d in launch.dims)
-    return [Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes) for p in kernel.phases]
+    dims, overlaps = tuple(loader.slot(d) for d in launch.dims), launch.overlaps
+    return [Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes, overlaps) for p in kernel.phases]
 
 
 class _Numbers:

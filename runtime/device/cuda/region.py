@@ -4,7 +4,8 @@ memory, copies them to the card once, and launches one graph.
 Every kernel takes the address of its record. The record holds the address of the word for the last launch, the addresses of the kernel's
 buffers, its integers, and, if its blocks share counters, the address of the counters. So nothing in a graph changes from run to run. The
 blocks of a launch divide its work among themselves, whatever their number, so every graph gives correct results for all sizes; a graph is
-fast if it has about as many blocks as there is work. `prepare` captures graphs for expected sizes. A region that was not prepared captures
+fast if it has about as many blocks as there is work. Within a graph, a launch begins before the launch before it has ended, unless a
+fault is to name the kernel that began last. `prepare` captures graphs for expected sizes. A region that was not prepared captures
 a graph whenever its integers have orders of magnitude that did not occur before.
 """
 
@@ -51,6 +52,7 @@ class _Launched:
     threads: int
     shared_bytes: int
     parameters: Parameters
+    overlaps: bool  # whether it may begin before the launch before it has ended
     grid: Grid
     dims: int  # host address of the launch's integers
 
@@ -75,9 +77,8 @@ class CudaRegion:
         self._words = card.pinned(self, len(words))
         # Launches run one after another, and each resets its counters to zero, so all launches share the same counters.
         num_counters = max(x.num_counters for x in launches)
-        self._block = Block(card, (len(words) + 1) * WORD + num_counters * COUNTER, "records")
-        spare = self._block.address + len(words) * WORD
-        self._bases[[marker, counters]] = spare if last.address is None else last.address, spare + WORD
+        self._block = Block(card, len(words) * WORD + num_counters * COUNTER, "records")
+        self._bases[[marker, counters]] = last.address or 0, self._block.address + len(words) * WORD
         self._launches = self._launched(launches)
         self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
         card.free_with(self, partial(_close_all, self._captured))
@@ -89,14 +90,15 @@ class CudaRegion:
 
     def _launched(self, launches: Sequence[Launch]) -> list[_Launched]:
         found: list[_Launched] = []
-        at, host = 0, self._words.ctypes.data
+        at, host, tells = 0, self._words.ctypes.data, self._last.tells
         for number, launch in enumerate(launches):
             function, grid = self._code.function(launch.body, launch.shared_bytes), self._code.grid(launch.grid)
             dims = at + 1 + len(launch.buffers)
             record = self._block.address + at * WORD
             self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
-            parameters, numbers = Parameters(record), host + dims * WORD
-            found.append(_Launched(launch.kernel, function, launch.threads, launch.shared_bytes, parameters, grid, numbers))
+            parameters, numbers = Parameters(record, tells=tells), host + dims * WORD
+            overlaps = launch.overlaps and number > 0 and not tells  # a kernel that names itself must be the only one that runs
+            found.append(_Launched(launch.kernel, function, launch.threads, launch.shared_bytes, parameters, overlaps, grid, numbers))
             at = dims + len(launch.dims) + (launch.num_counters > 0)
         return found
 
@@ -133,7 +135,7 @@ class CudaRegion:
     def _run(self, heap: NDArray[np.int64], time_to: TimeTo | None) -> None:
         self._write(heap)
         self._card.copy_pinned(self._block.address, self._words)
-        self._copied.thing.record(self._card.stream)
+        self._card.record(self._copied)
         self._last.num_runs += 1
         if time_to is None:
             graph = self._graph(self._magnitudes(heap))
@@ -144,7 +146,7 @@ class CudaRegion:
 
     def _write(self, heap: NDArray[np.int64]) -> None:
         """Write the records to pinned memory."""
-        self._copied.thing.synchronize()
+        self._card.await_event(self._copied)
         np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
         self._words[self._added] += heap[self._slots]
 
@@ -171,7 +173,7 @@ class CudaRegion:
         if graph is None:
             with self._card.capturing(), driver.captured(self._card.stream.handle) as found:
                 for launched, count in zip(self._launches, blocks, strict=True):
-                    self._launch(launched, count)
+                    self._launch(launched, count, overlaps=launched.overlaps)
             (graph,) = found
             self._captured[blocks] = graph
         return graph
@@ -181,18 +183,18 @@ class CudaRegion:
         most = self._card.num_units * BLOCKS_PER_UNIT
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launches)
 
-    def _launch(self, launched: _Launched, blocks: int) -> None:
+    def _launch(self, launched: _Launched, blocks: int, *, overlaps: bool = False) -> None:
         sizes, stream = (blocks, launched.threads, launched.shared_bytes), self._card.stream.handle
-        driver.launch(launched.function, *sizes, launched.parameters, stream, f"kernel {launched.kernel}")
+        driver.launch(launched.function, *sizes, launched.parameters, stream, f"kernel {launched.kernel}", overlaps=overlaps)
 
     def _run_singly(self, time_to: TimeTo) -> None:
         """Launch the kernels one after another without a graph, with an event before and after each. The host does not wait between them,
         so that a time does not include what the host needs for a launch."""
         events = self._events = self._events or [(self._card.event(self), self._card.event(self)) for _ in self._launches]
         for launched, blocks, (begin, end) in zip(self._launches, self._blocks(), events, strict=True):
-            begin.thing.record(self._card.stream)
+            self._card.record(begin)
             self._launch(launched, blocks)
-            end.thing.record(self._card.stream)
+            self._card.record(end)
         self._card.wait()
         for launched, (begin, end) in zip(self._launches, events, strict=True):
             passed_s = self._card.elapsed_s(begin, end)
