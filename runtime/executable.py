@@ -168,6 +168,9 @@ class NativeLaunch(Struct, frozen=True, tag=True):
     kernel: int  # index in Executable.kernels
     operands: tuple[Operand, ...]
     dims: tuple[DimRef, ...]
+    # Whether a GPU may begin it before earlier launches have ended: its kernel waits for this end itself, and before, it reads only what no
+    # launch of the function writes.
+    overlaps: bool = False
 
 
 class Region(Struct, frozen=True, tag=True):

@@ -63,6 +63,7 @@ class Program:
 
     module: IRModule
     kernels: dict[str, int] = field(default_factory=dict[str, int])
+    early: dict[str, frozenset[int] | None] = field(default_factory=dict[str, frozenset[int] | None])  # see `KernelCode.early`
     kernel_table: list[Kernel] = field(default_factory=list[Kernel])
     regions: list[Region] = field(default_factory=list[Region])
     constants: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
@@ -90,7 +91,7 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
     """Lower all functions of a module. `symbols` is the prefix of the names of shape functions."""
     program = Program(module)
     for name, code in kernels.items():
-        program.kernels[name] = len(program.kernel_table)
+        program.kernels[name], program.early[name] = len(program.kernel_table), code.early
         phases = tuple(Phase(p.body, p.grid, p.threads, p.num_counters, p.shared_bytes) for p in code.phases)
         ranks = tuple(module.prim(name).attrs.get(RANKS, ()))
         program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes, ranks))
@@ -115,15 +116,15 @@ class _Function:
         self.num_registers = 0
         self.launches: list[vm.NativeLaunch] = []
         self.needed = needed(func.body)
+        self.written = changed(func.body, program.module)
 
     def lower(self, signature: Signature) -> VMFunction:
-        written = changed(self.func.body, self.program.module)
         num_inputs = self.func.num_inputs
         params: list[ParamSpec] = []
         for i, param in enumerate(self.func.params):
             self._define(param)
             weight = num_inputs is not None and i >= num_inputs
-            params.append(ParamSpec(param.name, self._spec(param), weight, param in written))
+            params.append(ParamSpec(param.name, self._spec(param), weight, param in self.written))
         missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
         if missing:
             names = ", ".join(v.name for v in missing)
@@ -298,7 +299,14 @@ class _Function:
                     words[param] = self.word(param, atom)
         known = {**unify(tuple(p for p, _ in pairs), tuple(t for _, t in pairs)), **known}
         dims = (*(self.slots.of(known[v]) for v in prim.dim_vars), *(words[p] for p in _scalars(prim)))
-        self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims))
+        tensors = [atom for param, atom in zip(prim.params, launch.args, strict=True) if isinstance(param, Buffer)]
+        early = self.program.early[launch.func]
+        overlaps = early is not None and all(self.is_constant(tensors[number]) for number in early)
+        self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims, overlaps))
+
+    def is_constant(self, tensor: Atom) -> bool:
+        """Return whether no launch of this function writes the tensor."""
+        return isinstance(tensor, Constant) or (tensor in self.func.params and tensor not in self.written)
 
     def word(self, param: ScalarParam, atom: Atom) -> DimRef:
         """Return the slot or literal that holds a scalar argument in 64 bits: an integer, or the bits of an f64."""

@@ -14,6 +14,9 @@ class PhaseSymbols:
     threads: int = 1  # number of threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks of a launch share
     shared_bytes: int = 0  # number of bytes of a block's shared memory that a launch must request
+    # the numbers of the buffers that the phase reads before earlier launches have ended, for which it waits before it accesses any other
+    # memory; None: it does not wait
+    early: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,9 @@ class KernelCode:
     stack_bytes: int  # bytes of local allocations: the maximum over all phases
     host: str = ""  # LLVM IR of the functions that return the number of blocks, if they run on the host and `text` does not
     object: bytes = b""  # machine code under the name `kernel`, if it was kept (compiler/codegen/kept.py); then there is no `text`
+
+    @property
+    def early(self) -> frozenset[int] | None:
+        """The numbers of the buffers that phases read before earlier launches have ended; None: a phase does not wait for that end."""
+        found = [phase.early for phase in self.phases]
+        return None if None in found else frozenset(number for early in found if early is not None for number in early)

@@ -39,6 +39,11 @@ class Target:
     cpu: str = ""  # LLVM's name of the processor, where the features do not determine the code
 
     @property
+    def begins_early(self) -> bool:
+        """Whether a kernel of a GPU may begin while those that were launched before it still run (programmatic dependent launch)."""
+        return "sm_90a" in self.features
+
+    @property
     def triple(self) -> str:
         return f"{self.arch}-{self.system}"
 

@@ -82,6 +82,7 @@ class Launch:
     num_counters: int = 0  # number of counters that the blocks share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
     ranks: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.ranks` of runtime/executable.py
+    overlaps: bool = False  # whether it may begin before earlier launches have ended: it waits for that itself
 
 
 @dataclass(frozen=True, slots=True)

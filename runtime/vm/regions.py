@@ -47,7 +47,8 @@ def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Lau
     if kernel.ranks and len(kernel.ranks) != kernel.num_buffers:
         raise loader.invalid(f"kernel {kernel.name} names the ranks of {len(kernel.ranks)} of its {kernel.num_buffers} buffers")
     return [
-        Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes, kernel.ranks) for p in kernel.phases
+        Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes, kernel.ranks, launch.overlaps)
+        for p in kernel.phases
     ]
 
 

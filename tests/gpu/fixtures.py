@@ -105,13 +105,15 @@ class SoftwareGpu:
         return {**counted, "blocks": len(machine.owners), "pinned": len(machine.pinned)}
 
     def reset(self) -> None:
-        """Forget the faults of this process, so that its contexts work again."""
+        """Forget the faults of this process, and the work that waits behind them, so that its contexts work again."""
         if self.library is None:
             return
         from tests.gpu.driver.calls import Result
         from tests.gpu.driver.card import machine
+        from tests.gpu.driver.streams import drop_work
 
         machine.faults.clear()
+        drop_work()
         for context in machine.contexts.values():
             context.fault = Result.SUCCESS
 

@@ -30,6 +30,12 @@ class Intrinsic(TileOp):
         """The number of blocks that must fit a multiprocessor of a GPU at once, which limits registers; 0: no limit is declared."""
         return 0
 
+    @property
+    def early(self) -> range:
+        """The numbers of the operands that a GPU reads before the kernels that were launched earlier have ended. If there are any, the tile
+        waits for this end itself (`griddepcontrol.wait`), before it accesses other memory than its own shared memory."""
+        return range(0)
+
     def runs_on(self, target: Target) -> bool:
         return self.needs <= target.features and self.vector_bits <= target.vector_bits
 

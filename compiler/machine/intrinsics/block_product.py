@@ -276,12 +276,13 @@ class ProductCode(BlockCode):
         num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
         kind, num_bytes = self.scale_kind, 4 if op.wide_scales else 2
         scales = iter(self.read)
+        line = self.times(group, op.panel_columns * num_bytes)
         for base in self.scales:
             for panel, first in places:
-                line = self.plus(code.op(f"mul i64 {panel}, {num_groups}"), group)
-                at = self.plus(self.times(line, op.panel_columns), first)
+                begin = self.plus(self.times(code.op(f"mul i64 {panel}, {num_groups}"), op.panel_columns), first)
+                own = self.in_matrix(base, self.times(begin, num_bytes))  # the same in all steps
                 for column in (0, EIGHT):
-                    place = self.in_matrix(base, self.times(self.plus(at, str(column)), num_bytes))
+                    place = self.gep(GLOBAL, self.gep(GLOBAL, own, line), str(column * num_bytes))
                     scale = code.op(f"load {kind}, {GLOBAL} {place}, align {num_bytes}")
                     code.do(f"store {kind} {scale}, ptr {next(scales)}, align {num_bytes}")
 

@@ -35,7 +35,7 @@ from compiler.machine.target import Target
 WARPGROUPS = 2  # number of warpgroups of a block
 CONSUMERS = WARPGROUPS * WARPS * LANES  # number of threads that multiply; one more warp copies
 PAIR = 2  # number of blocks of a cluster
-FOLDS = (8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
+FOLDS = (16, 8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
 DEEP_STAGES = 4  # a stage holds several steps only if there is room for at least this many stages
 MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for two sets of converted weights
 MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take turns: their sums pass through shared memory
@@ -43,7 +43,7 @@ ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead;
 ROW_BYTES = 128  # number of bytes of a row in one step
 BARRIER_BYTES = 8
 # Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. By shared memory, two
-# blocks fit it at once, or one block with a wide tile. Their registers may leave room for only one.
+# blocks fit it at once, or one block with a wide tile, or with one whose warpgroups take turns: its registers leave room for only one.
 MOST_BYTES, MOST_WIDE_BYTES = 113 << 10, 227 << 10
 MOST_SUMS = 128  # maximum number of accumulators of a thread
 
@@ -108,6 +108,10 @@ class Wgmma(BlockProduct):
         return 1 if self.is_narrow else PAIR
 
     @property
+    def early(self) -> range:
+        return range(2, 2 + self.sums)  # the weights
+
+    @property
     def sharing(self) -> Sharing:
         if not self.is_narrow:
             return Sharing.COLUMNS
@@ -138,7 +142,7 @@ class Wgmma(BlockProduct):
 
     @property
     def most_bytes(self) -> int:
-        return MOST_BYTES if self.is_narrow else MOST_WIDE_BYTES
+        return MOST_BYTES if self.is_narrow and not self.turns else MOST_WIDE_BYTES
 
     @property
     def weight_bytes(self) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.block_code import LANES, SHARED, WARPS
+from compiler.machine.intrinsics.block_code import EIGHT, LANES, SHARED, WARPS
 from compiler.machine.intrinsics.block_product import NARROW, SIXTEEN
 from compiler.machine.intrinsics.wgmma import CONSUMERS, ROW_BYTES, WARPGROUPS, Sharing, Wgmma
 from compiler.machine.intrinsics.wgmma_stages import CHUNK, MULTIPLIED, Stages
@@ -29,6 +29,7 @@ COLUMNS = 8 << 16 | 64 << 32
 ROWS = 1 << 62 | 1 << 16 | 64 << 32
 COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruction to the next, which is 16 elements further along k
 PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # numbers of the block's barriers for even turns; those for odd turns are one higher
+LOW = 2**32 - 1
 LINE = WARPS * LANES * 4  # bytes of one f32 value of each thread of a warpgroup
 
 
@@ -48,6 +49,7 @@ class WgmmaCode(Stages):
 
     def run(self) -> None:
         self.open_stages()
+        self.fill_early()
         self.code.either(self.produces, self.produce, self._consume)
 
     def _consume(self) -> None:
@@ -58,6 +60,8 @@ class WgmmaCode(Stages):
         else:
             self._multiply_stages()
         self.close_stages()
+        # The number of the warpgroup is computed again, so that no register holds it during the products.
+        self.warpgroup = code.op(f"udiv i64 {self.thread}, {WARPS * LANES}")
         storing = WARPGROUPS if op.sharing in (Sharing.COLUMNS, Sharing.ROWS) else 1
         with code.when(code.op(f"icmp ult i64 {self.warpgroup}, {storing}")):
             column = self.plus(self.times(self.warp, SIXTEEN), self._second(self.second_column))
@@ -87,7 +91,7 @@ class WgmmaCode(Stages):
     def _multiply(self, slot: str, turn: str) -> None:
         op, (stage, rows) = self.op, self._operands(slot)
         if not op.has_scales:
-            self._start(range(self.per_warp), range(op.fold), [("l", self.descriptor(stage, COLUMNS))], rows, 1)
+            self._start(range(self.per_warp), range(op.fold), [("r", self._described(stage, COLUMNS))], rows, 1)
             return
         order = [(fold, part) for fold in range(op.fold) for part in range(self.per_warp)]
         for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
@@ -103,7 +107,7 @@ class WgmmaCode(Stages):
         weights = self.panel_at(self.second_column // op.panel_columns, self.second_fold)
         rows = self.second_row * ROW_BYTES + self.second_fold * op.row_bytes
         first_row = self.gep(SHARED, stage, self.plus(self._second(rows), str(op.weight_bytes)))
-        return self.gep(SHARED, stage, self._second(weights)), self.descriptor(first_row, ROWS)
+        return self.gep(SHARED, stage, self._second(weights)), self._described(first_row, ROWS)
 
     def _all_weights(self, stage: str, order: Sequence[tuple[int, int]]) -> Iterator[list[tuple[str, str]]]:
         """Yield the registers of converted weights for each step and part of a stage in `order`. Weights are converted when they are
@@ -117,28 +121,32 @@ class WgmmaCode(Stages):
                 read = iter(list(read))  # read the next words before these weights are multiplied
             yield weights
 
-    def _start(self, parts: range, folds: range, weights: Sequence[tuple[str, str]], rows: str, running: int) -> None:
+    def _start(
+        self, parts: range, folds: range, weights: Sequence[tuple[str, str]], rows: str, running: int, others: Sequence[str] = ()
+    ) -> None:
         """Start the instructions for the steps `folds` of a stage and for some parts of 64 columns each, as one group. Then wait until at
-        most `running` groups run. `weights` are the descriptor of all parts, or the registers of one part."""
+        most `running` groups run. `weights` are the descriptor of all parts, or the registers of one part. `others` are sums of earlier
+        instructions, which can be used after the wait."""
         op = self.op
         per_part = len(self.sums) // self.per_warp
-        sums, first = self.sums[parts.start * per_part : parts.stop * per_part], 2 * len(parts) * per_part
-        lines = [".reg .b64 a, b; .reg .pred p; setp.eq.u32 p, 1, 1; wgmma.fence.sync.aligned;"]
+        sums = [*self.sums[parts.start * per_part : parts.stop * per_part], *others]
+        first = 2 * len(sums)
+        lines = [".reg .b64 a, b; .reg .b32 low; .reg .pred p; setp.eq.u32 p, 1, 1; wgmma.fence.sync.aligned;"]
         for fold in folds:
             for i in range(op.step // SIXTEEN):
-                lines.append(f"add.s64 b, ${first + len(weights)}, {fold * op.row_bytes // CHUNK + i * ROW_STEP};")
+                lines.append(_descriptor("b", f"${first + len(weights)}", fold * op.row_bytes // CHUNK + i * ROW_STEP, ROWS))
                 for number, part in enumerate(parts):
                     result = ", ".join(f"${number * per_part + n}" for n in range(per_part))
                     if op.has_scales:
                         left, transposed = f"{{{', '.join(f'${first + i * 4 + n}' for n in range(4))}}}", "0"
                     else:
                         place = self.panel_at(self._panel_of(part), fold) // CHUNK
-                        lines.append(f"add.s64 a, ${first}, {place + i * COLUMN_STEP};")
+                        lines.append(_descriptor("a", f"${first}", place + i * COLUMN_STEP, COLUMNS))
                         left, transposed = "a", "0, 0"
                     kind = f"m64n{op.warp_rows}k16.f32.bf16.bf16"
                     lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {left}, b, p, 1, 1, {transposed};")
         lines.append(f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned {running};")
-        self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("l", rows)])
+        self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("r", rows)])
 
     def _panel_of(self, part: int) -> int:
         """Return the number, within a stage, of the first panel of the first warpgroup's part `part`."""
@@ -151,12 +159,16 @@ class WgmmaCode(Stages):
     def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
         """Emit assembly that changes accumulators. They are its first operands, once as results and once as inputs."""
         code, count = self.code, len(sums)
-        kinds = {"r": "i32", "l": "i64"}
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), *(kind for kind, _ in operands), "~{memory}"])
-        given = [*(f"float {x}" for x in self.load_floats(sums)), *(f"{kinds[kind]} {x}" for kind, x in operands)]
+        given = [*(f"float {x}" for x in self.load_floats(sums)), *(f"i32 {x}" for _, x in operands)]
         made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({", ".join(given)}) convergent')
         self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
+
+    def _described(self, place: str, layout: int) -> str:
+        """Return the lower half of the descriptor of an operand in shared memory."""
+        code = self.code
+        return code.op(f"or i32 {code.op(f'lshr i32 {self.number_of(place)}, 4')}, {layout & LOW}")
 
     # --- weights of few bits -------------------------------------------------------------------------------------------
 
@@ -197,8 +209,13 @@ class WgmmaCode(Stages):
         code, op = self.code, self.op
         is_first = code.op(f"icmp eq i64 {self.warpgroup}, 0")
         scales = [self.new_scales() for _ in self.ends]
-        for read, fold in zip(scales, self.ends, strict=True):
-            self._read_group("0", fold, read)
+        # With few rows, there are registers for two sets of sums: a group ends while the products of the next one run.
+        sets = [self.sums]
+        if op.warp_rows == EIGHT:
+            sets.append([code.alloca("float") for _ in self.sums])
+            self.store_floats(["0.0"] * len(self.sums), sets[1])
+        for number, read in enumerate(scales):
+            self._read_group("0", number, read)
         with code.loop("0", self.turns) as turn:
             stage, rows = self._operands(self.await_stage(turn))
             with code.when(code.op(f"and i1 {is_first}, {code.op(f'icmp ne i64 {turn}, 0')}")):
@@ -206,27 +223,44 @@ class WgmmaCode(Stages):
             with code.when(code.op(f"and i1 {code.op(f'xor i1 {is_first}, true')}, {code.op(f'icmp sge i64 {turn}, 2')}")):
                 self._block_barrier("sync", ADDED, turn)
             order = [(fold, part) for fold in range(op.warp_folds) for part in range(self.per_warp)]
-            waiting = iter(scales)
+            ended: int | None = None  # the group whose sums are still to be added
             for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
-                ends = fold in self.ends and part + 1 == self.per_warp
-                self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, 0 if ends else 1)
-                if ends:
-                    self.read = read = next(waiting)
-                    code.either(is_first, self.add_group, partial(self._pass, self.ends.index(fold), turn))
-                    self._read_group(code.op(f"add i64 {turn}, 1"), fold, read)
+                group = fold // (self.ends[0] + 1)
+                self.sums = sets[group % len(sets)]
+                ends, is_last = fold in self.ends and part + 1 == self.per_warp, (fold, part) == order[-1]
+                others = [] if ended is None else sets[ended % len(sets)]
+                running = 0 if is_last or (ends and len(sets) == 1) else 1
+                self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, running, others)
+                if ended is not None:
+                    self._end_group(ended, turn, sets, scales)
+                ended = group if ends else None
+                if ended is not None and running == 0:
+                    self._end_group(ended, turn, sets, scales)
+                    ended = None
             self.release_stage(turn)
             with code.when(code.op(f"xor i1 {is_first}, true")):
                 self._block_barrier("arrive", PASSED, turn)
         with code.when(is_first):
             self._add_passed(code.op(f"sub i64 {self.turns}, 1"))
 
-    def _read_group(self, turn: str, fold: int, into: Sequence[str]) -> None:
-        """Begin to read the scales of the group that ends with step `fold` of a turn, or of the last group if there is no such turn."""
+    def _end_group(self, number: int, turn: str, sets: Sequence[list[str]], scales: Sequence[list[str]]) -> None:
+        """Add the sums of a group of a turn, or pass them to the first warpgroup. Then begin to read the scales of the same group of the
+        next turn."""
+        code = self.code
+        using, self.sums, self.read = self.sums, sets[number % len(sets)], scales[number]
+        code.either(code.op(f"icmp eq i64 {self.warpgroup}, 0"), self.add_group, partial(self._pass, number, turn))
+        self._read_group(code.op(f"add i64 {turn}, 1"), number, scales[number])
+        self.sums = using
+
+    def _read_group(self, turn: str, number: int, into: Sequence[str]) -> None:
+        """Begin to read the scales of a group of a turn, or of the last group if there is no such turn. Numbers of 32 bits are computed
+        faster than of 64."""
         code, op = self.code, self.op
-        step = self.plus(self.plus(self.times(turn, op.fold), str(fold)), self._second(self.second_fold))
-        near = code.op(f"call i64 @llvm.smin.i64(i64 {step}, i64 {code.op(f'sub i64 {self.steps}, 1')})")
+        first, turn = (code.op(f"trunc i64 {x} to i32") for x in (self._second(op.turns), turn))
+        group = code.op(f"add i32 {code.op(f'mul i32 {turn}, {WARPGROUPS * op.turns}')}, {code.op(f'add i32 {first}, {number}')}")
+        last = code.op(f"sub i32 {code.op(f'trunc i64 {self.divided(self.steps, int(self.group_steps))} to i32')}, 1")
         self.read = list(into)
-        self.read_scales(self.places, code.op(f"udiv i64 {near}, {self.group_steps}"))
+        self.read_scales(self.places, code.op(f"zext i32 {code.op(f'call i32 @llvm.smin.i32(i32 {group}, i32 {last})')} to i64"))
 
     def _pass(self, number: int, turn: str) -> None:
         """Pass the sums and the scales of a group of this turn to the first warpgroup, and begin new sums."""
@@ -260,3 +294,9 @@ class WgmmaCode(Stages):
         own = code.op(f"urem i64 {self.thread}, {WARPS * LANES}")
         base = self.gep(SHARED, self.shared, self.plus(self.plus(half, self.times(own, 4)), str(op.passed_at + number * count * LINE)))
         return [self.gep(SHARED, base, str(i * LINE)) for i in range(count)]
+
+
+def _descriptor(name: str, lower: str, distance: int, layout: int) -> str:
+    """Return assembly that makes the descriptor of an operand `distance` after the one whose descriptor has this lower half. The address is
+    in the lower half, and the upper half is constant."""
+    return f"add.u32 low, {lower}, {distance}; mov.b64 {name}, {{low, {layout >> 32}}};"

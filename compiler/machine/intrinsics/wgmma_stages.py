@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS
 from compiler.machine.intrinsics.block_product import ProductCode
-from compiler.machine.intrinsics.wgmma import BARRIER_BYTES, CONSUMERS, ROW_BYTES, Wgmma
+from compiler.machine.intrinsics.wgmma import BARRIER_BYTES, CONSUMERS, ROW_BYTES, WARPGROUPS, Wgmma
 
 CHUNK = 16  # number of bytes that a lane copies at once
 AT_ONCE = LANES * CHUNK // ROW_BYTES  # number of rows that the lanes copy together
@@ -29,13 +29,20 @@ class Stages(ProductCode):
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
-        self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
-        self.produces = code.op(f"icmp uge i64 {self.thread}, {CONSUMERS}")
+        self.warpgroup, self.warp = self._of_first_lane(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
+        self.produces = code.op(f"icmp uge i64 {self.warpgroup}, {WARPGROUPS}")
         self.leads = code.op(f"icmp eq i64 {self.lane}, 0")  # one lane of each warp acts for the warp
         self.turns = self.divided(self.steps, op.fold)  # in turn t, the producer fills stage t % stages
         self.rank = "0"  # the number of the block in its cluster
         if op.cluster > 1:
             self.rank = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()')} to i64")
+
+    def _of_first_lane(self, value: str) -> str:
+        """Return an expression whose value is the same in all lanes of a warp. The assembler knows this only of what is read from one lane.
+        It then computes what depends on the value once per warp, in registers that the warp shares."""
+        code = self.code
+        short = code.op(f"trunc i64 {code.op(value)} to i32")
+        return code.op(f"zext i32 {code.op(f'call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {short}, i32 0, i32 31)')} to i64")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
 
@@ -67,15 +74,29 @@ class Stages(ProductCode):
 
     # --- the producer ----------------------------------------------------------------------------------------------------
 
+    def fill_early(self) -> None:
+        """Begin to copy the weights of as many turns as there are stages. Then wait until the kernels that were launched earlier have
+        ended, because they may still write rows, or read the memory of the result. Wide tiles only wait: their kernels take long, and have
+        no registers to spare."""
+        code, op = self.code, self.op
+        if op.is_narrow:
+            with code.when(code.op(f"and i1 {self.leads}, {self.produces}")):
+                panels = self._panels()
+                with code.loop("0", code.op(f"call i64 @llvm.smin.i64(i64 {self.turns}, i64 {op.stages})")) as turn:
+                    self._copy_panels(panels, turn, turn)
+        self.assembly("griddepcontrol.wait;")
+
     def produce(self) -> None:
-        """Fill the stages one after another, each as soon as the consumers have multiplied what it held before."""
+        """Fill the stages one after another, each as soon as the consumers have multiplied what it held before. In a narrow tile, the first
+        weights were copied early."""
         code = self.code
         panels, rows = self._panels(), self._rows()
         with code.loop("0", self.turns) as turn:
             slot, uses = self._slot(turn), self._uses(turn)
-            with code.when(code.op(f"icmp ne i32 {uses}, 0")):
+            is_used = code.op(f"icmp ne i32 {uses}, 0")
+            with code.when(is_used):
                 self._await(FREE, slot, code.op(f"and i32 {code.op(f'sub i32 {uses}, 1')}, 1"))
-            with code.when(self.leads):
+            with code.when(code.op(f"and i1 {self.leads}, {is_used}") if self.op.is_narrow else self.leads):
                 self._copy_panels(panels, turn, slot)
             self._copy_rows(rows, turn, slot)
             self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self.barrier_of(FULL, slot))])

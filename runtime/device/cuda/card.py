@@ -273,6 +273,16 @@ class Card:
         weakref.finalize(owner, self._drop, event)
         return event
 
+    def record(self, event: Owned) -> None:
+        """Record an event after all work that the stream was given so far."""
+        with self, self._faults("step"):
+            event.thing.record(self.stream)
+
+    def await_event(self, event: Owned) -> None:
+        """Wait until the card has reached the event."""
+        with self, self._faults("step"):
+            event.thing.synchronize()
+
     def elapsed_s(self, begin: Owned, end: Owned) -> float | None:
         """Return the time between two recorded events, or None if the card has not reached the second event yet."""
         with self, self._faults("step"):

@@ -29,9 +29,9 @@ class Clock:
         if not self._idle:
             self._collect()
         begin, end = self._idle.pop() if self._idle else (self._card.event(self), self._card.event(self))
-        begin.thing.record(self._card.stream)
+        self._card.record(begin)
         yield
-        end.thing.record(self._card.stream)
+        self._card.record(end)
         self.num_runs += 1
         self._running.append((begin, end))
 

@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleGetFunction": (c_void_p, _Handle, c_char_p),
     "cuModuleUnload": (_Handle,),
     "cuFuncSetAttribute": (_Handle, c_int, c_int),
-    "cuLaunchKernel": (_Handle, *[c_uint] * 7, _Handle, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, _Handle, c_void_p, c_void_p),
     "cuStreamBeginCapture_v2": (_Handle, c_int),
     "cuStreamEndCapture": (_Handle, c_void_p),
     "cuGraphInstantiateWithFlags": (c_void_p, _Handle, c_ulonglong),
@@ -152,15 +152,49 @@ def unload_module(module: int) -> None:
 
 
 class Parameters:
-    """The parameters of a kernel that takes one address. The driver copies them when the kernel is launched."""
+    """The parameters of a kernel: the address of its record, and whether it names itself when it begins. The driver copies them when the
+    kernel is launched."""
 
-    def __init__(self, address: int) -> None:
-        self._word = c_ulonglong(address)
-        self.array = (c_void_p * 1)(ctypes.addressof(self._word))
+    def __init__(self, address: int, *, tells: bool = False) -> None:
+        self.address, self._words = address, (c_ulonglong(address), c_uint(tells))
+        self.array = (c_void_p * 2)(*map(ctypes.addressof, self._words))
 
 
-def launch(function: int, blocks: int, threads: int, shared_bytes: int, parameters: Parameters, stream: int, about: str) -> None:
-    call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters.array, None, about=about)
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute. Its value is a union of 64 bytes, which begins with the integer of the only attribute that is used."""
+
+    _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int), ("rest", c_int * 15))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, c_uint) for name in ("blocks", "blocks_y", "blocks_z", "threads", "threads_y", "threads_z", "shared_bytes")),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("num_attributes", c_uint),
+    )
+
+
+_OVERLAPS = _Attribute(6, 0, 1)  # PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+def launch(
+    function: int,
+    blocks: int,
+    threads: int,
+    shared_bytes: int,
+    parameters: Parameters,
+    stream: int,
+    about: str,
+    *,
+    overlaps: bool = False,
+) -> None:
+    """Launch a kernel. With `overlaps`, it may begin before the kernel before it has ended."""
+    attributes = ctypes.addressof(_OVERLAPS) if overlaps else None
+    config = _Config(blocks, 1, 1, threads, 1, 1, shared_bytes, stream, attributes, int(overlaps))
+    call("cuLaunchKernelEx", byref(config), function, parameters.array, None, about=about)
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------------

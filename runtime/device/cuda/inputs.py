@@ -35,12 +35,12 @@ class Inputs:
         if num_bytes > self._block.num_bytes:
             self._grow(num_bytes)
         with self._card:
-            self._copied.thing.synchronize()
+            self._card.await_event(self._copied)
             for array, place in zip(arrays, places, strict=False):
                 np.copyto(np.ndarray(array.shape, array.dtype, self._bytes, place), array)
             if num_bytes:
                 self._card.copy_pinned(self._block.address, self._words[: num_bytes // 8])
-            self._copied.thing.record(self._card.stream)
+            self._card.record(self._copied)
         block = self._block
         return [CudaTensor(block, block.address + p, a.shape, a.dtype, a.flags.writeable) for a, p in zip(arrays, places, strict=False)]
 

@@ -1,8 +1,8 @@
 """Name the kernel that began last. After a fault, this is the kernel that failed.
 
-Each kernel writes the address of its record to one word when it begins. With RELAXSERVE_DEBUG=1 or more, this is a word of the host, which
-can be read after a fault. Without debugging, it is a word of the card, which nothing reads: a kernel ends only when its writes have ended,
-and a write to the host takes about a microsecond.
+With RELAXSERVE_DEBUG=1 or more, each kernel writes the address of its record to one word when it begins. This is a word of the host, which
+can be read after a fault; no kernel begins before the one before it has ended. Without debugging, kernels write nothing: a kernel ends
+only when its writes have ended, and a write to the host takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from runtime.device.cuda.card import Card
 class LastLaunch:
     def __init__(self, card: Card) -> None:
         self._word = card.pinned(self, 1) if flags.current().debug else None
-        # the address at which the card reaches the word of the host; None: kernels write to the card
+        # the address at which the card reaches the word of the host; None: kernels do not name themselves
         self.address = None if self._word is None else card.address_of(self._word)
+        self.tells = self.address is not None  # whether kernels name themselves
         self._records: dict[int, str] = {}
         self.num_runs = 0
 

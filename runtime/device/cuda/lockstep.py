@@ -31,8 +31,7 @@ class Lockstep:
         if not self._events:
             return
         for rank in awaited:
-            with self._cards[rank] as card:
-                self._events[rank].thing.record(card.stream)
+            self._cards[rank].record(self._events[rank])
         for rank in waiting:
             with self._cards[rank] as card:
                 for other in awaited:

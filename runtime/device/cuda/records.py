@@ -52,6 +52,7 @@ class _Launched:
     threads: int
     shared_bytes: int
     parameters: Parameters
+    overlaps: bool  # whether it may begin before the launch before it has ended
     grid: Grid
     dims: int  # host address of the launch's integers
 
@@ -79,33 +80,36 @@ class Records:
         self._words = card.pinned(self, len(words))
         # Launches run one after another, and each resets its counters to zero, so all launches share the same counters.
         num_counters = max(x.num_counters for x in launches)
-        self._block = Block(card, (len(words) + 1) * WORD + num_counters * COUNTER, "records")
-        spare = self._block.address + len(words) * WORD
-        self._bases[[marker, counters]] = spare if self._last.address is None else self._last.address, spare + WORD
-        self._launched = list(self._of(launches))
+        self._block = Block(card, len(words) * WORD + num_counters * COUNTER, "records")
+        self._bases[[marker, counters]] = self._last.address or 0, self._block.address + len(words) * WORD
+        self._launched = list(self._of(launches, num_ranks))
         self._copied = card.event(self)  # event after which the card has read the words
 
-    def _of(self, launches: Sequence[Launch]) -> Iterator[_Launched]:
-        at, host = 0, self._words.ctypes.data
+    def _of(self, launches: Sequence[Launch], num_ranks: int) -> Iterator[_Launched]:
+        at, host, tells = 0, self._words.ctypes.data, self._last.tells
+        # before these launches, the cards wait for each other
+        after_waits = {i + after for i, launch in enumerate(launches) if launch.ranks and num_ranks > 1 for after in (0, 1)}
         for number, launch in enumerate(launches):
             function, grid = self._code.function(launch.body, launch.shared_bytes), self._code.grid(launch.grid)
             dims = at + 1 + len(launch.buffers)
             record = self._block.address + at * WORD
             self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
-            parameters, numbers = Parameters(record), host + dims * WORD
-            yield _Launched(launch.kernel, function, launch.threads, launch.shared_bytes, parameters, grid, numbers)
+            parameters, numbers = Parameters(record, tells=tells), host + dims * WORD
+            # a kernel that names itself must be the only one that runs
+            overlaps = launch.overlaps and number > 0 and not tells and number not in after_waits
+            yield _Launched(launch.kernel, function, launch.threads, launch.shared_bytes, parameters, overlaps, grid, numbers)
             at = dims + len(launch.dims) + (launch.num_counters > 0)
 
     def write(self, heap: NDArray[np.int64]) -> None:
         """Write the records to pinned memory."""
-        self._copied.thing.synchronize()
+        self.card.await_event(self._copied)
         np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
         self._words[self._added] += heap[self._slots]
 
     def copy(self) -> None:
         """Copy the records to the card."""
         self.card.copy_pinned(self._block.address, self._words)
-        self._copied.thing.record(self.card.stream)
+        self.card.record(self._copied)
         self._last.num_runs += 1
 
     def kernel(self, number: int) -> str:
@@ -115,10 +119,14 @@ class Records:
         """Return the number of blocks of each launch for the integers in the records, at most `most`."""
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launched)
 
-    def launch(self, number: int, blocks: int) -> None:
+    def launch(self, number: int, blocks: int, *, is_captured: bool) -> None:
         launched, stream = self._launched[number], self.card.stream.handle
-        sizes = blocks, launched.threads, launched.shared_bytes
-        driver.launch(launched.function, *sizes, launched.parameters, stream, f"kernel {launched.kernel}")
+        sizes, about, overlaps = (
+            (blocks, launched.threads, launched.shared_bytes),
+            f"kernel {launched.kernel}",
+            is_captured and launched.overlaps,
+        )
+        driver.launch(launched.function, *sizes, launched.parameters, stream, about, overlaps=overlaps)
 
 
 def _rows(launch: Launch, number: int, num_ranks: int, function: str) -> Sequence[int]:

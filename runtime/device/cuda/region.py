@@ -5,6 +5,9 @@ work among themselves, whatever their number, so every graph gives correct resul
 blocks as there is work. `prepare` captures graphs for expected sizes. A region that was not prepared captures a graph whenever its integers
 have orders of magnitude that did not occur before.
 
+Within a graph, a launch begins before the launch before it has ended, unless a fault is to name the kernel that began last, or cards wait
+for each other in between.
+
 Several cards may run a region in lockstep, each with records of its own. The graph then has the launches of all cards. Before a launch that
 reads memory of other cards, all cards wait until they have all got there, and after it, until it has ended on all of them.
 """
@@ -129,7 +132,7 @@ class CudaRegion:
                 with driver.captured(self._card.stream.handle) as found:
                     self._lockstep.fork()
                     for number, count in enumerate(blocks):
-                        self._launch(number, count)
+                        self._launch(number, count, is_captured=True)
                     self._lockstep.join()
             (graph,) = found
             self._captured[blocks] = graph
@@ -139,13 +142,13 @@ class CudaRegion:
         """Return the number of blocks of each launch for the integers in the records, which are the same on all ranks."""
         return self._records[0].blocks(self._card.num_units * BLOCKS_PER_UNIT)
 
-    def _launch(self, number: int, blocks: int) -> None:
+    def _launch(self, number: int, blocks: int, *, is_captured: bool = False) -> None:
         """Launch a kernel on all ranks."""
         if self._gathers[number]:
             self._lockstep.meet()
         for records in self._records:
             with records.card:
-                records.launch(number, blocks)
+                records.launch(number, blocks, is_captured=is_captured)
         if self._gathers[number]:
             self._lockstep.meet()
 
@@ -156,9 +159,9 @@ class CudaRegion:
         events = self._events = self._events or [(self._card.event(self), self._card.event(self)) for _ in blocks]
         self._lockstep.fork()
         for number, (count, (begin, end)) in enumerate(zip(blocks, events, strict=True)):
-            begin.thing.record(self._card.stream)
+            self._card.record(begin)
             self._launch(number, count)
-            end.thing.record(self._card.stream)
+            self._card.record(end)
         self._lockstep.join()
         self._card.wait()
         for number, (begin, end) in enumerate(events):

@@ -100,7 +100,8 @@ def launch_graph(handle: int, stream_handle: int | None) -> None:
     start = submit(stream, None)
     copies: dict[Work, Work] = {}
     for node in executable.nodes:
-        copies[node] = Work(node.context, node.run, [copies[w] for w in node.after if w in copies] or [start])
+        after = [copies[w] for w in node.after if w in copies] or [start]
+        copies[node] = Work(node.context, node.run, after, overlaps=node.overlaps)
     stream.tail = list(copies.values()) or [start]
     submit(stream, None)
 

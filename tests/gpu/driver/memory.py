@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import current, machine
-from tests.gpu.driver.streams import default_stream, finish, finish_all, stream_of, submit
+from tests.gpu.driver.streams import Work, default_stream, finish, finish_all, stream_of, submit
 
 
 @function("cuMemGetInfo_v2", "pp")
@@ -107,32 +107,32 @@ def _host(address: int, num_bytes: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address)) if num_bytes else np.zeros(0, np.uint8)
 
 
-def _to_device(target: int, source: int, num_bytes: int, *, late: bool) -> Callable[[], None]:
+def _to_device(target: int, source: int, num_bytes: int, *, late: bool) -> Callable[[Work], None]:
     """Return a function that copies to the device. With `late` (pinned memory), this function reads the source when it runs. Otherwise
     (pageable memory) the source is read now, as if into a staging buffer."""
     data = _host(source, num_bytes) if late else _host(source, num_bytes).copy()
 
-    def copy() -> None:
+    def copy(_: Work) -> None:
         machine.memory.span(target, num_bytes)[:] = data
 
     return copy
 
 
-def _to_host(target: int, source: int, num_bytes: int) -> Callable[[], None]:
-    def copy() -> None:
+def _to_host(target: int, source: int, num_bytes: int) -> Callable[[Work], None]:
+    def copy(_: Work) -> None:
         _host(target, num_bytes)[:] = machine.memory.span(source, num_bytes)
 
     return copy
 
 
-def _on_device(target: int, source: int, num_bytes: int) -> Callable[[], None]:
-    def copy() -> None:
+def _on_device(target: int, source: int, num_bytes: int) -> Callable[[Work], None]:
+    def copy(_: Work) -> None:
         machine.memory.span(target, num_bytes)[:] = machine.memory.span(source, num_bytes).copy()
 
     return copy
 
 
-def _now(run: Callable[[], None]) -> None:
+def _now(run: Callable[[Work], None]) -> None:
     """Run a copy in the default stream, and wait until it is done."""
     context = current()
     finish(submit(default_stream(context), run))
@@ -175,8 +175,8 @@ def copy_on_device_async(target: int, source: int, num_bytes: int, stream: int |
     submit(stream_of(stream), _on_device(target, source, num_bytes))
 
 
-def _fill(target: int, value: int, count: int, size: int) -> Callable[[], None]:
-    def fill() -> None:
+def _fill(target: int, value: int, count: int, size: int) -> Callable[[Work], None]:
+    def fill(_: Work) -> None:
         span = machine.memory.span(target, count * size)
         span[:] = np.frombuffer((value & ((1 << 8 * size) - 1)).to_bytes(size, "little") * count, np.uint8)
 

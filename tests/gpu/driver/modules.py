@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import SHARED_LIMITS, Context, current, machine
 from tests.gpu.driver.links import MAGIC
-from tests.gpu.driver.streams import stream_of, submit
+from tests.gpu.driver.streams import Work, stream_of, submit
 from tests.gpu.ptx.faults import Fault, UnknownPtx
 from tests.gpu.ptx.launch import LoadedModule, arch_of, launch, load
 
@@ -17,6 +17,7 @@ DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a block may use without
 INFO_LOG, INFO_ROOM, ERROR_LOG, ERROR_ROOM = 3, 4, 5, 6  # CUjit_option numbers of a module load
 WILD = 1 << 50  # an address at which no memory is ever mapped
 MAX_DYNAMIC_SHARED = 8  # number of the function attribute that requests more shared memory
+OVERLAPS = 6  # number of the launch attribute that lets a kernel begin before the kernel before it has ended
 
 
 @dataclass(slots=True, eq=False)
@@ -205,14 +206,15 @@ def check_launch(chosen: Function, config: LaunchConfig) -> None:
         raise DriverError(Result.INVALID_VALUE)
 
 
-def enqueue(chosen: Function, config: LaunchConfig, parameters: bytes, stream: int | None) -> None:
+def enqueue(chosen: Function, config: LaunchConfig, parameters: bytes, stream: int | None, *, overlaps: bool = False) -> None:
     into = stream_of(stream)
     if into.context is not chosen.context:
         raise DriverError(Result.INVALID_HANDLE)
     check_launch(chosen, config)
 
-    def run() -> None:
+    def run(work: Work) -> None:
         machine.launches += 1
+        work.number = machine.launches
         given = parameters
         if machine.wild is not None and machine.wild.exists():
             machine.wild.unlink()
@@ -230,11 +232,13 @@ def enqueue(chosen: Function, config: LaunchConfig, parameters: bytes, stream: i
                     seed=seed,
                     arch=machine.arch,
                     uneven=machine.uneven,
+                    number=work.number,
+                    since=work.since,
                 )
         except Fault as fault:
             raise Fault(f"launch {machine.launches}: {fault}") from fault
 
-    submit(into, run)
+    submit(into, run, overlaps=overlaps)
 
 
 @function("cuLaunchKernel", "puuuuuuuppp")
@@ -266,8 +270,18 @@ class _Config(ctypes.Structure):
     )
 
 
+class _Attribute(ctypes.Structure):
+    """The layout of CUlaunchAttribute, whose value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
+
+
 @function("cuLaunchKernelEx", "pppp")
 def launch_kernel_ex(config: int, handle: int, pointers: int | None, extra: int | None) -> None:
     chosen, c = machine.find(handle, Function), _Config.from_address(config)
     where = LaunchConfig((c.gx, c.gy, c.gz), (c.bx, c.by, c.bz), c.shared)
-    enqueue(chosen, where, parameters_of(chosen, pointers, extra), c.stream)
+    given = (_Attribute * c.num_attributes).from_address(c.attributes) if c.num_attributes else ()
+    if any(x.id != OVERLAPS for x in given) or (given and machine.arch < (9, 0)):
+        raise DriverError(Result.NOT_SUPPORTED)
+    overlaps = any(x.value for x in given)
+    enqueue(chosen, where, parameters_of(chosen, pointers, extra), c.stream, overlaps=overlaps)

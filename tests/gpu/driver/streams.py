@@ -23,9 +23,12 @@ DISABLE_TIMING = 2
 @dataclass(slots=True, eq=False)
 class Work:
     context: Context
-    run: Callable[[], None] | None
+    run: Callable[[Work], None] | None
     after: list[Work]
     done: bool = False
+    overlaps: bool = False  # whether it is a kernel that may begin before the kernel before it has ended
+    number: int = 0  # the number of its launch, if it is a kernel that has run
+    since: int | None = None  # the number of the earliest launch that may still run when it begins
 
 
 @dataclass(slots=True, eq=False)
@@ -80,13 +83,13 @@ def stream_of(handle: int | None) -> Stream:
     return machine.find(handle, Stream)
 
 
-def submit(stream: Stream, run: Callable[[], None] | None) -> Work:
+def submit(stream: Stream, run: Callable[[Work], None] | None, *, overlaps: bool = False) -> Work:
     """Add work to the end of a stream. If the stream is being captured, record the work instead."""
     default = default_stream(stream.context)
     if stream.capture is not None:
         if stream.capture.invalid:
             raise DriverError(Result.STREAM_CAPTURE_INVALIDATED)
-        work = Work(stream.context, run, stream.tail)
+        work = Work(stream.context, run, stream.tail, overlaps=overlaps)
         stream.capture.recorded.append(work)
         stream.tail = [work]
         return work
@@ -98,7 +101,7 @@ def submit(stream: Stream, run: Callable[[], None] | None) -> Work:
         after += [work for s in others for work in s.tail]
     elif stream.blocking:
         after += default.tail
-    work = Work(stream.context, run, [w for w in after if not w.done])
+    work = Work(stream.context, run, [w for w in after if not w.done], overlaps=overlaps)
     stream.tail = [work]
     if machine.random is not None and machine.random.random() < 0.5:  # on a real card the work may already be done when the call returns
         finish(work)
@@ -119,15 +122,18 @@ def finish(work: Work) -> None:
                 machine.random.shuffle(first)  # pyright: ignore[reportArgumentType]
             pending += first
             continue
+        if last.overlaps and len(last.after) == 1:
+            (before,) = last.after
+            last.since = before.since or before.number or None
         last.done, last.after = True, []
         pending.pop()
         if last.run is not None and not last.context.fault:
             _do(last, last.run)
 
 
-def _do(work: Work, run: Callable[[], None]) -> None:
+def _do(work: Work, run: Callable[[Work], None]) -> None:
     try:
-        run()
+        run(work)
     except AddressFault as fault:
         note_fault(work.context, Result.ILLEGAL_ADDRESS, str(fault))
     except Fault as fault:
@@ -166,6 +172,13 @@ def finish_all(context: Context) -> None:
             finish(work)
         stream.tail = []
     _report(context)
+
+
+def drop_work() -> None:
+    """Drop the work that was submitted to contexts in which a kernel has failed. It never runs."""
+    for stream in _all:
+        if stream.context.fault:
+            stream.tail = []
 
 
 def _report(context: Context) -> None:
@@ -250,7 +263,7 @@ def stream_wait_event(handle: int | None, event_handle: int, flags: int) -> None
 @function("cuLaunchHostFunc", "ppp")
 def launch_host_function(handle: int | None, function_: int, data: int | None) -> None:
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function_)
-    submit(stream_of(handle), lambda: call(data))
+    submit(stream_of(handle), lambda _: call(data))
 
 
 @function("cuEventCreate", "pu")

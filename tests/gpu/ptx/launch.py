@@ -66,11 +66,14 @@ def launch(
     arch: tuple[int, int] | None = None,
     patience: int = PATIENCE,
     uneven: int | None = None,
+    number: int = 1,
+    since: int | None = None,
 ) -> None:
-    """Run all blocks of a grid to their end. With seed 0, blocks run in order and asynchronous work runs late; other seeds draw random
-    orders."""
+    """Run all blocks of a grid to their end. `Launch` describes the options. With seed 0, blocks run in order and asynchronous work runs
+    late; other seeds draw random orders."""
     program = loaded.program(name)
-    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, arch or arch_of(loaded.module.target), patience, uneven)
+    card = arch or arch_of(loaded.module.target)
+    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, card, patience, uneven, number, since)
     random = np.random.default_rng(seed) if seed else None
     count, cluster = grid[0] * grid[1] * grid[2], program.cluster
     if grid[0] % cluster:

@@ -26,9 +26,11 @@ ALIGNMENT = 256
 class Memory:
     def __init__(self, num_bytes: int = 1 << 30) -> None:
         self.num_bytes = num_bytes
-        self._map = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+        self._map = _mapped(num_bytes)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.words = {bits: self.bytes.view(dtype) for bits, dtype in UNSIGNED.items()}
+        # For each 4 bytes, the number of the launch that wrote them last; 0: none. The system provides memory for the parts in use only.
+        self.writers = np.frombuffer(_mapped(num_bytes), np.uint32)
         self.host_base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._live: dict[int, int] = {}  # offset -> size of each live allocation
         self._sorted: list[int] = []  # begin, end, begin, end, ... of the live allocations, ascending
@@ -140,6 +142,10 @@ class AddressFault(Fault):
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
         self.position = position
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tests.gpu.ptx.faults import Fault
 from tests.gpu.ptx.known import Known
 from tests.gpu.ptx.memory import UNSIGNED, UNWRITTEN, AddressFault, Memory
+from tests.gpu.ptx.order import Order
 from tests.gpu.ptx.program import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Array, Index, Program
 from tests.gpu.ptx.shadow import Shadow
 
@@ -60,6 +61,8 @@ class Launch:
     arch: tuple[int, int] = (9, 0)  # compute capability of the card, which decides how matrix units round
     patience: int = PATIENCE
     uneven: int | None = None  # least number of rows with which wgmma adds like an older generation; None: it never does
+    number: int = 1  # number of the launch among all launches of a card
+    since: int | None = None  # number of the earliest launch that may still run when this one begins; None: all earlier ones have ended
 
     @property
     def threads_per_block(self) -> int:
@@ -106,6 +109,7 @@ class Wave:
         self._later: list[Callable[[], None]] = []  # asynchronous work that has not run yet
         self.ends: list[Callable[[Wave], None]] = []  # functions that raise a fault if something is unfinished when all threads have ended
         self.known = Known(self)
+        self.order = Order(self)
         self.state: dict[str, Any] = {}  # state of barriers and asynchronous work: each file of instructions has keys of its own
 
     # --- running contexts --------------------------------------------------------------------------------------------------
@@ -154,6 +158,7 @@ class Wave:
                 if not self._meet(context):
                     return
             if context.piece == self.program.exit:
+                self.order.end(context.threads)
                 self.alive[context.threads] = False
                 return
             code = codes[context.piece]

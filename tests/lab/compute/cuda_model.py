@@ -1,6 +1,7 @@
 """Predict steps on an H100 and an H200 from the machine code that NVIDIA's assembler makes of them. No GPU is needed.
 
-For each kernel, tests/lab/sass/model.py gives its time, and its share of what the card's bandwidth or its tensor cores would allow.
+For each kernel, tests/lab/sass/model.py gives its time, and its share of what the card's bandwidth or its tensor cores would allow. With
+`--day FILE`, the times that a day with such a card measured are shown beside the predicted ones.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compiler.frontend.decoder import StepBounds
@@ -16,6 +18,7 @@ from deploy.bench.compute.case import Case
 from deploy.bench.synthetic import SHAPES, synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
+from tests.lab.sass.measured import Measured, read_measured
 from tests.lab.sass.model import CARDS, Card, Prediction, predict
 from tests.lab.sass.step import Kernel, SquareCode, StepCode
 from tests.lab.sass.tools import ToolMissing
@@ -106,14 +109,15 @@ def as_json(step: Step) -> dict[str, Any]:
     }
 
 
-def show(step: Step) -> None:
+def show(step: Step, measured: Measured | None = None) -> None:
     print(f"\n{step.form}, {step.case}, {step.card.name}: {1e3 * step.seconds:.2f} ms, {step.share:.2f} of the limit")
     heads = f"{'times':>6}{'blocks':>8}{'per SM':>7}{'regs':>6}{'trip':>7}{'issue':>7}{'MB in flight':>13}{'us':>8}{'share':>7}"
-    print(f"{'kernel':44}{heads}")
+    print(f"{'kernel':44}{heads}{'measured us':>13}" if measured else f"{'kernel':44}{heads}")
     for k in sorted(step.kernels, key=lambda k: -k.launched.times * k.seconds):
         x, flight = k.launched, f"{k.flight / 1e6:.1f}" if k.flight else ""
         numbers = f"{x.times:6}{x.blocks:8}{k.resident:7}{x.kernel.usage.registers:6}{k.warp:7.0f}{k.issue:7.0f}{flight:>13}"
-        print(f"{x.kernel.name[:43]:44}{numbers}{1e6 * k.seconds:8.2f}{k.share:7.2f}")
+        found = measured.seconds(step.card.name, step.form, str(step.case), x.kernel.name) if measured else None
+        print(f"{x.kernel.name[:43]:44}{numbers}{1e6 * k.seconds:8.2f}{k.share:7.2f}{'' if found is None else f'{1e6 * found:13.2f}'}")
 
 
 def show_goals(steps: Sequence[Step]) -> None:
@@ -143,7 +147,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--format", dest="forms", action="append", help=f"how weights are held; default {' and '.join(FORMS)}")
     parser.add_argument("--loops", action="store_true", help="also show the facts of each loop that reads memory")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--day", type=Path, help="day.jsonl of a day with a card: show what it measured beside what is predicted")
     options = parser.parse_args(argv)
+    measured = None if options.day is None else read_measured(options.day)
     steps: list[Step] = []
     for form in options.forms or FORMS:
         try:
@@ -154,7 +160,7 @@ def main(argv: list[str] | None = None) -> None:
             steps += [predicted(code, form, case, card) for card in CARDS]
         if not options.json:
             for step in steps[-len(CASES) * len(CARDS) :]:
-                show(step)
+                show(step, measured)
             if options.loops:
                 show_loops(code)
     if not options.json:

@@ -6,10 +6,13 @@ import json
 
 import pytest
 
+from compiler.ir.text.parser import parse
 from deploy.bench.compute.case import Case
 from tests.lab.compute import cuda_model
-from tests.lab.compute.cuda_model import CARDS, Step, as_json, code_of, predicted, square
-from tests.lab.sass.step import StepCode
+from tests.lab.compute.cuda_model import CARDS, TARGET, Step, as_json, code_of, predicted, square
+from tests.lab.planned import Sizes
+from tests.lab.sass.model import predict
+from tests.lab.sass.step import ProgramCode, StepCode
 from tests.lab.sass.tools import ToolMissing
 
 ONE, MANY = Case(1, 1, 1024), Case(64, 64, 1024)
@@ -43,6 +46,18 @@ def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
     """Predicted shares of the limit on an H100: a change of a kernel that makes the steps slower fails here."""
     assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.82
     assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.75
+
+
+def test_a_product_of_4_bits_with_few_blocks_is_as_fast_as_it_was() -> None:
+    """Half of the multiprocessors have no block of this product, so it lives on how few instructions a block needs for a weight."""
+    given = "x: bf16[n, 4096], weight q: u8[4096, 2048], weight s: bf16[4096, 32]"
+    body = "{ dataflow { w = dequantize(q, s, bits=4, group=128) y = linear(x, w) } return y }"
+    try:
+        code = ProgramCode(parse(f"func main({given}) -> object where n in 0..64 {body}"), TARGET)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    (launched,) = code.launched("main", Sizes({"n": 1}, 1, 1))
+    assert launched.blocks == 64 and predict(CARDS[0], launched, ONE).share > 0.48
 
 
 def test_a_product_of_square_matrices_is_near_its_goal() -> None:

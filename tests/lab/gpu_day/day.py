@@ -3,8 +3,9 @@
     PYTHONPATH=.gpu/first python -m tests.lab.gpu_day.day --out FOLDER --seconds 480
 
 Each step has a process and a time limit of its own, so a fault or a hang costs one step. As a step ends, one line of JSON is added to
-FOLDER/day.jsonl, and what it printed to FOLDER/log.txt. No step begins when less than LEAST_S of the given seconds are left. Only the
-standard library is imported here.
+FOLDER/day.jsonl, and what it printed to FOLDER/log.txt. No step begins when less than LEAST_S of the given seconds are left. Steps run
+one after another, because they measure the card; only in a rehearsal, which measures nothing, TOGETHER of them run at the same time. Only
+the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,9 @@ FIRST = CARRIED / "first"  # comes before all other folders with packages
 LINES, LOG = "day.jsonl", "log.txt"
 LEAST_S = 8.0
 SAID_BYTES = 600  # of the end of a failed step's output, in its line
+TOGETHER = 2  # number of steps that a rehearsal runs at the same time
 REHEARSED = 6  # a rehearsal's limits are so many times as long, because it shares its machine with other work
+INSTALLED = "site"  # the folder into which the first step installs packages
 SITE = "GPU_DAY_SITE"  # names the folder into which the first step installs packages
 
 
@@ -55,22 +61,31 @@ class Line:
 def run_day(
     steps: Sequence[Step], out: Path, seconds: float, environment: Mapping[str, str], *, is_small: bool = False, cwd: Path = ROOT
 ) -> Iterator[Line]:
-    """Run the steps one after another. Yield what became of each as soon as its line is written."""
+    """Run the steps. Yield what became of each as soon as its line is written."""
     out.mkdir(parents=True, exist_ok=True)
     end_s = time.monotonic() + seconds
+
+    def run(step: Step) -> tuple[Line, str]:
+        left_s = end_s - time.monotonic()
+        if left_s < LEAST_S:
+            return Line(step.name, "left out", None, 0.0, 0.0, f"{max(0.0, left_s):.0f} s were left", []), ""
+        command, limit_s = command_of(step, is_small=is_small), step.limit_s * (REHEARSED if is_small else 1)
+        return run_step(step.name, command, min(limit_s, left_s), environment, cwd)
+
     with (out / LINES).open("w") as lines, (out / LOG).open("w") as log:
-        for step in steps:
-            left_s = end_s - time.monotonic()
-            if left_s < LEAST_S:
-                line = Line(step.name, "left out", None, 0.0, 0.0, f"{max(0.0, left_s):.0f} s were left", [])
-            else:
-                command, limit_s = command_of(step, is_small=is_small), step.limit_s * (REHEARSED if is_small else 1)
-                line, printed = run_step(step.name, command, min(limit_s, left_s), environment, cwd)
-                log.write(f"=== {step.name}: {line.outcome} after {line.seconds:.1f} s\n{printed}\n")
-                log.flush()
+        for line, printed in together(run, steps) if is_small else map(run, steps):
+            log.write(f"=== {line.step}: {line.outcome} after {line.seconds:.1f} s\n{printed}\n")
+            log.flush()
             lines.write(json.dumps(asdict(line)) + "\n")
             lines.flush()
             yield line
+
+
+def together(run: Callable[[Step], tuple[Line, str]], steps: Sequence[Step]) -> Iterator[tuple[Line, str]]:
+    """Run the first step, which installs packages, and then TOGETHER of the others at the same time. Yield results as they come."""
+    yield from map(run, steps[:1])
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        yield from (done.result() for done in as_completed([pool.submit(run, step) for step in steps[1:]]))
 
 
 def command_of(step: Step, *, is_small: bool) -> list[str]:
@@ -81,7 +96,7 @@ def command_of(step: Step, *, is_small: bool) -> list[str]:
 def run_step(name: str, command: Sequence[str], limit_s: float, environment: Mapping[str, str], cwd: Path) -> tuple[Line, str]:
     """Run a command for at most `limit_s`, then kill it and its children. Return its line and everything that it printed. The output goes
     to files, because a child that outlives the command would keep a pipe open."""
-    began_s, before_s = time.monotonic(), processor_s()
+    began_s, late = time.monotonic(), threading.Event()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
@@ -89,24 +104,28 @@ def run_step(name: str, command: Sequence[str], limit_s: float, environment: Map
             )
         except OSError as error:
             return Line(name, "failed", None, 0.0, 0.0, f"{command[0]} cannot be run: {error}", []), ""
-        try:
-            status: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
+
+        def kill() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+
+        def end() -> None:
+            late.set()
+            kill()
+
+        timer = threading.Timer(limit_s, end)
+        timer.start()
+        try:
+            _, ended, usage = os.wait4(process.pid, 0)
+        finally:
+            timer.cancel()
+            kill()  # the children of the command
+        process.returncode = os.waitstatus_to_exitcode(ended)
+        status = None if late.is_set() else process.returncode
         printed, errors = (_text(file) for file in (out, err))
-    seconds, spent_s = (round(after - before, 1) for after, before in ((time.monotonic(), began_s), (processor_s(), before_s)))
+    seconds, spent_s = round(time.monotonic() - began_s, 1), round(usage.ru_utime + usage.ru_stime, 1)
     line = Line(name, _outcome(status), status, seconds, spent_s, _said(printed, errors, status), objects(printed))
     return line, printed + errors
-
-
-def processor_s() -> float:
-    """Return the processor time of all children of this process that have ended."""
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def _outcome(status: int | None) -> str:
@@ -143,7 +162,7 @@ def objects(printed: str) -> list[Any]:
 def environment_of(work: Path) -> dict[str, str]:
     """Return the variables of all steps. What they compile is kept in the folder `work`. On a machine that lacks packages, they come from a
     folder there, too, into which the first step installs what was carried along."""
-    site = [str(FIRST), str(work / "site")] if (CARRIED / "wheels").is_dir() else []
+    site = [str(FIRST), str(work / INSTALLED)] if (CARRIED / "wheels").is_dir() else []
     given = os.environ.get("PYTHONPATH")
     paths = [*site, str(ROOT), str(ROOT / "deploy" / "entry"), *([given] if given else [])]
     return {
@@ -164,15 +183,17 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m tests.lab.gpu
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="time for all steps together")
     parser.add_argument("--small", action="store_true", help="one case per test and tiny models, for a model of a card in software")
+    parser.add_argument("--kept", type=Path, help="folder where what steps compile stays for the next day; default: a temporary one")
     parser.add_argument("--plant", action="store_true", help="also run a step that dies and one that hangs")
     parser.add_argument("--only", metavar="TEXT", help="run only the first step, which installs, and those whose names contain the text")
     options = parser.parse_args(argv)
     steps = [step for number, step in enumerate(STEPS) if not number or options.only is None or options.only in step.name]
     if options.plant:
         steps[2:2] = PLANTED
-    with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as work:
-        found: list[Line] = []
-        for line in run_day(steps, options.out, options.seconds, environment_of(Path(work)), is_small=options.small):
+    with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as temporary:
+        work, found = options.kept or Path(temporary), list[Line]()
+        shutil.rmtree(work / INSTALLED, ignore_errors=True)
+        for line in run_day(steps, options.out, options.seconds, environment_of(work), is_small=options.small):
             found.append(line)
             print(f"{line.seconds:6.1f} s  {line.outcome:9}  {line.step}  {'' if line.has_passed else line.said[-200:]}", flush=True)
     print(f"{sum(line.has_passed for line in found)} of {len(found)} steps passed; see {options.out / LINES} and {options.out / LOG}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from tests.gpu.driver.library import ROOT, build
 from tests.lab.gpu_day.day import FIRST
 from tests.lab.gpu_day.prepare import travelling
 
+WORK = ROOT / ".venv" / "rehearsal"
+KEPT = "kept"  # in this folder: compiled code and bytecode, which the next rehearsal uses again
 STAND_INS = ROOT / "tests" / "lab" / "stand_ins"
 SANITIZER = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n'  # runs the command behind its options
 TOOLS = {"compute-sanitizer": SANITIZER, "nvidia-smi": "#!/bin/sh\necho a card in software\n"}
@@ -39,7 +40,7 @@ def copy_checkout(folder: Path) -> None:
     for path in travelling():
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
+        shutil.copy2(path, target)  # with its time, by which Python knows whether bytecode is up to date
 
 
 def environment_in(work: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -69,9 +70,9 @@ def lay_rival(python: str) -> None:
 
 def rehearse(python: str, command: Sequence[str], out: Path) -> int:
     """Run the command of the day. Return its exit status."""
-    with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as name:
-        work = Path(name)
-        copy_checkout(work / "checkout")
-        lay_rival(python)
-        rehearsed = [python, *command, "--small", "--out", str(out.resolve())]
-        return subprocess.run(rehearsed, cwd=work / "checkout", env=environment_in(work, os.environ)).returncode
+    for old in (path for path in WORK.glob("*") if path.name != KEPT):
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    copy_checkout(WORK / "checkout")
+    lay_rival(python)
+    rehearsed = [python, *command, "--small", "--out", str(out.resolve()), "--kept", str(WORK / KEPT)]
+    return subprocess.run(rehearsed, cwd=WORK / "checkout", env=environment_in(WORK, os.environ)).returncode

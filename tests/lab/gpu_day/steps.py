@@ -12,6 +12,7 @@ PYTHON = "python"  # in a command: the interpreter that runs the day
 MARKED = "gpu and not slow"  # value of pytest's option -m, which runs tests on a real card
 LAYERS = 4  # of the 8B shape, so that a model is bound in seconds
 FORMATS = ("bf16", "int4-128", "int8")
+SHAPE = "shape "  # begins the name of a step that measures the 8B shape; the format of its weights follows
 KERNELS = ("rows", "branches", "products", "experts", "attention", "tensor_attention", "region", "sampling", "hostile_indices")
 OF_KERNELS = "tests/runtime/device/cuda/test_{}.py"
 PLUGIN = "tests.lab.gpu_day.plugin"
@@ -55,7 +56,7 @@ STEPS = (
     # shares of what the card can do
     module("copies", 30, "tests.lab.gpu_day.shares", "copies", small=SMALL_MODEL),
     module("product", 60, "tests.lab.gpu_day.shares", "product", small=SMALL_MODEL),
-    *(module(f"shape {form}", 110, "tests.lab.gpu_day.shares", "shape", form, small=SMALL_MODEL) for form in FORMATS),
+    *(module(f"{SHAPE}{form}", 110, "tests.lab.gpu_day.shares", "shape", form, small=SMALL_MODEL) for form in FORMATS),
     module("serve 0.5b", 110, "tests.lab.gpu_day.served", small=SMALL_MODEL),
     # tools, peers, and a worker that is killed
     sanitized("memcheck"),

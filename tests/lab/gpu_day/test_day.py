@@ -59,6 +59,36 @@ def test_a_step_gets_no_more_time_than_is_left(tmp_path: Path) -> None:
     assert hang.outcome == "timed out" and time.monotonic() - began < 60
 
 
+def test_a_rehearsal_runs_steps_at_the_same_time_after_the_first(tmp_path: Path) -> None:
+    """Each of two steps waits for what the other writes, and both need what the first step writes."""
+    wait = """
+import pathlib, sys, time
+own, other, first = map(pathlib.Path, sys.argv[1:])
+own.touch()
+print(first.exists())
+while not other.exists():
+    time.sleep(0.01)
+"""
+    first, one, two = (str(tmp_path / name) for name in ("first", "one", "two"))
+    steps = [
+        Step("first", 60, (PYTHON, "-c", f"import pathlib; pathlib.Path({first!r}).touch()")),
+        Step("one", 10, (PYTHON, "-c", wait, one, two, first)),
+        Step("two", 10, (PYTHON, "-c", wait, two, one, first)),
+    ]
+    found = list(run_day(steps, tmp_path, 600.0, os.environ, is_small=True))
+    assert [(line.outcome, line.said) for line in found] == [("passed", ""), ("passed", "True"), ("passed", "True")]
+    assert {line.step for line in found} == {"first", "one", "two"} and all(line.processor_s >= 0 for line in found)
+
+
+def test_the_processor_time_of_a_step_is_its_own(tmp_path: Path) -> None:
+    """The time of a step that runs beside another is that of the step and of its children."""
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    steps = [says("first", ""), Step("busy", 60, (PYTHON, "-c", child)), says("idle", "")]
+    spent = {line.step: line.processor_s for line in run_day(steps, tmp_path, 600.0, os.environ, is_small=True)}
+    assert spent["busy"] >= 0.5 > spent["idle"]
+
+
 def test_results_are_one_document_or_lines_among_others() -> None:
     assert objects('[{"a": 1},\n {"a": 2}]\n') == [{"a": 1}, {"a": 2}]
     assert objects('{\n "a": 1\n}') == [{"a": 1}]

@@ -38,6 +38,9 @@ from tests.lab.sass.warp import DRAM, L2, cycles_of, cycles_of_trip, product_cyc
 WARPGROUPS_ATTEND = "warpgroup attention"  # name of a schedule
 IDLE = 2 * L2  # cycles of a block of attention that loads what tells it that it has no work
 LAUNCH_S = 1.3e-6  # from the end of a kernel to the begin of the next one, within a graph
+# From the end of a kernel to what a kernel does after griddepcontrol.wait, if it has begun before. An assumption: half of the above.
+WAITED_S = 0.65e-6
+FEW_UNITS = 8  # a launch on this part of the multiprocessors leaves room for the next one
 SCHEDULERS = 4  # of a multiprocessor
 WARP = 32
 
@@ -102,15 +105,20 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     if kernel.schedule == WARPGROUPS_ATTEND and case.is_prefill == ("HMMA" in kernel.kinds):
         return _idle(card, launched)
     resident, work = occupancy(card, kernel), _work(launched, case)
+    start, before = start_of(kernel.listing), launched.before
+    begins_early = start.copies_early and before is not None and finds_room(card, kernel, before)
     active = _working_blocks(launched, case)
     on_unit = min(resident, math.ceil(active / card.units))
     copies = DRAM / work.stages if work.stages else 0.0
     from_l2 = work.copied_bytes * min(active, card.units * resident) / card.l2_bytes_per_s * card.clock_hz
     trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, copies, from_l2)
     rounds = math.ceil(active / (card.units * resident))
-    ends = work.before + work.after
+    # While the kernel before still runs, the first blocks do what they do before their first trip, and the first weights arrive.
+    ends, hidden, first = work.before + work.after, work.before if begins_early else 0.0, L2 if begins_early else DRAM
     transfer_s, operations = launched.num_bytes / card.bytes_per_s, _operations(launched, case)
-    seconds = LAUNCH_S + max(transfer_s + (ends + DRAM) / card.clock_hz, rounds * (ends + work.trips * trip) / card.clock_hz)
+    seconds = (WAITED_S if start.waits else LAUNCH_S) + max(
+        transfer_s + (ends - hidden + first) / card.clock_hz, (rounds * (ends + work.trips * trip) - hidden) / card.clock_hz
+    )
     return Prediction(
         launched,
         resident=resident,
@@ -140,6 +148,31 @@ def occupancy(card: Card, kernel: Kernel) -> int:
     warps = card.registers // SCHEDULERS // registers * SCHEDULERS
     by_registers, shared = warps // math.ceil(kernel.threads / WARP), kernel.shared_bytes + RESERVED_BYTES
     return max(1, min(card.blocks, card.threads // kernel.threads, by_registers, card.shared_bytes // shared))
+
+
+def finds_room(card: Card, kernel: Kernel, before: Launched) -> bool:
+    """Return whether blocks of a kernel can begin while the launch before it runs: because that has few blocks, or because a block of both
+    fits a multiprocessor."""
+    both = kernel, before.kernel
+    registers = sum(-(-k.usage.registers // 8) * 8 * WARP * math.ceil(k.threads / WARP) for k in both)
+    shared = sum(k.shared_bytes + RESERVED_BYTES for k in both)
+    fits = registers <= card.registers and shared <= card.shared_bytes and sum(k.threads for k in both) <= card.threads
+    return fits or before.blocks <= card.units // FEW_UNITS
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a kernel begins."""
+
+    waits: bool  # whether it may begin before the kernel before it has ended, for which it then waits
+    copies_early: bool  # whether it copies to shared memory before it waits
+
+
+def start_of(listing: Listing) -> Start:
+    """Read how a kernel begins. ACQBULK is the assembler's name of griddepcontrol.wait, and UBLKCP that of a bulk copy."""
+    kinds = [x.kind for x in listing.instructions]
+    wait = kinds.index("ACQBULK") if "ACQBULK" in kinds else None
+    return Start(wait is not None, wait is not None and "UBLKCP" in kinds[:wait])
 
 
 def _work(launched: Launched, case: Case) -> _Work:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.lab.sass.listing import NO_SCOREBOARD, Listing, read_listings
 
 # (label), or (instruction, stall, scoreboard that is set, scoreboards that are awaited)
-LINES: tuple[tuple[str] | tuple[str, int, int, int], ...] = (
+Line = tuple[str] | tuple[str, int, int, int]
+LINES: tuple[Line, ...] = (
     ("S2R R0, SR_TID.X", 1, 0, 0),
     (".L_x_1:",),
     ("SYNCS.PHASECHK.TRANS64.TRYWAIT P2, [UR5], R28", 1, 1, 0),
@@ -29,13 +30,14 @@ LINES: tuple[tuple[str] | tuple[str, int, int, int], ...] = (
 )
 
 
-def sample() -> Listing:
-    return read_listings("\n".join([".text.k:", *_text()]))["k"]
+def sample(*before: Line) -> Listing:
+    """Return the sample, with further lines before it."""
+    return read_listings("\n".join([".text.k:", *_text((*before, *LINES))]))["k"]
 
 
-def _text() -> Iterator[str]:
+def _text(lines: Sequence[Line]) -> Iterator[str]:
     address = 0
-    for line in LINES:
+    for line in lines:
         if len(line) == 1:
             yield line[0]
             continue

@@ -56,6 +56,7 @@ class Launched:
     num_bytes: int  # that the step must read
     rows: int  # of a product
     times: int  # how often the step launches it
+    before: Launched | None = None  # the launch before it in the step
 
 
 class ProgramCode:
@@ -81,7 +82,8 @@ class ProgramCode:
                 if kernel.name.partition(".")[0] == launch.func:
                     rows = sizes.value(kernel.tiles[0].dims[2]) if kernel.tiles else 0
                     assert rows is not None, f"the number of rows of {launch.func} depends on data"
-                    found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1))
+                    before = replace(found[-1], before=None) if found else None
+                    found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1, before))
         return found
 
     def _kernels(self, name: str) -> Iterator[Kernel]:

@@ -1,4 +1,4 @@
-"""The number of blocks of a kernel that fit a multiprocessor at once, by registers and by shared memory."""
+"""How many blocks fit a multiprocessor, and how kernels begin."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.lab.sass.model import CARDS, occupancy
-from tests.lab.sass.sample import sample
-from tests.lab.sass.step import Kernel
+from tests.lab.sass.model import CARDS, Start, finds_room, occupancy, start_of
+from tests.lab.sass.sample import Line, sample
+from tests.lab.sass.step import Kernel, Launched
 from tests.lab.sass.tools import Usage
+
+WAIT: Line = ("ACQBULK", 1, 7, 0)
+COPY: Line = ("UBLKCP.S.G [UR8], [UR10], UR4", 1, 7, 0)
+
+
+def kernel(registers: int, threads: int, shared_bytes: int) -> Kernel:
+    prim: Any = None
+    return Kernel("product", "", prim, sample(), Usage(registers, 0, 0), threads, shared_bytes, ())
 
 
 @pytest.mark.parametrize(
@@ -26,6 +34,27 @@ from tests.lab.sass.tools import Usage
 )
 def test_warps_of_a_scheduler_share_a_quarter_of_the_registers(registers: int, threads: int, shared_bytes: int, blocks: int) -> None:
     """Two blocks of 9 warps with 104 registers would fit the registers of a multiprocessor, but a quarter of them holds 4 such warps."""
-    prim: Any = None
-    kernel = Kernel("product", "", prim, sample(), Usage(registers, 0, 0), threads, shared_bytes, ())
-    assert [occupancy(card, kernel) for card in CARDS] == [blocks] * len(CARDS)
+    assert [occupancy(card, kernel(registers, threads, shared_bytes)) for card in CARDS] == [blocks] * len(CARDS)
+
+
+@pytest.mark.parametrize(
+    ("before", "start"),
+    [((), Start(False, False)), ((WAIT,), Start(True, False)), ((WAIT, COPY), Start(True, False)), ((COPY, WAIT), Start(True, True))],
+)
+def test_machine_code_says_whether_a_kernel_copies_before_it_waits(before: tuple[Line, ...], start: Start) -> None:
+    assert start_of(sample(*before)) == start
+
+
+@pytest.mark.parametrize(
+    ("before", "blocks", "room"),
+    [
+        (kernel(40, 512, 1024), 132, True),
+        (kernel(168, 288, 113 << 10), 132, False),  # too many registers together
+        (kernel(40, 512, 2 << 10), 132, True),
+        (kernel(40, 512, 120 << 10), 132, False),  # too much shared memory together
+        (kernel(168, 288, 227 << 10), 8, True),  # most multiprocessors are idle
+    ],
+)
+def test_blocks_begin_early_where_they_find_room(before: Kernel, blocks: int, room: bool) -> None:
+    own = kernel(96, 288, 113 << 10)
+    assert [finds_room(card, own, Launched(before, blocks, 0, 0, 1)) for card in CARDS] == [room] * len(CARDS)

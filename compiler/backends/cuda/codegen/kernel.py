@@ -2,7 +2,7 @@
 
 A kernel has phases: the statements of the body's top-level `Seq`, each of which is a launch. Phase K becomes three functions:
 
-    name$pK         void (ptr record)                                        on the GPU: loads the arguments from the record, calls $run
+    name$pK         void (ptr record, i32 tells)                             on the GPU: loads the arguments from the record, calls $run
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
     name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 
@@ -10,8 +10,11 @@ Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what ev
 for all of them.
 
 A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
-launch begins (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and, if the phase has
-counters, their address.
+launch begins, if `tells` is not 0 (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and,
+if the phase has counters, their address.
+
+If the target begins kernels early, each phase lets the launch after it begin at once, and itself waits for the end of the launches before
+it (early.py).
 
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
 a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread loop and each such tile
@@ -26,6 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from compiler.backends.cuda.codegen.early import early_buffers
 from compiler.bytecode.kernel import KernelCode, PhaseSymbols
 from compiler.codegen.expressions import Expressions
 from compiler.codegen.kernel import Phase, kernel_of
@@ -45,12 +49,14 @@ from compiler.machine.target import Target
 COUNTERS = "%counters"
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
-_BEGUN = f"""entry:
-  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+_LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
+_BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
   %either = or i32 %thread, %block
   %first = icmp eq i32 %either, 0
-  br i1 %first, label %begin, label %work
+  %wanted = icmp ne i32 %tells, 0
+  %begins = and i1 %first, %wanted
+  br i1 %begins, label %begin, label %work
 begin:
   %begun = load {GLOBAL}, {GLOBAL} %record, align 8
   store volatile {GLOBAL} %record, {GLOBAL} %begun, align 8
@@ -77,7 +83,11 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
         raise CompileError(f"phase {symbol} is not a loop over blocks; schedule it first (pass schedule_kernels)")
     text = ", ".join(filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "")))
     run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
-    symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters, shared.requested_bytes)
+    early: tuple[int, ...] | None = None
+    if target.begins_early:
+        buffers = early_buffers(stmt)
+        early = tuple(i for i, b in enumerate(parameters.buffers) if b in buffers)
+    symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters, shared.requested_bytes, early)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
     return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, _launched(stmt, threads)))), grid)
 
@@ -110,9 +120,13 @@ def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str) -> st
         if kind == GLOBAL:
             lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
         arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
-    lines.append(f"  call void @{name}$run({', '.join(arguments)})")
-    head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind {attributes}"
-    return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
+    call = f"  call void @{name}$run({', '.join(arguments)})"
+    head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record, i32 noundef %tells) nounwind {attributes}"
+    if symbols.early is None:
+        before, after = [], []
+    else:  # every thread waits before it ends: so the end of a launch means that all launches before it have ended
+        before, after = ([_LET_BEGIN], [_WAIT]) if symbols.early else ([_LET_BEGIN, _WAIT], [])
+    return "\n".join((f"{head} {{", "entry:", *before, *lines, *_BEGUN, call, *after, "  ret void", "}"))
 
 
 def _thread_loops(stmt: Stmt) -> list[For]:

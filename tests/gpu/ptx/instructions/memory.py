@@ -94,6 +94,8 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
             wave.shadow.synchronise(index)
         elif space == "shared":
             wave.shadow.read(wave.threads[index], offsets, bits // 8 * len(writers))
+        if space == "global":
+            wave.order.read(index, offsets, bits // 8 * len(writers))
         data, at = words[bits], offsets >> shift
         for number, write in enumerate(writers):
             write(wave, index, data[at + number].view(dtype))
@@ -117,6 +119,8 @@ def _st(code: Assembler, instruction: Instruction) -> Step:
     def store(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
         if space == "shared" and not strong:
             wave.shadow.write(wave.threads[index], offsets, bits // 8 * len(readers))
+        if space == "global":
+            wave.order.write(index, offsets, bits // 8 * len(readers))
         data, at = words[bits], offsets >> shift
         for number, read in enumerate(readers):
             data[at + number] = read(wave, index)
@@ -173,6 +177,8 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
 
     def access(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
         wave.shadow.synchronise(index)
+        if space == "global":
+            wave.order.write(index, offsets, bits // 8)
         data = words[bits]
         at = offsets >> shift
         values = [np.broadcast_to(read(wave, index), at.shape) for read in readers]

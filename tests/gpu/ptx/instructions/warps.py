@@ -45,11 +45,23 @@ def check_whole(wave: Any, index: Index) -> None:
     check_members(wave, index, np.array([FULL]))
 
 
-@rule("griddepcontrol", "nanosleep", "pmevent")
+@rule("nanosleep", "pmevent")
 def _timing(code: Assembler, instruction: Instruction) -> Step:
-    """Do nothing. These instructions let kernels overlap, pause threads, or count events. A simulation that starts each kernel after the
-    previous one has ended obeys their rules."""
+    """Do nothing. These instructions pause threads, or count events."""
     return lambda wave, index: None
+
+
+@rule("griddepcontrol")
+def _dependence(code: Assembler, instruction: Instruction) -> Step:
+    if int("".join(filter(str.isdigit, code.module.target))) < 90:
+        raise UnknownPtx(f"griddepcontrol needs sm_90 or later, and the code is for {code.module.target}")
+    match instruction.modifiers:
+        case ("launch_dependents",):  # launches run one after another; tests/gpu/ptx/order.py says what goes wrong if they overlap
+            return lambda wave, index: None
+        case ("wait",):
+            return lambda wave, index: wave.order.wait(index)
+        case _:
+            raise UnknownPtx("expected wait or launch_dependents")
 
 
 @rule("trap", "brkpt")

@@ -105,6 +105,28 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
     assert prepared.device.card_usage.num_graphs == 2
 
 
+@pytest.mark.parametrize(
+    ("target", "debug", "overlapping"), [("sm_90a", 0, [False, True]), ("sm_90a", 1, [False, False]), ("sm_80", 0, [False, False])]
+)
+def test_launches_overlap(
+    target: str, debug: int, overlapping: list[bool], software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On sm_90a, a launch begins before the one before it has ended, except for the first launch. With debugging none does, because the
+    kernel that began last is the one that a fault names."""
+    with flags.scope(debug=debug):
+        session = opened(compile_module(parse(PROGRAM), Options(get(target))))
+    found: list[bool] = []
+    original = driver.launch
+
+    def launch(*args: Any, overlaps: bool) -> None:
+        found.append(overlaps)
+        original(*args, overlaps=overlaps)
+
+    monkeypatch.setattr(driver, "launch", launch)
+    session.call("main", X)
+    assert found == overlapping
+
+
 @pytest.mark.gpu
 def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver aborts a capture if its thread frees memory. So the device frees dropped memory only after the capture, and collects no
@@ -114,10 +136,10 @@ def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Sess
     dropped = [session.device.allocate(num_bytes)]
     original = driver.launch
 
-    def launch(*args: Any) -> None:
+    def launch(*args: Any, **options: Any) -> None:
         dropped.clear()
         assert not gc.isenabled()
-        original(*args)
+        original(*args, **options)
 
     monkeypatch.setattr(driver, "launch", launch)
     session.call("main", X)

@@ -9,14 +9,17 @@ from functools import cache
 import numpy as np
 import pytest
 
+from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
+from runtime.device.base import Launch
 from runtime.device.cuda.region import CudaRegion
 from runtime.errors import DeviceFault
 from runtime.executable import Executable
 from runtime.session import Session
+from runtime.vm import regions
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.runtime.device.cuda.test_products import random
 
@@ -38,6 +41,11 @@ func main(x: bf16[n, {DEPTH}], q: u8[{COLUMNS}, {DEPTH // 2}], s: bf16[{COLUMNS}
 WIDE = f"""
 func main(x: bf16[n, {SHORT}], w: bf16[{MANY_COLUMNS}, {SHORT}]) -> object where n in 0..4096 {{
   dataflow {{ y = linear(x, w, out_dtype="f32") }} return y
+}}
+"""
+CHAIN = f"""
+func main(x: bf16[n, {DEPTH}], weight w: bf16[{COLUMNS}, {DEPTH}], weight v: bf16[{COLUMNS}, {COLUMNS}]) -> object where n in 0..{ROWS} {{
+  dataflow {{ y = linear(x, w) z = linear(y, v, out_dtype="f32") }} return z
 }}
 """
 
@@ -69,6 +77,7 @@ BLOCK_BARRIER = r"bar\.sync %r\d+, 256;"
 AWAIT_FREE = r"mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64 p, \[%r\d+\], %r\d+;"
 ACQUIRE, FAR_ARRIVAL = r"try_wait\.parity\.acquire\.cluster\.", r"arrive\.release\.cluster\.shared::cluster\."
 RACE = "a race: writes over"
+EARLY = r"reads before griddepcontrol\.wait what launch \d+ wrote"
 OVERWRITES = "still reads|a race|where a copy in flight is going to write"
 MASK = r"(multicast::cluster .*\]), 3;"
 MISTAKES = {
@@ -91,7 +100,9 @@ MISTAKES = {
     "no barrier of the cluster after its mbarriers are made": Mistake(
         CLUSTER_BARRIER, "bar.sync 0;", "may not have made yet", program=WIDE
     ),
-    "the other block is not awaited before its stage is filled": Mistake(AWAIT_FREE, "setp.eq.u32 p, 1, 1;", OVERWRITES, program=WIDE),
+    "the other block is not awaited before its stage is filled": Mistake(
+        AWAIT_FREE, "setp.eq.u32 p, 1, 1;", f"{OVERWRITES}|more arrivals in a phase", program=WIDE
+    ),
     "a block releases its own stage twice": Mistake(OTHER_BLOCK, r"\1, 0;", "more arrivals in a phase|hang", program=WIDE),
     "a block of another cluster is told": Mistake(OTHER_BLOCK, r"\1, 2;", "rank 2 is not in the cluster", program=WIDE),
     "a stage counts as free when one block has multiplied it": Mistake(
@@ -111,6 +122,8 @@ MISTAKES = {
     "a stage released that is not filled again": Mistake(
         rf"(setp\.gt\.s64 \t%p\d+, %rd\d+), {SHORT // 64 - 1};(\s+or\.pred)", r"\1, 99;\2", "nobody waits for", program=WIDE
     ),
+    "no wait for the kernels that were launched before": Mistake(r"griddepcontrol\.wait;", "", EARLY, program=CHAIN),
+    "a wait after the rows are copied": Mistake(r"griddepcontrol\.wait;", "", EARLY, 2, CHAIN),
     "no fence between a stored result and the panels of the next tile": Mistake(
         "fence.proxy.async.shared::cta;", "", "an asynchronous write .* without fence.proxy.async", 0, TWO_TILES, blocks=1
     ),
@@ -124,12 +137,15 @@ def executable(program: str) -> Executable:
 
 def run(executable: Executable, program: str, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Run a program. Return its result and the expected result."""
-    types, rows = [p.type for p in parse(program).graph("main").params], rows or (MANY_ROWS if program is WIDE else ROWS)
+    main, rows = parse(program).graph("main"), rows or (MANY_ROWS if program is WIDE else ROWS)
+    types = [p.type for p in main.params]
     arrays = [random(i, *(d.const if d.is_const else rows for d in t.shape), dtype=str(t.dtype)) for i, t in enumerate(types)]
-    return Session(executable).call("main", *arrays), Interpreter(parse(program)).call("main", *arrays)
+    session, num_given = Session(executable), len(arrays) - len(main.weights)
+    bind_values(session, executable, "main", dict(zip((p.name for p in main.weights), arrays[num_given:], strict=True)))
+    return session.call("main", *arrays[:num_given]), Interpreter(parse(program)).call("main", *arrays)
 
 
-@pytest.mark.parametrize("program", [BF16, INT4, WIDE], ids=["bf16", "int4", "wide"])
+@pytest.mark.parametrize("program", [BF16, INT4, WIDE, CHAIN], ids=["bf16", "int4", "wide", "chain"])
 def test_the_kernel_as_it_ships_is_right(program: str, software_gpu: SoftwareGpu) -> None:
     found, expected = run(executable(program), program)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
@@ -158,3 +174,11 @@ def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu, monke
     with pytest.raises(DeviceFault):
         run(replace(executable(mistake.program), object_code=broken.encode()), mistake.program)
     assert re.search(mistake.fault, software_gpu.faults[-1]), software_gpu.faults[-1]
+
+
+def test_weights_that_a_launch_packs_are_not_read_early(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of this program are inputs, which a launch packs before the product. A region that overlaps both is a fault."""
+    monkeypatch.setattr(regions, "Launch", lambda *fields: Launch(*fields[:-1], overlaps=True))
+    with pytest.raises(DeviceFault):
+        run(executable(BF16), BF16)
+    assert re.search(EARLY, software_gpu.faults[-1]), software_gpu.faults[-1]

@@ -116,7 +116,7 @@ def test_a_norm_waits_for_memory_few_times(code: StepCode) -> None:
 # --- planted regressions -----------------------------------------------------------------------------------------------
 
 SCALED = """
-func main(x: bf16[n, 1024], q: u8[64, 512], s: bf16[64, 8]) -> object where n in 0..8 {
+func main(x: bf16[n, 4096], q: u8[64, 2048], s: bf16[64, 32]) -> object where n in 0..8 {
   dataflow { w = dequantize(q, s, bits=4, group=128) y = linear(x, w, out_dtype="f32") } return y
 }
 """
