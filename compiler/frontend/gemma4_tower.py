@@ -23,7 +23,7 @@ class Gemma4(LikeDecoders):
 
     def rows(self, patches: Var, points: Var, config: ModelConfig) -> Var:
         self.turns = self.rotations(points)
-        x = self.net.add(self.embedded(patches), self.positions(points))
+        x = self.net.add(self.embedded(patches), self.vectors_of(points))
         for number in range(self.vision.num_layers):
             x = self.layer(x, number)
         return self.connected(x, config.hidden_size)
@@ -31,7 +31,7 @@ class Gemma4(LikeDecoders):
     def patch_matrix(self, name: str) -> Var:
         return self.net.weight(name, self.vision.hidden_size, self.vision.patch_size**2 * COLOURS)
 
-    def positions(self, points: Var) -> Var:
+    def vectors_of(self, points: Var) -> Var:
         """Return the sums of a vector for the column and one for the row of each patch, [places, size]."""
         net, count, size = self.net, self.vision.table_edge, self.vision.hidden_size
         tables = net.weight(f"{self.encoder}{self.names.positions}", 2, count, size)

@@ -7,6 +7,7 @@ hub         download models from the hub
 packages    download models that are packages of a package index
 origins     choose between these two
 locate      resolve the source to a path on this machine
+made_tokenizer  make tokenizer files from a GGUF file
 tokenizer   read the tokenizer from the opened files
 files       open the files once: configuration, headers of the weights
 facts       say what the files hold: family, number of parameters, type of the weights

@@ -51,8 +51,10 @@ def is_made(file: GgufFile) -> bool:
 
 
 def _is_large(file: GgufFile) -> bool:
+    from compiler.frontend.gguf.file import Texts
+
     texts = file.metadata.get("tokenizer.ggml.tokens")
-    return hasattr(texts, "__len__") and len(texts) >= LARGE
+    return isinstance(texts, Texts) and len(texts) >= LARGE
 
 
 def _stored(place: Path) -> dict[str, bytes] | None:
