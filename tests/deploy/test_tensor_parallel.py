@@ -96,7 +96,12 @@ def test_the_plan_says_what_each_gpu_holds(models: Path, _library: Path, command
         (MODEL, ["--device", "cuda"], {}, "needs GPUs 0 to 1; this machine has 1, numbered from 0: lower tensor_parallel"),
         (MODEL, ["--device", "cuda:1"], {"cards": 2}, "needs GPUs 1 to 2; this machine has 2, numbered from 0: lower tensor_parallel"),
         (MODEL, ["--device", "cuda"], {"cards": 2, "peers": 0}, "GPU 0 cannot read the memory of GPU 1, which tensor_parallel needs"),
-        (MODEL, [], {"cards": 2}, "tensor_parallel is 2 and device is 'cpu', and GPUs are needed"),
+        (
+            MODEL,
+            [],
+            {"cards": 2},
+            "tensor_parallel is 2 and device is 'cpu'; expected cuda: set device to cuda, or leave tensor_parallel out",
+        ),
         (MODEL, ["--device", "cuda", "--quantize", "4bit"], {"cards": 2}, "quantize is '4bit', which measures the whole model"),
         (MODEL, ["--device", "cuda", "--quantize", "int5"], {"cards": 2}, "quantize is 'int5'; expected auto"),
         ("gpt_oss", ["--device", "cuda"], {"cards": 2}, "the model is of the family gpt_oss, whose layers have no such division yet"),
