@@ -90,6 +90,15 @@ def test_the_plan_says_what_each_gpu_holds(models: Path, _library: Path, command
     assert 2 * two["plan"]["page_bytes"] == one["plan"]["page_bytes"]
 
 
+def test_compile_prepares_the_program_of_several_gpus(models: Path, _library: Path, command_line: CommandLine) -> None:
+    environment = SoftwareGpu(_library).environment(arch="8.0", cards=2)
+    sizes = ["--quantize", "f32", "--max-context", "64", "--max-batch", "4"]  # those of the server, whose program is in the cache
+    command = [BIN / "relaxserve", "compile", models / MODEL, "--device", "cuda", *sizes]
+    one, two = (command_line.run(*command, "--tensor-parallel", count, **environment) for count in ("1", "2"))
+    assert one.split()[0] != two.split()[0], "the keys of the programs"
+    assert "was in the cache" in command_line.run(*command, "--tensor-parallel", "2", **environment)
+
+
 @pytest.mark.parametrize(
     ("model", "options", "card", "expected"),
     [
