@@ -54,13 +54,15 @@ def _embedding_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype, size = same_dtype(tables), int_attr(attrs, "size", 1)
     if size % len(tables):
         raise AnnotationError(f"attribute size is {size}, expected a multiple of the {len(tables)} ranks")
-    shapes = [table.shape for table in tables if table.shape is not None]
-    for rank, (rows, columns) in enumerate(shapes):
-        agree(rows, Dim.of(size // len(tables)), f"the rows of table {rank}")
-        agree(columns, shapes[0][1], f"the columns of table {rank}")
-    if not shapes or ids.shape is None:
+    shapes = [table.shape for table in tables]
+    num_columns = next((shape[1] for shape in shapes if shape is not None), None)
+    for rank, shape in enumerate(shapes):
+        if shape is not None and num_columns is not None:
+            agree(Dim.of(size // len(tables)), shape[0], f"the number of rows of table {rank}")
+            agree(num_columns, shape[1], f"the number of columns of table {rank}")
+    if num_columns is None or ids.shape is None:
         return TensorType(None, dtype, None if ids.ndim is None else ids.ndim + 1)
-    return TensorType((*ids.shape, shapes[0][1]), dtype)
+    return TensorType((*ids.shape, num_columns), dtype)
 
 
 def _embedding_nest(operands: Operands) -> Nest:

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import Calibrate, Device, KvDtype, MaxBatch, MaxContext, Numerics, Quantize, Source, Target, load_of
+from deploy.cli.sources import (
+    Calibrate,
+    Device,
+    KvDtype,
+    MaxBatch,
+    MaxContext,
+    Numerics,
+    Quantize,
+    Source,
+    Target,
+    TensorParallel,
+    load_of,
+)
 
 
 def compile_(
@@ -16,6 +28,7 @@ def compile_(
     numerics: Numerics = "auto",
     target: Target = "host",
     device: Device = "cpu",
+    tensor_parallel: TensorParallel = 1,
 ) -> None:
     """Compile a model for this machine and keep the result, so that later starts need not compile.
 
@@ -28,7 +41,7 @@ def compile_(
     from deploy.inspection import compiled
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device, calibrate, numerics)
+    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device, calibrate, numerics, tensor_parallel)
     with stages(load.name) as report:
         program = compiled(begin(load, report)).program
     how = "was in the cache" if program.cache_hit else f"compiled in {program.compile_s:.1f} s"

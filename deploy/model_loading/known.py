@@ -85,10 +85,12 @@ def require_ranks(load: Load, number: int) -> None:
     count = load.tensor_parallel
     if count == 1:
         return
+    if load.device == CPU:
+        text = f"tensor_parallel is {count} and device is {CPU!r}; expected cuda: set device to cuda, or leave tensor_parallel out"
+        raise LoadError(ErrorCode.INVALID_VALUE, text)
     from compiler.frontend.layers.nn import WeightFormat  # only here: other loads do without its imports until they need them
 
     refused = {
-        f"device is {load.device!r}, and GPUs are needed": load.device == CPU,
         "stages is set": bool(load.stages) or load.layers is not None,
         "label is set": load.label,
         f"quantize is {load.quantize!r}, which measures the whole model": WeightFormat.parse(load.quantize).budget > 0,

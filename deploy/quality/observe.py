@@ -79,7 +79,6 @@ class Observer:
             binding.bind(weights)
             num_pages = [pages.least for pages in self._mode.pages()]
             pool = KVPool(self._mode.groups, num_pages, account, session.device)
-            session.device.settle()  # the pool is as small as a window, which fills it
             yield Bound(session, binding, pool, limits_of(self._mode, num_pages))
         finally:
             session.close()

@@ -25,7 +25,7 @@ from deploy.ray.options import prefill_name
 from deploy.ray.passage import Passage, refusal
 from deploy.ray.prefill import Prefill
 from deploy.ray.session import new_session
-from deploy.ray.wish import BodyTooLarge, Wish, read, receive
+from deploy.ray.wish import BodyTooLarge, BodyTooLate, Wish, read, receive
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class Ingress:
             body, is_quick = await receive(request.stream())
         except BodyTooLarge as error:
             return refusal(413, "body_too_large", str(error))
+        except BodyTooLate as error:
+            return refusal(408, "request_timeout", str(error))
         reading = read(request.method, path, request.headers, body, is_quick=is_quick)
         name = self._models.get(reading.model, next(iter(self._pools)))
         pool, directory, prefill = self._pools[name], directory_of(name), self._prefill.get(name)

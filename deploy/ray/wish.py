@@ -6,6 +6,7 @@ a common beginning have common first keys, as pages of the prefix cache have. Ch
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,12 +14,14 @@ from typing import Any, cast
 
 import msgspec
 
+from server.api.request.uploads import SLOWEST
 from server.errors import ApiError
 from server.http.json_scan import JsonScan
 
 BLOCK = 256  # characters: about four pages of 16 tokens
 MOST_KEYS = 1024
 MOST_BODY_BYTES = 64 << 20  # servers have limits of their own
+BODY_S = 30.0  # for the arrival of a body, with 1 s more for each SLOWEST bytes of it
 KEY_BYTES = 8
 
 # The fields of a body that become its prompt, in the order in which templates write them.
@@ -51,6 +54,10 @@ class BodyTooLarge(Exception):
     """The body of a request has more bytes than the ingress keeps."""
 
 
+class BodyTooLate(Exception):
+    """The body of a request arrives too slowly, or not at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Passed to the router with each lease."""
@@ -71,18 +78,25 @@ class Reading:
 
 
 async def receive(pieces: AsyncIterable[bytes]) -> tuple[bytes, bool]:
-    """Receive a body. Return also whether decoding it is quick. Raise BodyTooLarge if it has more than MOST_BODY_BYTES."""
-    body, scan = bytearray(), JsonScan()
+    """Receive a body. Return also whether decoding it is quick. Raise BodyTooLarge if it has more than MOST_BODY_BYTES, and
+    BodyTooLate if it does not arrive in time."""
+    body, scan, began_s = bytearray(), JsonScan(), asyncio.get_running_loop().time()
     is_quick = True
-    async for piece in pieces:
-        body += piece
-        if len(body) > MOST_BODY_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MOST_BODY_BYTES} bytes")
-        if is_quick:
-            try:
-                scan.feed(piece)
-            except ApiError:  # the server refuses such JSON with the reason; other bodies, such as audio, may look like it
-                is_quick = False
+    try:
+        async with asyncio.timeout(BODY_S) as limit:
+            async for piece in pieces:
+                body += piece
+                if len(body) > MOST_BODY_BYTES:
+                    raise BodyTooLarge(f"the body is larger than {MOST_BODY_BYTES} bytes")
+                limit.reschedule(began_s + BODY_S + len(body) / SLOWEST)
+                if is_quick:
+                    try:
+                        scan.feed(piece)
+                    except ApiError:  # the server refuses such JSON with the reason; other bodies, such as audio, may look like it
+                        is_quick = False
+    except TimeoutError:
+        text = f"after {len(body)} bytes, the body is late; expected all of it within {BODY_S:g} s and 1 s more for each {SLOWEST} bytes"
+        raise BodyTooLate(f"{text}: send it faster") from None
     return bytes(body), is_quick
 
 

@@ -90,13 +90,27 @@ def test_the_plan_says_what_each_gpu_holds(models: Path, _library: Path, command
     assert 2 * two["plan"]["page_bytes"] == one["plan"]["page_bytes"]
 
 
+def test_compile_prepares_the_program_of_several_gpus(models: Path, _library: Path, command_line: CommandLine) -> None:
+    environment = SoftwareGpu(_library).environment(arch="8.0", cards=2)
+    sizes = ["--quantize", "f32", "--max-context", "64", "--max-batch", "4"]  # those of the server, whose program is in the cache
+    command = [BIN / "relaxserve", "compile", models / MODEL, "--device", "cuda", *sizes]
+    one, two = (command_line.run(*command, "--tensor-parallel", count, **environment) for count in ("1", "2"))
+    assert one.split()[0] != two.split()[0], "the keys of the programs"
+    assert "was in the cache" in command_line.run(*command, "--tensor-parallel", "2", **environment)
+
+
 @pytest.mark.parametrize(
     ("model", "options", "card", "expected"),
     [
         (MODEL, ["--device", "cuda"], {}, "needs GPUs 0 to 1; this machine has 1, numbered from 0: lower tensor_parallel"),
         (MODEL, ["--device", "cuda:1"], {"cards": 2}, "needs GPUs 1 to 2; this machine has 2, numbered from 0: lower tensor_parallel"),
         (MODEL, ["--device", "cuda"], {"cards": 2, "peers": 0}, "GPU 0 cannot read the memory of GPU 1, which tensor_parallel needs"),
-        (MODEL, [], {"cards": 2}, "tensor_parallel is 2 and device is 'cpu', and GPUs are needed"),
+        (
+            MODEL,
+            [],
+            {"cards": 2},
+            "tensor_parallel is 2 and device is 'cpu'; expected cuda: set device to cuda, or leave tensor_parallel out",
+        ),
         (MODEL, ["--device", "cuda", "--quantize", "4bit"], {"cards": 2}, "quantize is '4bit', which measures the whole model"),
         (MODEL, ["--device", "cuda", "--quantize", "int5"], {"cards": 2}, "quantize is 'int5'; expected auto"),
         ("gpt_oss", ["--device", "cuda"], {"cards": 2}, "the model is of the family gpt_oss, whose layers have no such division yet"),

@@ -19,6 +19,8 @@ from server.engine.step_model import StepLimits, StepModel
 DECODING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NEAR, FAR = 128, 1024  # tokens of context
 NUM_RUNS, ENOUGH_S = 9, 0.5  # runs of a step, and seconds after which it is not run again
+# Costs that a file must have, because they would be 0 otherwise: the seconds that each of these adds to a step.
+ADDED = {"context_s": "a token of context of a decoding sequence", "pair_s": "a pair of a prompt token and a token of context"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,16 @@ def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) ->
 
 
 def read(path: Path) -> Costs:
-    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if it is something else."""
+    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if it is something else, or was printed before some costs
+    were measured, which would count as 0."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Costs)
+        text = path.read_bytes()
+        found, given = msgspec.json.decode(text, type=Costs), msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}; expected what `relaxserve bench fleet --measure` prints") from error
+    for name, what in ADDED.items():
+        if name not in given:
+            raise ValueError(f"{path}: {name} is missing; expected the seconds of {what}; measure the costs again")
     numbers = (
         *found.prompt,
         *found.prompt.values(),

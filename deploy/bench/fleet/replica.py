@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, floor, inf
 
 from deploy.bench.fleet.costs import Costs, CostsAt, constant
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
@@ -187,17 +187,20 @@ class Replica:
             end_s = holds_until_s
 
     def _decode(self, until_s: float) -> int:
-        """Take steps that only decode until a sequence ends, a request arrives or the costs change. Return their number."""
+        """Take steps that only decode until a sequence ends, a request arrives or the costs change. Return their number. The step in which
+        the costs change is taken alone."""
         num_decode = len(self._decoding)
         costs, holds_until_s = self._costs_at(self.now_s)
-        step_s = costs.step_s(0, num_decode, self._num_context)
-        num_steps, changes_s = self._decoding[0][0] - self._num_steps, min(until_s, holds_until_s)
-        if changes_s < inf:
-            num_steps = min(num_steps, ceil((changes_s - self.now_s) / step_s))
+        step_s, longer_s = costs.step_s(0, num_decode, self._num_context), costs.context_s * num_decode  # each step is longer than the last
+        num_steps = self._decoding[0][0] - self._num_steps
+        if until_s < inf:
+            num_steps = min(num_steps, ceil((until_s - self.now_s) / step_s))
+        if holds_until_s < inf:
+            num_steps = min(num_steps, floor((holds_until_s - self.now_s) / (step_s + longer_s * max(0, num_steps - 1))))
         if num_steps <= 1:
             self._compute(self._duration_s(0, num_decode, 0))
             return 1
-        self._compute(num_steps * (step_s + costs.context_s * num_decode * (num_steps - 1) / 2))  # contexts grow meanwhile
+        self._compute(num_steps * (step_s + longer_s * (num_steps - 1) / 2))
         return num_steps
 
     def _compute(self, seconds: float) -> None:

@@ -74,6 +74,15 @@ def test_every_field_of_a_model_is_an_option(command: str) -> None:
     )
 
 
+def test_every_command_that_takes_a_device_takes_several() -> None:
+    """Otherwise, what `compile` keeps for several GPUs is not what `serve` looks for."""
+    root: Any = typer.main.get_command(app)
+    options = {name: {option for param in command.params for option in param.opts} for name, command in root.commands.items()}
+    on_devices = {name for name, names in options.items() if "--device" in names}
+    assert {"compile", "serve"} <= on_devices
+    assert on_devices == {name for name, names in options.items() if "--tensor-parallel" in names}
+
+
 def help_of_serve(option: str) -> list[str]:
     return CliRunner().invoke(app, ["serve", option], prog_name="relaxserve", env={"COLUMNS": "80"}).output.splitlines()
 

@@ -164,7 +164,9 @@ def running_fleet(
     config = folder / "config.yaml"
     http = {"host": "127.0.0.1", "port": port}
     config.write_text(yaml.safe_dump({"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}))
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
+    own = {
+        name: text for name, text in os.environ.items() if not name.startswith(("RELAXSERVE_", "RAY_SERVE_")) or name == "RELAXSERVE_TARGET"
+    }
     environment = {
         **own,
         MARK: mark,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -130,26 +131,6 @@ def test_requests_whose_ingress_dies_are_refused(fleet: Cluster) -> None:
     assert 200 in first_answer(fleet)
 
 
-def texts_of(answer: httpx.Response) -> list[str]:
-    assert answer.status_code == 200, answer.text
-    return [choice["text"] for choice in answer.json()["choices"]]
-
-
-def test_haproxy_gives_unanswered_requests_to_another_ingress(cache_folder: Path) -> None:
-    """As the manifest configures it. HAProxy sends on requests that exceed its usual buffer of 16 KiB, too."""
-    num = 8  # each of two ingresses has half of them
-    with running_fleet(
-        cache_folder, {"replicas": POOL}, 2, deployments=[{"name": "Ingress", "num_replicas": 2}], has_haproxy=True
-    ) as fleet:
-        bodies = [{**LONG, "seed": seed} for seed in range(num)]
-        undisturbed = [texts_of(httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=TIMEOUT_S)) for body in bodies]
-        for num_bytes in (0, 100_000):
-            wait_until(lambda: fleet.num_balanced() == len(fleet.ingresses()) == 2, "HAProxy distributes requests among two ingresses")
-            before = generated(fleet)
-            assert [texts_of(answer) for answer in asyncio.run(unanswered(fleet, num, num_bytes))] == undisturbed
-            assert generated(fleet) - before > num * LONG["n"] * LONG["max_tokens"], "no request was computed twice"
-
-
 @pytest.mark.parametrize("parts", [lambda fleet: [*fleet.servers()], Cluster.actors], ids=["server", "actor"])
 def test_a_silent_replica_is_passed_over(fleet: Cluster, parts: Callable[[Cluster], list[int]]) -> None:
     """A stopped process keeps its connections. Ray misses its answers and replaces it, and its streams go on elsewhere."""
@@ -192,3 +173,53 @@ def test_streams_go_on_when_the_network_of_a_replica_is_lost(cache_folder: Path,
             for one in found:
                 require_whole(one)
             assert [comparable(one) for one in found] == undisturbed
+
+
+# The fleet behind HAProxy comes last, so that no more than two fleets run at the same time.
+
+
+def texts_of(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+@pytest.fixture(scope="module")
+def balanced(cache_folder: Path) -> Iterator[Cluster]:
+    """Yield a fleet with two ingresses behind HAProxy, as the manifest configures it."""
+    ingresses = {"name": "Ingress", "num_replicas": 2}
+    with running_fleet(cache_folder, {"replicas": POOL}, 2, deployments=[ingresses], has_haproxy=True) as cluster:
+        yield cluster
+
+
+def test_haproxy_gives_unanswered_requests_to_another_ingress(balanced: Cluster) -> None:
+    """HAProxy sends on requests that exceed its usual buffer of 16 KiB, too."""
+    num = 8  # each of two ingresses has half of them
+    bodies = [{**LONG, "seed": seed} for seed in range(num)]
+    undisturbed = [texts_of(httpx.post(f"{balanced.url}/v1/completions", json=body, timeout=TIMEOUT_S)) for body in bodies]
+    for num_bytes in (0, 100_000):
+        wait_until(lambda: balanced.num_balanced() == len(balanced.ingresses()) == 2, "HAProxy distributes requests among two ingresses")
+        before = generated(balanced)
+        assert [texts_of(answer) for answer in asyncio.run(unanswered(balanced, num, num_bytes))] == undisturbed
+        assert generated(balanced) - before > num * LONG["n"] * LONG["max_tokens"], "no request was computed twice"
+
+
+async def half_sent(fleet: Cluster, num_bytes: int) -> bytes:
+    """Send the first half of a body, and wait for the answer. Return its first line."""
+    parts = urlsplit(fleet.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: fleet\r\ncontent-type: application/json\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % num_bytes + b" " * (num_bytes // 2))
+        await writer.drain()
+        return await asyncio.wait_for(reader.readline(), TIMEOUT_S)
+    finally:
+        writer.close()
+
+
+def test_bodies_that_stall_hold_no_buffer_for_long(balanced: Cluster) -> None:
+    """HAProxy refuses the smaller one, an ingress the one that exceeds HAProxy's buffer."""
+
+    async def answers() -> list[bytes]:
+        return await asyncio.gather(*(half_sent(balanced, num_bytes) for num_bytes in (1000, 1 << 20)))
+
+    assert [line.split()[1] for line in asyncio.run(answers())] == [b"408", b"408"]

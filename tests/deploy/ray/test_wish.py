@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.ray import wish
-from deploy.ray.wish import BLOCK, MOST_KEYS, BodyTooLarge, chain, place_of, read, receive
+from deploy.ray.wish import BLOCK, MOST_KEYS, BodyTooLarge, BodyTooLate, chain, place_of, read, receive
 
 CHAT = "/v1/chat/completions"
 
@@ -118,3 +118,27 @@ def test_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wish, "MOST_BODY_BYTES", 10)
     with pytest.raises(BodyTooLarge, match="the body is larger than 10 bytes"):
         asyncio.run(receive(pieces(b"12345", b"67890", b"1")))
+
+
+async def late(first: bytes, last: asyncio.Event) -> AsyncIterator[bytes]:
+    yield first
+    await last.wait()
+    yield b"last"
+
+
+def test_a_body_that_stalls_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wish, "BODY_S", 0.01)
+    with pytest.raises(BodyTooLate, match=r"after 4 bytes, the body is late; .*: send it faster"):
+        asyncio.run(receive(late(b"1234", asyncio.Event())))
+
+
+def test_a_body_that_has_sent_much_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wish, "BODY_S", 0.01)
+    monkeypatch.setattr(wish, "SLOWEST", 1e-3)
+
+    async def received() -> bytes:
+        last = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.05, last.set)
+        return (await receive(late(b"1234", last)))[0]
+
+    assert asyncio.run(received()) == b"1234last"

@@ -10,7 +10,7 @@ from deploy.cli.root import run
 from tests.gpu.driver.library import ROOT
 from tests.lab.gpu_day.day import FIRST
 from tests.lab.gpu_day.prepare import prepare
-from tests.lab.gpu_day.rehearse import rehearse
+from tests.lab.gpu_day.rehearse import alone, rehearse
 
 COMMAND = ("-m", "tests.lab.gpu_day.day")
 REHEARSED = Path(".venv/gpu-day")  # results of the rehearsal
@@ -33,13 +33,14 @@ def main() -> None:
     )
     parser.add_argument("--only", metavar="TEXT", help="rehearse only steps whose names contain the text")
     options = parser.parse_args()
-    began = os.times()
-    python = prepare()
-    between = os.times()
-    print(f"prepared in {_spent(began, between)}; rehearsing on a card in software", flush=True)
-    chosen = [*(["--plant"] if options.plant else []), *(["--only", options.only] if options.only else [])]
-    status = rehearse(python, [*COMMAND, *chosen], REHEARSED)
-    print(f"rehearsed in {_spent(between, os.times())}; load {os.getloadavg()[0]:.1f}", flush=True)
+    with alone():
+        began = os.times()
+        python = prepare()
+        between = os.times()
+        print(f"prepared in {_spent(began, between)}; rehearsing on a card in software", flush=True)
+        chosen = [*(["--plant"] if options.plant else []), *(["--only", options.only] if options.only else [])]
+        status = rehearse(python, [*COMMAND, *chosen], REHEARSED)
+        print(f"rehearsed in {_spent(between, os.times())}; load {os.getloadavg()[0]:.1f}", flush=True)
     if status:
         raise SystemExit(status)
     print(THERE.format(first=FIRST.relative_to(ROOT), command=" ".join(COMMAND), seconds=SECONDS, limit=SECONDS + 20))

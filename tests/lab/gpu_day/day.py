@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,22 +58,55 @@ class Line:
         return self.outcome == "passed"
 
 
+class Running:
+    """The process groups of the steps that run now: a step leads one, to which its children belong."""
+
+    def __init__(self) -> None:
+        self._lock, self._is_stopped, self._groups = threading.Lock(), False, set[int]()
+
+    def add(self, group: int) -> None:
+        with self._lock:
+            self._groups.add(group)
+            if self._is_stopped:
+                kill_group(group)
+
+    def remove(self, group: int) -> None:
+        with self._lock:
+            self._groups.discard(group)
+
+    def stop(self) -> None:
+        """Kill the groups, and those that are added from now on."""
+        with self._lock:
+            self._is_stopped = True
+            for group in self._groups:
+                kill_group(group)
+
+
+def kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
 def run_day(
     steps: Sequence[Step], out: Path, seconds: float, environment: Mapping[str, str], *, is_small: bool = False, cwd: Path = ROOT
-) -> Iterator[Line]:
-    """Run the steps. Yield what became of each as soon as its line is written."""
+) -> Generator[Line]:
+    """Run the steps. Yield what became of each as soon as its line is written. Whatever interrupts this also ends the steps that run."""
     out.mkdir(parents=True, exist_ok=True)
-    end_s = time.monotonic() + seconds
+    end_s, running = time.monotonic() + seconds, Running()
 
     def run(step: Step) -> tuple[Line, str]:
         left_s = end_s - time.monotonic()
         if left_s < LEAST_S:
             return Line(step.name, "left out", None, 0.0, 0.0, f"{max(0.0, left_s):.0f} s were left", []), ""
         command, limit_s = command_of(step, is_small=is_small), step.limit_s * (REHEARSED if is_small else 1)
-        return run_step(step.name, command, min(limit_s, left_s), environment, cwd)
+        return run_step(step.name, command, min(limit_s, left_s), environment, cwd, running)
 
-    with (out / LINES).open("w") as lines, (out / LOG).open("w") as log:
-        for line, printed in together(run, steps) if is_small else map(run, steps):
+    with (
+        (out / LINES).open("w") as lines,
+        (out / LOG).open("w") as log,
+        contextlib.closing(results(run, steps, running=running, is_small=is_small)) as ended,
+    ):
+        for line, printed in ended:
             log.write(f"=== {line.step}: {line.outcome} after {line.seconds:.1f} s\n{printed}\n")
             log.flush()
             lines.write(json.dumps(asdict(line)) + "\n")
@@ -81,11 +114,20 @@ def run_day(
             yield line
 
 
-def together(run: Callable[[Step], tuple[Line, str]], steps: Sequence[Step]) -> Iterator[tuple[Line, str]]:
-    """Run the first step, which installs packages, and then TOGETHER of the others at the same time. Yield results as they come."""
-    yield from map(run, steps[:1])
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        yield from (done.result() for done in as_completed([pool.submit(run, step) for step in steps[1:]]))
+def results(
+    run: Callable[[Step], tuple[Line, str]], steps: Sequence[Step], *, running: Running, is_small: bool
+) -> Generator[tuple[Line, str]]:
+    """Run the steps one after another. In a rehearsal, run the first one, which installs packages, and then TOGETHER of the others at the
+    same time. Yield results as they come. If the caller takes no more of them, kill the steps that run and begin no others."""
+    yield from map(run, steps[:1] if is_small else steps)
+    if is_small:
+        pool = ThreadPoolExecutor(TOGETHER)
+        try:
+            yield from (done.result() for done in as_completed([pool.submit(run, step) for step in steps[1:]]))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            running.stop()
+            pool.shutdown()
 
 
 def command_of(step: Step, *, is_small: bool) -> list[str]:
@@ -93,7 +135,9 @@ def command_of(step: Step, *, is_small: bool) -> list[str]:
     return [sys.executable if word == PYTHON else word for word in given]
 
 
-def run_step(name: str, command: Sequence[str], limit_s: float, environment: Mapping[str, str], cwd: Path) -> tuple[Line, str]:
+def run_step(
+    name: str, command: Sequence[str], limit_s: float, environment: Mapping[str, str], cwd: Path, running: Running
+) -> tuple[Line, str]:
     """Run a command for at most `limit_s`, then kill it and its children. Return its line and everything that it printed. The output goes
     to files, because a child that outlives the command would keep a pipe open."""
     began_s, late = time.monotonic(), threading.Event()
@@ -105,21 +149,19 @@ def run_step(name: str, command: Sequence[str], limit_s: float, environment: Map
         except OSError as error:
             return Line(name, "failed", None, 0.0, 0.0, f"{command[0]} cannot be run: {error}", []), ""
 
-        def kill() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
         def end() -> None:
             late.set()
-            kill()
+            kill_group(process.pid)
 
         timer = threading.Timer(limit_s, end)
         timer.start()
         try:
+            running.add(process.pid)
             _, ended, usage = os.wait4(process.pid, 0)
         finally:
             timer.cancel()
-            kill()  # the children of the command
+            running.remove(process.pid)
+            kill_group(process.pid)  # the children of the command
         process.returncode = os.waitstatus_to_exitcode(ended)
         status = None if late.is_set() else process.returncode
         printed, errors = (_text(file) for file in (out, err))
@@ -193,9 +235,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m tests.lab.gpu
     with tempfile.TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as temporary:
         work, found = options.kept or Path(temporary), list[Line]()
         shutil.rmtree(work / INSTALLED, ignore_errors=True)
-        for line in run_day(steps, options.out, options.seconds, environment_of(work), is_small=options.small):
-            found.append(line)
-            print(f"{line.seconds:6.1f} s  {line.outcome:9}  {line.step}  {'' if line.has_passed else line.said[-200:]}", flush=True)
+        with contextlib.closing(run_day(steps, options.out, options.seconds, environment_of(work), is_small=options.small)) as lines:
+            for line in lines:
+                found.append(line)
+                print(f"{line.seconds:6.1f} s  {line.outcome:9}  {line.step}  {'' if line.has_passed else line.said[-200:]}", flush=True)
     print(f"{sum(line.has_passed for line in found)} of {len(found)} steps passed; see {options.out / LINES} and {options.out / LOG}")
     raise SystemExit(not all(line.has_passed for line in found))
 

@@ -3,21 +3,39 @@ tiny models and one case per test. Stand-ins take the places of the peers and of
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from server.settings import SettingsError
 from tests.gpu.driver.library import ROOT, build
 from tests.lab.gpu_day.day import FIRST
 from tests.lab.gpu_day.prepare import travelling
 
 WORK = ROOT / ".venv" / "rehearsal"
+LOCK = WORK.with_suffix(".lock")
 KEPT = "kept"  # in this folder: compiled code and bytecode, which the next rehearsal uses again
+MOST_KEPT_BYTES = 4 << 30
 STAND_INS = ROOT / "tests" / "lab" / "stand_ins"
 SANITIZER = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n'  # runs the command behind its options
 TOOLS = {"compute-sanitizer": SANITIZER, "nvidia-smi": "#!/bin/sh\necho a card in software\n"}
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """Hold the lock of the folder for a rehearsal, and of .gpu. Raise SettingsError if another process holds it."""
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"another `make gpu-day` uses {WORK}; expected one at a time: wait for its end, or stop it"
+            raise SettingsError(text) from None
+        yield
 
 
 def lay_peers(folder: Path) -> None:
@@ -34,6 +52,14 @@ def lay_tools(folder: Path) -> None:
     for name, text in TOOLS.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
+
+
+def clear(work: Path) -> None:
+    """Remove what the last rehearsal left. What it kept stays, unless too much has gathered."""
+    num_kept = sum(path.stat().st_size for path in (work / KEPT).rglob("*") if path.is_file())
+    for old in work.glob("*"):
+        if old.name != KEPT or num_kept > MOST_KEPT_BYTES:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def copy_checkout(folder: Path) -> None:
@@ -70,9 +96,12 @@ def lay_rival(python: str) -> None:
 
 def rehearse(python: str, command: Sequence[str], out: Path) -> int:
     """Run the command of the day. Return its exit status."""
-    for old in (path for path in WORK.glob("*") if path.name != KEPT):
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    clear(WORK)
     copy_checkout(WORK / "checkout")
     lay_rival(python)
     rehearsed = [python, *command, "--small", "--out", str(out.resolve()), "--kept", str(WORK / KEPT)]
-    return subprocess.run(rehearsed, cwd=WORK / "checkout", env=environment_in(WORK, os.environ)).returncode
+    with subprocess.Popen(rehearsed, cwd=WORK / "checkout", env=environment_in(WORK, os.environ)) as process:
+        try:
+            return process.wait()
+        finally:
+            process.wait()  # an interrupted day ends its steps

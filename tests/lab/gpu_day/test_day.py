@@ -80,6 +80,22 @@ while not other.exists():
     assert {line.step for line in found} == {"first", "one", "two"} and all(line.processor_s >= 0 for line in found)
 
 
+def test_an_interrupted_rehearsal_ends_its_steps_and_begins_no_others(tmp_path: Path) -> None:
+    """Also if it fails between two steps, as when a line cannot be written."""
+    wait = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(f'{os.getpid()}\\n'); time.sleep(600)"
+    begun = {name: tmp_path / name for name in ("two", "three", "four", "five")}
+    waiting = [Step(name, 5, (PYTHON, "-c", wait, str(path))) for name, path in begun.items()]
+    going = run_day([says("first", ""), says("one", ""), *waiting], tmp_path, 600.0, os.environ, is_small=True)
+    assert [next(going).step, next(going).step] == ["first", "one"]
+    while not (begun["two"].exists() and begun["two"].read_text()):
+        time.sleep(0.01)
+    with pytest.raises(KeyboardInterrupt):
+        going.throw(KeyboardInterrupt())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun["two"].read_text()), 0)
+    assert not begun["four"].exists() and not begun["five"].exists(), "they wait for a place beside two and three"
+
+
 def test_the_processor_time_of_a_step_is_its_own(tmp_path: Path) -> None:
     """The time of a step that runs beside another is that of the step and of its children."""
     busy = "import time\nwhile time.process_time() < 0.5: pass"

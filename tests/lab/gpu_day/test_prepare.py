@@ -74,3 +74,25 @@ def test_the_tests_of_the_checkout_come_before_an_installed_package_of_that_name
     assert not finds_ours(site), "Python prefers the installed package"
     prepare.lay_tests()
     assert finds_ours(prepare.FIRST, site)
+
+
+def test_a_second_rehearsal_leaves_the_folder_of_the_first_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearse, "LOCK", tmp_path / "venv" / "rehearsal.lock")
+    refused = pytest.raises(SettingsError, match=r"another `make gpu-day` uses \S+rehearsal; .*wait for its end, or stop it")
+    with rehearse.alone(), refused, rehearse.alone():
+        pass
+    with rehearse.alone():
+        pass
+
+
+def test_what_rehearsals_keep_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / rehearse.KEPT / "cache" / "program"
+    for path in (kept, tmp_path / "checkout" / "file"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"1234")
+    monkeypatch.setattr(rehearse, "MOST_KEPT_BYTES", 4)
+    rehearse.clear(tmp_path)
+    assert kept.exists() and [*tmp_path.iterdir()] == [tmp_path / rehearse.KEPT]
+    monkeypatch.setattr(rehearse, "MOST_KEPT_BYTES", 3)
+    rehearse.clear(tmp_path)
+    assert not [*tmp_path.iterdir()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from deploy import demo
@@ -37,27 +38,28 @@ class Played:
         assert loaded.step_model is not None, "a model that generates no tokens"
         self._jumped_s = -time.thread_time()
         self._ended_s = 0.0  # end of the last step, whose tokens the engine publishes during the next one
-        self._first_s, self._end_s = dict[int, float](), dict[int, float]()
+        self._first_s, self._end_s, self._num_tokens = dict[int, float](), dict[int, float](), Counter[int]()
         self._engine = OverlappedEngine(loaded.step_model, self._hear, eos_ids=loaded.eos_ids, pace=loaded.pace, clock=time.thread_time)
 
-    def _now_s(self) -> float:
+    @property
+    def now_s(self) -> float:
         return time.thread_time() + self._jumped_s
 
     def run(self, trace: Sequence[Arrival]) -> list[Answered]:
         coming = list(enumerate(trace))[::-1]
         while coming or self._engine.has_work:
-            while coming and coming[-1][1].at_s <= self._now_s():
+            while coming and coming[-1][1].at_s <= self.now_s:
                 number, arrival = coming.pop()
                 params = SamplingParams(arrival.num_new, temperature=0.0, ignore_eos=True)
                 self._engine.submit(Submit(str(number), tuple(ids_of(arrival)), params))
             if self._engine.has_work:
                 self._engine.step()
-                self._ended_s = self._now_s()
+                self._ended_s = self.now_s
             else:
-                self._jumped_s += coming[-1][1].at_s - self._now_s() + SPARE_S
+                self._jumped_s += coming[-1][1].at_s - self.now_s + SPARE_S
         self._engine.close()
         return [
-            Answered(self._first_s[at] - arrival.at_s, self._end_s[at] - arrival.at_s, arrival.num_new, 0)
+            Answered(self._first_s[at] - arrival.at_s, self._end_s[at] - arrival.at_s, self._num_tokens[at], 0)
             for at, arrival in enumerate(trace)
         ]
 
@@ -68,6 +70,7 @@ class Played:
             for event in message.events:
                 self._first_s.setdefault(int(event.request_id), self._ended_s)
                 self._end_s[int(event.request_id)] = self._ended_s
+                self._num_tokens[int(event.request_id)] += len(event.token_ids)
 
 
 def simulated(costs: Costs, trace: Sequence[Arrival]) -> list[Job]:

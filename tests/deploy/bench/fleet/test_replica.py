@@ -170,3 +170,35 @@ def test_a_step_takes_a_part_of_each_of_the_costs_that_change_meanwhile() -> Non
     replica.submit(job)
     replica.finish()
     assert first_s(job) == pytest.approx(0.31 + 0.5 * 4 * STEPS[256]), "half of the step was done after 0.31 s"
+
+
+def test_the_decoding_step_in_which_the_costs_change_takes_a_part_of_both() -> None:
+    """Steps of 0.1 s take twice as long after 0.25 s, when half of the third step is done."""
+    costs = Costs({1: 1e-9}, {1: 0.1})
+    slow, ends = costs.slower(2.0), list[float]()
+    for num_new in (3, 4, 5):  # the first token comes from the prompt
+        replica, job = (
+            Replica("one", costs, lambda at_s: (costs, 0.25) if at_s < 0.25 else (slow, inf)),
+            Job(Arrival(0.0, 0, 1, num_new, ())),
+        )
+        replica.submit(job)
+        replica.finish()
+        ends.append(job.end_s or 0.0)
+    assert ends == pytest.approx([0.2, 0.35, 0.55])
+
+
+@pytest.mark.parametrize("context_s", [0.0, 1e-3])
+def test_decoding_steps_taken_together_end_when_single_steps_do(context_s: float) -> None:
+    """Also when each is longer than the one before, and the costs change meanwhile."""
+    costs = Costs({1: 1e-9, 512: 1e-9}, {1: 0.1}, context_s)
+    slow, ends = costs.slower(2.0), list[float]()
+    for most_s in (inf, 0.01):
+        replica, job = (
+            Replica("one", costs, lambda at_s: (costs, 10.03) if at_s < 10.03 else (slow, inf)),
+            Job(Arrival(0.0, 0, 200, 150, ())),
+        )
+        replica.submit(job)
+        while job.end_s is None:
+            replica.advance(replica.now_s + most_s)
+        ends.append(job.end_s)
+    assert ends[0] == pytest.approx(ends[1]) and ends[0] > 10.03

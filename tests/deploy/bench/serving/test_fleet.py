@@ -84,27 +84,35 @@ def test_wrong_options_are_refused(options: list[str], message: str, capsys: pyt
 
 def test_measured_sizes_may_come_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text('{"prompt":{"16":2,"1":1},"decode":{"4":2,"1":1}}')
+    path.write_text('{"prompt":{"16":2,"1":1},"decode":{"4":2,"1":1},"context_s":0,"pair_s":0}')
     assert read(path).step_s(16, 0, 0) == 2.0
     assert [*read(path).decode] == [1, 4]
 
 
+WHOLE = {"prompt": {"1": 1}, "decode": {"1": 1}, "context_s": 0, "pair_s": 0}
+ABOVE = "expected costs of prompts and of decoding, and limits, all above 0"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        '{"prompt":{},"decode":{"1":1}}',
-        '{"prompt":{"1":0},"decode":{"1":1}}',
-        '{"prompt":{"0":1},"decode":{"1":1}}',
-        '{"prompt":{"1":1},"decode":{"1":1},"context_s":-1}',
-        '{"prompt":{"1":1},"decode":{"1":1},"capacity":0}',
-        '{"prompt":{"1":1},"decode":{"1":1},"max_seqs":600}',
-        '{"prompt":{"1":1}}',
-        "[]",
-        "{",
+        (json.dumps({**WHOLE, "prompt": {}}), ABOVE),
+        (json.dumps({**WHOLE, "prompt": {"1": 0}}), ABOVE),
+        (json.dumps({**WHOLE, "prompt": {"0": 1}}), ABOVE),
+        (json.dumps({**WHOLE, "context_s": -1}), ABOVE),
+        (json.dumps({**WHOLE, "capacity": 0}), ABOVE),
+        (json.dumps({**WHOLE, "max_seqs": 600}), "max_seqs is 600; expected at most max_tokens, 512"),
+        *(
+            (json.dumps({key: value for key, value in WHOLE.items() if key != name}), f"{name} is missing; expected the seconds of")
+            for name in ("context_s", "pair_s")
+        ),
+        ('{"prompt":{"1":1}}', "missing required field `decode`"),
+        ("[]", "Expected `object`"),
+        ("{", "truncated"),
     ],
 )
-def test_files_that_are_no_costs_are_refused(text: str, tmp_path: Path) -> None:
+def test_files_that_are_no_costs_are_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"costs\.json"):
+    with pytest.raises(ValueError, match=rf"costs\.json: .*{message}"):
         read(path)
