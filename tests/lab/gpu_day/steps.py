@@ -13,7 +13,10 @@ MARKED = "gpu and not slow"  # value of pytest's option -m, which runs tests on 
 LAYERS = 4  # of the 8B shape, so that a model is bound in seconds
 FORMATS = ("bf16", "int4-128", "int8")
 SHAPE = "shape "  # begins the name of a step that measures the 8B shape; the format of its weights follows
-KERNELS = ("rows", "branches", "products", "experts", "attention", "tensor_attention", "region", "sampling", "hostile_indices")
+KERNELS = (
+    *("rows", "branches", "products", "experts", "attention", "tensor_attention", "warpgroup_attention"),
+    *("region", "ranks", "sampling", "hostile_indices"),
+)
 OF_KERNELS = "tests/runtime/device/cuda/test_{}.py"
 PLUGIN = "tests.lab.gpu_day.plugin"
 
@@ -52,6 +55,7 @@ STEPS = (
     tests("families", 90, "tests/compiler/frontend/test_on_gpu.py", small=("-k", "transformers")),
     # `make test` runs these on the card in software; to load a model for 64 sequences there takes most of a minute
     tests("bits", 60, "tests/e2e/test_gpu_bits.py", small=("--collect-only",)),
+    tests("bits of several cards", 60, "tests/e2e/test_rank_bits.py", small=("--collect-only",)),  # skipped where there is one card
     tests("chat over HTTP", 75, "tests/deploy/test_cuda.py"),
     # shares of what the card can do
     module("copies", 30, "tests.lab.gpu_day.shares", "copies", small=SMALL_MODEL),

@@ -27,7 +27,9 @@ def test_a_shape_has_figures_for_each_step_and_kernel(software_gpu: SoftwareGpu)
     assert all(row["is_finite"] and row["seconds"] > 0 for row in (prefill, one, four))
     assert 0 < one["planned_bytes"] < four["planned_bytes"] and one["share_of_copies"] > 0
     launches = sum(kernel["launches"] for kernel in one["kernels"])
-    assert launches == 7 + 6 + 3, "7 launches per layer; embedding, cast, angles, row, norm, logits; three safe copies of indices"
+    assert launches == 8 + 6 + 3, (
+        "8 launches per layer, two of them attention; embedding, cast, angles, row, norm, logits; three safe copies of indices"
+    )
 
 
 @needs_pycuda
