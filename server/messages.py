@@ -123,6 +123,10 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
         return Crop(pixels, rows, columns, digest.digest())
 
     @property
+    def num_bytes(self) -> int:
+        return len(self.pixels)
+
+    @property
     def num_tokens(self) -> int:
         return self.rows * self.columns
 
@@ -141,6 +145,10 @@ class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
         digest = blake2b(b"clip %s %d %d " % (loudest.hex().encode(), num_hops, num_tokens), digest_size=16)
         digest.update(samples)
         return Clip(samples, loudest, num_hops, num_tokens, digest.digest())
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.samples)
 
     @property
     def rows(self) -> int:
