@@ -15,7 +15,7 @@
     labels/KEY.label                    quality label of a form (deploy/quality/label.py)
     labels/KEY.exact                    predictions of a model's exact weights, with which labels compare (deploy/quality/measure.py)
 
-    tokenizers/KEY.tokenizer            tokenizer files made from a GGUF file (deploy/model_loading/tokenizer.py)
+    tokenizers/KEY.tokenizer            tokenizer files made from a GGUF file (deploy/model_loading/made_tokenizer.py)
 
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py),
                                         or LLVM's description of this machine (runtime/remembered.py)

@@ -1,6 +1,6 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
-    front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown  GivePages  MorePages
+    front  -> worker   Load  Part  Submit  Embed  Abort  Drain  Shutdown  GivePages  MorePages
     worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Step  Working  Card
                        CacheChanged  PagesGiven
 
@@ -111,7 +111,7 @@ class Audio(msgspec.Struct, frozen=True):
 class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
     """A part of an image, as much as the encoder sees at once: see `server/images/cutting.py`."""
 
-    pixels: bytes  # three bytes per pixel, line by line
+    pixels: memoryview  # three bytes per pixel, line by line; decoded without a copy
     rows: int  # rows and columns of its tokens in the prompt
     columns: int
     digest: bytes  # digest of the fields above: crops with equal digests are equal
@@ -120,7 +120,11 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
     def of(pixels: bytes, rows: int, columns: int) -> Crop:
         digest = blake2b(b"%d %d " % (rows, columns), digest_size=16)
         digest.update(pixels)
-        return Crop(pixels, rows, columns, digest.digest())
+        return Crop(memoryview(pixels), rows, columns, digest.digest())
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.pixels)
 
     @property
     def num_tokens(self) -> int:
@@ -130,7 +134,7 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
     """A part of a recording, as much as the encoder of a model that listens takes at once: see `server/audio/clips.py`."""
 
-    samples: bytes  # little-endian f32, with those around the part; silence at the end is left out
+    samples: memoryview  # little-endian f32, with those around the part; silence at the end is left out
     loudest: float  # the largest energy of the whole recording
     num_hops: int  # hops that are heard, of 10 ms
     num_tokens: int  # tokens of the prompt that read its rows
@@ -140,7 +144,11 @@ class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
     def of(samples: bytes, loudest: float, num_hops: int, num_tokens: int) -> Clip:
         digest = blake2b(b"clip %s %d %d " % (loudest.hex().encode(), num_hops, num_tokens), digest_size=16)
         digest.update(samples)
-        return Clip(samples, loudest, num_hops, num_tokens, digest.digest())
+        return Clip(memoryview(samples), loudest, num_hops, num_tokens, digest.digest())
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.samples)
 
     @property
     def rows(self) -> int:
@@ -236,6 +244,14 @@ class Submit(Message, frozen=True, tag=True):
     audio: Audio | None = None  # for models that transcribe: the audio that the prompt is about
     excerpts: tuple[Excerpt, ...] = ()  # those of all images and recordings, in the order of their tokens in the prompt
     giver: Giver | None = None  # the server that may have pages of the prompt; taken only if the load has `peers`
+
+
+class Part(Message, frozen=True, tag=True):
+    """An excerpt of the request that follows: a Submit is sent without its excerpts, so that no message is large. Only
+    `server/engine/channel.py` knows parts: the engine gets the whole request."""
+
+    request_id: str
+    excerpt: Excerpt
 
 
 class Embed(Message, frozen=True, tag=True):

@@ -1,4 +1,5 @@
-"""Make tokenizer files from a GGUF file and store them in the cache: `python -m deploy.model_loading.made_tokenizer FILE`.
+"""Make tokenizer files from a GGUF file, and store them in the cache. `python -m deploy.model_loading.made_tokenizer FILE` writes them to
+its standard output.
 
 A vocabulary of 260,000 tokens takes a second, and 150 MB for a moment. The front imports modules meanwhile, and what these create lies
 between the objects of the vocabulary, so that the allocator could give back only a third. So a process of its own reads large vocabularies.
@@ -7,6 +8,7 @@ between the objects of the vocabulary, so that the allocator could give back onl
 from __future__ import annotations
 
 import hashlib
+import logging
 import subprocess
 import sys
 from contextlib import suppress
@@ -23,6 +25,8 @@ from runtime.launch import command
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
 
+log = logging.getLogger(__name__)
+
 LARGE = 100_000  # tokens; to read fewer takes less time than to start a process
 
 COMMAND = command("deploy.model_loading.made_tokenizer")
@@ -35,15 +39,13 @@ def made_of(file: GgufFile) -> dict[str, bytes]:
     if (cache := kept()) is None:
         return tokenizer_files(file.metadata)
     place = cache.tokenizer_of(_key_of(file))
-    if (stored := _stored(place)) is None and _is_large(file):
-        # it fails if the file is damaged, which the lines below then report, or if the cache is full
-        subprocess.run([*COMMAND, file.path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-        stored = _stored(place)
-    if stored is not None:
+    if (content := recall(place)) is not None and (stored := _unpacked(content)) is not None:
         return stored
-    made = tokenizer_files(file.metadata)
-    keep(place, msgspec.msgpack.encode(made), "the tokenizer")
-    return made
+    content = _made_apart(file) if _is_large(file) else None
+    if content is None:
+        content = msgspec.msgpack.encode(tokenizer_files(file.metadata))
+    keep(place, content, "the tokenizer")
+    return msgspec.msgpack.decode(content, type=dict[str, bytes])
 
 
 def is_made(file: GgufFile) -> bool:
@@ -57,10 +59,20 @@ def _is_large(file: GgufFile) -> bool:
     return isinstance(texts, Texts) and len(texts) >= LARGE
 
 
-def _stored(place: Path) -> dict[str, bytes] | None:
-    if (content := recall(place)) is not None:
-        with suppress(msgspec.ValidationError):  # an earlier version stored something else
-            return msgspec.msgpack.decode(content, type=dict[str, bytes])
+def _made_apart(file: GgufFile) -> bytes | None:
+    """Return the packed tokenizer files that a process of its own makes. Return None if it fails: if the file is damaged, this process
+    fails, too, and reports it."""
+    done = subprocess.run([*COMMAND, file.path], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == 0:
+        return done.stdout
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    log.debug("the process that reads the vocabulary of %s ended with status %d: %s", file.path, done.returncode, last)
+    return None
+
+
+def _unpacked(content: bytes) -> dict[str, bytes] | None:
+    with suppress(msgspec.DecodeError):  # an earlier version stored something else
+        return msgspec.msgpack.decode(content, type=dict[str, bytes])
     return None
 
 
@@ -78,9 +90,7 @@ def _main(path: str) -> None:
     from compiler.frontend.gguf.file import GgufFile
     from compiler.frontend.gguf.tokenizer import tokenizer_files
 
-    file = GgufFile(Path(path))
-    if (cache := kept()) is not None:
-        keep(cache.tokenizer_of(_key_of(file)), msgspec.msgpack.encode(tokenizer_files(file.metadata)), "the tokenizer")
+    sys.stdout.buffer.write(msgspec.msgpack.encode(tokenizer_files(GgufFile(Path(path)).metadata)))
 
 
 if __name__ == "__main__":

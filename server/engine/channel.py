@@ -1,5 +1,6 @@
 """The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
-of length.
+of length. The excerpts of a request travel ahead of it, one message each, because the front may be busy with no message for long. A message
+that the other end would refuse is not sent: its request fails, and others continue.
 
 The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
 not read, the outbox fills; the engine then runs no steps, but still accepts aborts.
@@ -11,20 +12,33 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
 
-from server.messages import Card, FromFront, FromWorker, Stats
+from server.messages import (
+    Card,
+    Embed,
+    Embedding,
+    ErrorCode,
+    Failed,
+    FromFront,
+    FromWorker,
+    GivePages,
+    PagesGiven,
+    Part,
+    Stats,
+    Submit,
+)
 
 LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 256 << 20
 INBOX_MESSAGES = 4096
 OUTBOX_MESSAGES = 256
 
-encode = msgspec.msgpack.Encoder().encode
-decode_from_front = msgspec.msgpack.Decoder(FromFront).decode
+encode_into = msgspec.msgpack.Encoder().encode_into
+decode_from_front = msgspec.msgpack.Decoder(FromFront | Part).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
@@ -32,13 +46,36 @@ class ChannelError(Exception):
     """The peer violated the protocol."""
 
 
-def frame(message: FromFront | FromWorker) -> bytes:
-    payload = encode(message)
-    return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
+def frames(message: FromFront) -> Iterator[bytearray]:
+    """Yield a message as it travels: the excerpts of a request, then the rest. Raise ChannelError if one is too large."""
+    if isinstance(message, Submit) and message.excerpts:
+        for excerpt in message.excerpts:
+            yield frame(Part(message.request_id, excerpt))
+        message = msgspec.structs.replace(message, excerpts=())
+    yield frame(message)
+
+
+def frame(message: FromFront | Part | FromWorker) -> bytearray:
+    """Return a message after its length. Raise ChannelError if it is too large."""
+    found = bytearray(LENGTH_BYTES)
+    encode_into(message, found, LENGTH_BYTES)
+    found[:LENGTH_BYTES] = _allowed(len(found) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+    return found
 
 
 def payload_bytes(header: bytes) -> int:
-    length = int.from_bytes(header, "little")
+    return _allowed(int.from_bytes(header, "little"))
+
+
+def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | None:
+    """Return the failure of the request that has a message which is too large, or None if the message is about no single request."""
+    if not isinstance(message, Submit | Embed | GivePages | Embedding | PagesGiven):
+        return None
+    text = f"the request or its answer is too large to pass between processes: {error}; ask for less in one request"
+    return Failed(message.request_id, ErrorCode.INVALID_VALUE, text)
+
+
+def _allowed(length: int) -> int:
     if length > MAX_MESSAGE_BYTES:
         raise ChannelError(f"a message has {length} bytes; expected at most {MAX_MESSAGE_BYTES}")
     return length
@@ -74,19 +111,47 @@ class WorkerChannel:
         self._socket.close()
 
     def _read(self) -> None:
+        parts: list[Part] = []
         try:
             with self._socket.makefile("rb") as stream:
                 while len(header := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
-                    self.inbox.put(decode_from_front(stream.read(payload_bytes(header))))
+                    self._take(decode_from_front(stream.read(payload_bytes(header))), parts)
         except (OSError, ChannelError, msgspec.MsgspecError) as error:
             if not self._is_closing:
                 print(f"the front is lost: {error!r}", file=sys.stderr)
         if not self._is_closing:
             self._on_lost()
 
+    def _take(self, message: FromFront | Part, parts: list[Part]) -> None:
+        if isinstance(message, Part):
+            parts.append(message)
+            return
+        self.inbox.put(_whole(message, parts))
+        parts.clear()
+
     def _write(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
-                self._socket.sendall(frame(message))
+                self._socket.sendall(_framed(message))
         except OSError:
             self._on_lost()
+        except ChannelError as error:
+            print(f"the front cannot be told: {error!r}", file=sys.stderr)
+            self._on_lost()
+
+
+def _framed(message: FromWorker) -> bytearray:
+    """Return a message after its length, or the failure of its request if it is too large."""
+    try:
+        return frame(message)
+    except ChannelError as error:
+        if (failed := refused(message, error)) is None:
+            raise
+        return frame(failed)
+
+
+def _whole(message: FromFront, parts: Sequence[Part]) -> FromFront:
+    """Return a message with its excerpts, which came before it. Excerpts of other requests are left out: they were not sent to the end."""
+    if not (isinstance(message, Submit) and parts):
+        return message
+    return msgspec.structs.replace(message, excerpts=tuple(part.excerpt for part in parts if part.request_id == message.request_id))

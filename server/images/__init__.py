@@ -1,6 +1,7 @@
 """Images of requests: decoded in a process of their own, cut into the crops that a model sees, and written into the prompt.
 
-cutting     the sizes of an image and of its crops
+sizes       the sizes of an image and of its crops
+cutting     brings an image to such a size, and cuts it into crops
 decoding    the job that decodes one image, in a process of `server.isolated`
 decoder     the decoder as the front uses it
 sight       what a model sees, and how images are written into its prompt

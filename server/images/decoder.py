@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.errors import IMAGE_NOT_DECODED, INVALID_IMAGE, ApiError
+from server.errors import IMAGE_NOT_DECODED, INVALID_IMAGE
 from server.fetching import Fetcher
 from server.images.cutting import Plan
 from server.images.decoding import Decoding, File, Outcome
 from server.isolated.files import FileCalls
+from server.isolated.held import HeldBytes
 from server.messages import Crop
 
 PATIENCE_S = 60.0
@@ -30,27 +30,19 @@ class Picture:
 
 
 class ImageDecoder:
-    """Decodes images, and counts the pixels that requests hold: those that run or wait keep theirs, because a worker may die."""
+    """Decodes images, and limits the pixels that requests hold."""
 
     def __init__(self, most_pixels: int, most_held_bytes: int, fetcher: Fetcher) -> None:
-        self.num_held_bytes = 0
+        self.held = HeldBytes(most_held_bytes, names="images", setting="max_held_image_bytes", refused=IMAGE_NOT_DECODED)
         self._fetcher = fetcher
-        self._most_held_bytes = most_held_bytes
         self._calls = FileCalls(Decoding(most_pixels), Outcome, PATIENCE_S, invalid=INVALID_IMAGE, not_decoded=IMAGE_NOT_DECODED)
 
     async def decode(self, url: str, plan: Plan, param: str) -> Picture:
         """Return the image at a URL: its data, or a file on a host that the operator allows. Raise ApiError if there is none; `param` is
         the field with the URL."""
-        if self.num_held_bytes >= self._most_held_bytes:
-            held = f"the running and waiting requests hold {self.num_held_bytes >> 20} MiB of images (max_held_image_bytes)"
-            raise ApiError(IMAGE_NOT_DECODED, f"{param} was not decoded, because {held}; try again later", param=param)
+        self.held.require_room(param)
         given = await self._fetcher.given(url, param)
         file = File(given, plan) if isinstance(given, str) else File("", plan, given)
         outcome = await self._calls.decode(file, param)
-        for crop in outcome.crops:
-            self._count(len(crop.pixels))
-            weakref.finalize(crop, self._count, -len(crop.pixels)).atexit = False
+        self.held.hold(outcome.crops, param)
         return Picture(outcome.rows, outcome.columns, outcome.crops)
-
-    def _count(self, num_bytes: int) -> None:
-        self.num_held_bytes += num_bytes

@@ -280,7 +280,7 @@ class Supervisor:
     async def _launch(self, silence_s: float | None = None) -> Ready:
         """Start a process and load the model in it. Raise LoadError if the load fails, or makes no progress for `silence_s`."""
         try:
-            worker = self._loading = await WorkerProcess.open(self._command)
+            worker = self._loading = await WorkerProcess.open(self._command, self._heed)
         except (OSError, RuntimeError, MemoryError) as error:
             raise LoadError(ErrorCode.LOAD_FAILED, f"the worker could not be started: {error or type(error).__name__}") from error
         try:
@@ -431,6 +431,8 @@ class Supervisor:
                 if job is not None:
                     job.fail(RequestError(message.code, message.message))
                     self._let_go(message.request_id, job)
+                elif (news := self._givings.get(message.request_id)) is not None:
+                    news.put_nowait(None)
             case Damaged():
                 log.error("%s: %s; worker %s used the damaged files and is replaced", self._load.name, message.fault, self.pid)
                 self._load = msgspec.structs.replace(self._load, verify=True)

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frame, payload_bytes
-from server.messages import FromFront, FromWorker
+from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frames, payload_bytes, refused
+from server.messages import Failed, FromFront, FromWorker
 from server.workers.starting import start, take
 
 # No request can make the worker send itself these signals.
@@ -55,20 +55,23 @@ class WorkerProcess:
         process: _Child,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        on_refused: Callable[[Failed], None],
     ) -> None:
+        """`on_refused` hears of each request that is too large to be sent."""
         self.pid = process.pid
         self._guard = asyncio.create_task(_kill_when_stopped(process))
         self._is_blameless = True  # False once the front has killed a worker that stopped responding, because a request may be the cause
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._on_refused = on_refused
         # Unbounded: a request adds one Submit and at most one Abort per choice, and admission limits the requests.
         self._outbox: deque[FromFront] = deque()
         self._wake = asyncio.Event()
         self._sending = asyncio.create_task(self._send_all())
 
     @staticmethod
-    async def open(command: Sequence[str]) -> WorkerProcess:
+    async def open(command: Sequence[str], on_refused: Callable[[Failed], None]) -> WorkerProcess:
         """Start `command` with the number of a connected socket as its last argument, or use the process that was started ahead. Raise
         OSError or MemoryError if the process cannot be started, or RuntimeError if no thread can be started to wait for its end."""
         started = take(command) or start(command)
@@ -78,7 +81,7 @@ class WorkerProcess:
         except BaseException:
             started.discard()
             raise
-        return WorkerProcess(child, reader, writer)
+        return WorkerProcess(child, reader, writer, on_refused)
 
     def send(self, message: FromFront) -> None:
         self._outbox.append(message)
@@ -132,10 +135,20 @@ class WorkerProcess:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outbox:
-                    self._writer.write(frame(self._outbox.popleft()))
-                    await self._writer.drain()  # waits while the worker does not read; only this task waits
+                    await self._send(self._outbox.popleft())
         except OSError:
             return  # `receive` notices the end as well
+
+    async def _send(self, message: FromFront) -> None:
+        try:
+            for framed in frames(message):
+                self._writer.write(framed)
+                await self._writer.drain()  # waits while the worker does not read; only this task waits
+        except ChannelError as error:
+            if (failed := refused(message, error)) is None:
+                self.kill()  # a worker cannot do without the message
+            else:
+                self._on_refused(failed)
 
 
 async def _kill_when_stopped(process: _Child) -> None:

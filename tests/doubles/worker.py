@@ -26,6 +26,7 @@ from server.messages import (
     Facts,
     FinishReason,
     GivePages,
+    Listening,
     PagesGiven,
     PairPrompt,
     Progress,
@@ -202,6 +203,7 @@ class NullScript:
     facts: Facts = NO_FACTS
     label: QualityLabel | None = None
     vision: Vision | None = None
+    listening: Listening | None = None
     pages: Iterable[bytes] = ()  # the frames that another server gets which asks for pages
 
 
@@ -264,6 +266,7 @@ class NullWorker:
             facts=script.facts,
             label=script.label,
             vision=script.vision,
+            listening=script.listening,
         )
         return self.ready
 

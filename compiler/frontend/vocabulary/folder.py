@@ -28,8 +28,8 @@ class Unreadable(ModelError):
 def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the contents of tokenizer.json and of special_tokens_map.json, made from the other files of a folder, by their names. Return
     nothing if no file holds a vocabulary. Raise Unreadable if it cannot be read exactly."""
-    of_merges = tuple(name for name in (VOCABULARY, MERGES) if name in files)
-    found = next(((name,) for name in (TEKKEN, PIECES) if name in files), of_merges)
+    whole = ((PIECES,), (VOCABULARY, MERGES), (TEKKEN,))
+    found = next((names for names in whole if files.keys() >= {*names}), tuple(name for name in (VOCABULARY, MERGES) if name in files))
     if not found:
         others = [name for name in OTHERS if name in files]
         if others:

@@ -125,7 +125,6 @@ def capabilities(loaded: Loaded) -> list[str]:
         "tools": loaded.chats and loaded.dialect.reads_tools,
         "thinking": loaded.chats and loaded.dialect.thinks,
         "vision": loaded.chats and loaded.sight is not None,
-        "audio": loaded.chats and loaded.ears is not None,
         "insert": loaded.ready.generates and loaded.dialect.infill is not None,
         "embedding": bool(loaded.ready.embedding_size),
     }

@@ -39,7 +39,6 @@ from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, 
 from server.messages import CachePages, Constraint, Excerpt, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
-from server.text.dialects.dialect import Dialect
 from server.text.dialects.preamble import described
 from server.text.templates.errors import TemplateError
 from server.text.templates.limits import RESERVED
@@ -203,7 +202,7 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], marker: str | None = 
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
-    made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded.dialect))
+    made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))
     sense = loaded.sense
     try:
         return await loaded.renderer.render(
@@ -224,7 +223,7 @@ def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
     thinks = {} if THINKING & made.variables.keys() else defaults.thinking
     if defaults.system and not any(message["role"] == "system" for message in messages):
         at = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
-        if loaded.dialect.has_system or at is None:
+        if _has_system(made, loaded) or at is None:
             messages = [{"role": "system", "content": defaults.system}, *messages]
         else:
             first = {**messages[at], "content": f"{defaults.system}\n\n{messages[at]['content']}"}
@@ -232,12 +231,20 @@ def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
     return replace(made, messages=messages, variables={**made.variables, **thinks})
 
 
-def _readable(made: Conversation, dialect: Dialect) -> Conversation:
+def _readable(made: Conversation, loaded: Loaded) -> Conversation:
     """Return a conversation whose tools reach the model: if the chat template shows no tools, a message describes them as text."""
-    if dialect.reads_tools:
+    if loaded.dialect.reads_tools:
         return made
-    messages = described(made.messages, made.tools, has_system=dialect.has_system, writes_calls=dialect.writes_calls)
-    return replace(made, messages=messages, tools=None)
+    has_system, writes_calls = _has_system(made, loaded), loaded.dialect.writes_calls
+    return replace(made, messages=described(made.messages, made.tools, has_system=has_system, writes_calls=writes_calls), tools=None)
+
+
+def _has_system(made: Conversation, loaded: Loaded) -> bool:
+    """Return whether the template writes a system message into this conversation. That of Voxtral refuses one beside audio."""
+    dialect, ears = loaded.dialect, loaded.ears
+    if ears is None or dialect.has_system_with_audio:
+        return dialect.has_system
+    return dialect.has_system and not any(ears.marker in str(message["content"]) for message in made.messages)
 
 
 def _check_conversation(body: ChatBody, loaded: Loaded) -> None:

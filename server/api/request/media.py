@@ -27,6 +27,7 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Found = Picture | HeardRecording
+MOST_BYTES = 240 << 20  # decoded pixels and samples of a request, which its worker gets: an hour of audio has 220 MiB
 
 
 async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
@@ -43,13 +44,17 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: Serve
         message = f"truncate_prompt_tokens is given, and the messages have {what}, which cannot be truncated"
         raise invalid("truncate_prompt_tokens", message)
     found: list[Found] = []
-    num_tokens, context = 0, context_of(loaded)
+    num_tokens, num_bytes, context = 0, 0, context_of(loaded)
     for where, part in places:
         found.append(await (_picture(where, part, loaded) if part.type == IMAGE_PART else _recording(where, part, loaded)))
         num_tokens += found[-1].num_tokens
+        num_bytes += sum(excerpt.num_bytes for excerpt in excerpts_of(found[-1:]))
+        what, less = ("images", "smaller") if part.type == IMAGE_PART else ("recordings", "shorter")
         if num_tokens > context:
-            what = "images" if part.type == IMAGE_PART else "recordings"
             raise too_long(context, f"the {what} up to {where} alone have {num_tokens} tokens", "messages")
+        if num_bytes > MOST_BYTES:
+            has = f"the {what} up to {where} have {num_bytes} bytes when they are decoded"
+            raise invalid("messages", f"{has}; expected at most {MOST_BYTES}: send fewer, or {less} ones")
     return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]}), found
 
 

@@ -50,9 +50,9 @@ def shows_tools(template: ChatTemplate | None) -> bool:
         return False
 
 
-def shows_system(template: ChatTemplate | None) -> bool:
-    """Return whether a prompt contains the text of a system message."""
-    messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": "probe"}]
+def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
+    """Return whether a prompt contains the text of a system message, if the user's message has the content `user`."""
+    messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": user}]
     try:
         return template is not None and "probe of the system" in template.render(messages, limits=PROBE)
     except Exception:  # a template may raise any exception

@@ -31,6 +31,7 @@ class Dialect:
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
     has_system: bool = True  # the chat template writes a system message
+    has_system_with_audio: bool = True  # it writes one also in a conversation with audio
     history_fault: str = ""  # how the template's text of earlier calls differs from what the model wrote; "": it does not
 
     @property
@@ -129,6 +130,7 @@ class Dialect:
             reads_tools,
             writes_calls,
             reads_tools or shows_system(tokenizer.chat_template),
+            shows_system(tokenizer.chat_template, [{"type": "audio"}]),
             fault_of(tokenizer) if writes_calls else "",
         )
 

@@ -172,6 +172,17 @@ def test_what_cannot_be_read_exactly_is_refused(files: dict[str, bytes], said: s
         tokenizer_files(files)
 
 
+@pytest.mark.parametrize("files", [LLAMA, GPT2])
+def test_a_vocabulary_of_another_format_beside_it_changes_nothing(files: dict[str, bytes]) -> None:
+    """A tekken.json of an early version states no special tokens, so it cannot be read; files beside it can."""
+    assert tokenizer_files({**files, "tekken.json": b"{}"}) == tokenizer_files(files)
+
+
+def test_a_part_of_a_vocabulary_beside_a_whole_one_changes_nothing() -> None:
+    with pytest.raises(Unreadable, match=r"^tekken\.json cannot replace it"):
+        tokenizer_files({"vocab.json": GPT2["vocab.json"], "tekken.json": b"{}"})
+
+
 def test_a_folder_without_a_vocabulary_has_none() -> None:
     assert tokenizer_files({"tokenizer_config.json": b"{}", "config.json": b"{}"}) == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,23 @@ def test_a_process_of_its_own_reads_a_large_vocabulary(tmp_path: Path, monkeypat
     write_gguf(tmp_path / "n.gguf", merges=False)
     with pytest.raises(LoadError, match="merges is a NoneType"):
         load_tokenizer(str(tmp_path / "n.gguf"))
+
+
+def test_a_cache_that_cannot_be_written_loses_no_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process that reads a large vocabulary gives it to this one. If that process fails, the log says why, and this one reads it."""
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("deploy.model_loading.made_tokenizer.LARGE", 2)
+    write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "cache").mkdir(0o700)
+    (tmp_path / "cache" / "tokenizers").write_text("no folder")
+    with monkeypatch.context() as patch:
+        patch.setattr("compiler.frontend.gguf.tokenizer.tokenizer_files", None)  # this process makes nothing
+        tokenizer = load_tokenizer(str(tmp_path / "m.gguf"))
+    assert "the tokenizer" in caplog.text and "ended with status" not in caplog.text
+    broken = (sys.executable, "-c", "import sys; print('first', file=sys.stderr); sys.exit('no memory')")
+    monkeypatch.setattr("deploy.model_loading.made_tokenizer.COMMAND", broken)
+    with caplog.at_level(logging.DEBUG, "deploy.model_loading.made_tokenizer"):
+        assert load_tokenizer(str(tmp_path / "m.gguf")).to_json() == tokenizer.to_json()
+    assert f"the vocabulary of {tmp_path / 'm.gguf'} ended with status 1: no memory" in caplog.text

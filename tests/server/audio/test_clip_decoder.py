@@ -68,14 +68,28 @@ def test_held_samples_are_counted_and_given_back() -> None:
 
     async def run() -> None:
         found = await decoder.decode(SOUND, LISTENING, "a", is_url=False)
-        assert decoder.num_held_bytes == len(found.clips[0].samples) > 0
+        assert decoder.held.num_bytes == len(found.clips[0].samples) > 0
         with pytest.raises(ApiError, match="max_held_audio_bytes") as raised:
             await decoder.decode(SOUND, LISTENING, "b", is_url=False)
         assert raised.value.kind.code == "audio_not_decoded"
 
     asyncio.run(run())
     gc.collect()
-    assert decoder.num_held_bytes == 0
+    assert decoder.held.num_bytes == 0
+
+
+def test_samples_of_recordings_that_are_decoded_at_once_are_limited() -> None:
+    """Each finds room before it is decoded. Only those that still find room afterwards are kept."""
+    decoder = ClipDecoder(60.0, 1, Fetcher(AUDIO, (), 1, 1.0))
+
+    async def run() -> None:
+        found = await asyncio.gather(*(decoder.decode(SOUND, LISTENING, "a", is_url=False) for _ in range(12)), return_exceptions=True)
+        (kept,) = (one for one in found if isinstance(one, HeardRecording))
+        refused = [one for one in found if isinstance(one, ApiError)]
+        assert len(refused) == 11 and {one.kind.code for one in refused} == {"audio_not_decoded"}
+        assert decoder.held.num_bytes == kept.clips[0].num_bytes
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(2000, marks=pytest.mark.slow)])

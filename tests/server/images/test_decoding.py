@@ -160,7 +160,20 @@ def test_pixels_that_requests_hold_are_limited() -> None:
         decoded(decoder, url)
     assert caught.value.kind.status == 503
     held.pop()
-    assert decoder.num_held_bytes == 5 * 16 * 16 * 3
+    assert decoder.held.num_bytes == 5 * 16 * 16 * 3
     decoded(decoder, url)
     held.clear()
-    assert decoder.num_held_bytes == 0
+    assert decoder.held.num_bytes == 0
+
+
+def test_pixels_of_images_that_are_decoded_at_once_are_limited() -> None:
+    """Each finds room before it is decoded. Only those that still find room afterwards are kept."""
+    decoder, url = ImageDecoder(MOST, 2 * 5 * 16 * 16 * 3, NOWHERE), data_url(encoded(image()))
+
+    async def run() -> None:
+        found = await asyncio.gather(*(decoder.decode(url, PLAN, "a") for _ in range(12)), return_exceptions=True)
+        refused = [one for one in found if isinstance(one, ApiError)]
+        assert len(refused) == 10 and {one.kind.code for one in refused} == {"image_not_decoded"}
+        assert decoder.held.num_bytes == 2 * 5 * 16 * 16 * 3
+
+    asyncio.run(run())

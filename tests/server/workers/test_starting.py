@@ -33,7 +33,7 @@ def test_the_first_worker_uses_the_process_and_the_next_has_its_own() -> None:
     pid = starting._ahead[0].process.pid
 
     async def scenario() -> None:
-        first, second = await WorkerProcess.open(waiting()), await WorkerProcess.open(waiting())
+        first, second = await WorkerProcess.open(waiting(), print), await WorkerProcess.open(waiting(), print)
         assert first.pid == pid and second.pid != pid
         for worker in (first, second):
             worker.kill()

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from runtime.cache_groups import PAGE_SIZE
+from server.engine import channel
 from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
-from server.messages import Embed, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
+from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
 from server.workers.care import Care
 from server.workers.supervisor import Supervisor, WorkerState
 from tests.doubles.model import null_page_bytes
@@ -128,6 +129,30 @@ def test_kills_and_stops_are_pauses() -> None:
             await until(lambda: supervisor.stats is not None and supervisor.stats.num_running == 0)
             assert supervisor.stats.num_pages_used == 0
             assert supervisor.state is WorkerState.READY
+
+    run(scenario)
+
+
+def test_a_request_too_large_for_its_worker_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker hears nothing of it. What all recordings of a request have together is not limited here, because each travels alone."""
+
+    async def scenario() -> None:
+        some = submits(3, max_tokens=20)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            pid = supervisor.pid
+            monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 3000)
+            long = Submit("long", tuple(1000 + number for number in range(1000)), SamplingParams(max_tokens=1))
+            clip = Clip.of(bytes(3000), 1.0, 10, 5)
+            heard = Submit("heard", (1,) * 10, SamplingParams(max_tokens=1), excerpts=(Clip.of(bytes(2000), 1.0, 10, 5),) * 4)
+            wrong = [long, Submit("large", (1,), SamplingParams(max_tokens=1), excerpts=(heard.excerpts[0], clip)), heard]
+            answers = await asyncio.gather(*(collect(supervisor, one) for one in (*some, *wrong)), return_exceptions=True)
+            assert answers[:3] == expected
+            errors = [error for error in answers[3:] if isinstance(error, RequestError)]
+            assert len(errors) == 3 and {error.code for error in errors} == {ErrorCode.INVALID_VALUE}
+            assert ["expected at most 3000" in error.message for error in errors] == [True, True, False]
+            assert [await collect(supervisor, one) for one in some] == expected
+            assert supervisor.pid == pid and supervisor.restarts == 0
 
     run(scenario)
 
@@ -388,12 +413,13 @@ def test_a_worker_that_is_stopped_while_it_loads_is_replaced(processes) -> None:
         some = submits(3, max_tokens=20)
         expected = await undisturbed(some)
         async with worker(msgspec.structs.replace(CONFIG, load_s=0.3)) as supervisor:
+            num = len(processes)  # `undisturbed` has started one, unless an earlier test asked for the same answers
             os.kill(supervisor.pid, signal.SIGKILL)
             streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
-            await until(lambda: len(processes) == 3)
+            await until(lambda: len(processes) == num + 1)
             os.kill(processes[-1].pid, signal.SIGSTOP)
             assert await streams == expected
-            assert len(processes) == 4 and supervisor.restarts == 1
+            assert len(processes) == num + 2 and supervisor.restarts == 1
 
     run(scenario)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.preamble import described
+from server.text.templates.built_in import BUILT_IN
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
 
@@ -18,6 +20,7 @@ STRICT = (
     "{% for message in messages %}{% if message.role == 'system' or (message.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 )
+QWEN2_AUDIO = json.loads((Path(__file__).parents[3] / "golden/listening_models/qwen2_audio/tokenizer_config.json").read_text())
 TURNS = [
     {"role": "user", "content": "1 + 1?"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -37,6 +40,12 @@ def dialect_of(source: str) -> Dialect:
 def test_a_template_without_tools_is_noticed(source, has_system):
     dialect = dialect_of(source)
     assert (dialect.reads_tools, dialect.writes_calls, dialect.has_system) == (False, False, has_system)
+
+
+@pytest.mark.parametrize(("source", "with_audio"), [(BUILT_IN["voxtral"], False), (QWEN2_AUDIO["chat_template"], True)])
+def test_a_template_that_refuses_a_system_message_beside_audio_is_noticed(source, with_audio):
+    dialect = dialect_of(source)
+    assert (dialect.has_system, dialect.has_system_with_audio) == (True, with_audio)
 
 
 @pytest.mark.parametrize("has_system", [True, False])

@@ -1,0 +1,35 @@
+"""Count the bytes of decoded files that requests hold, and refuse to decode more when they hold too many."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from server.errors import ApiError, ErrorKind
+from server.messages import Excerpt
+
+
+class HeldBytes:
+    """The pixels or samples that the requests of a model hold. Those that run or wait keep theirs, because a worker may die."""
+
+    def __init__(self, most_bytes: int, *, names: str, setting: str, refused: ErrorKind) -> None:
+        """`names` says what is held, `setting` is the name of the limit, and `refused` the error above the limit."""
+        self.num_bytes = 0
+        self._most_bytes = most_bytes
+        self._names, self._setting, self._refused = names, setting, refused
+
+    def require_room(self, param: str) -> None:
+        """Raise ApiError if requests hold as much as they may. `param` is the field with the file."""
+        if self.num_bytes >= self._most_bytes:
+            held = f"the running and waiting requests hold {self.num_bytes >> 20} MiB of {self._names} ({self._setting})"
+            raise ApiError(self._refused, f"{param} was not decoded, because {held}; try again later", param=param)
+
+    def hold(self, excerpts: Sequence[Excerpt], param: str) -> None:
+        """Count the excerpts of a decoded file until they are freed. Raise ApiError if other files took the room while it was decoded."""
+        self.require_room(param)
+        for excerpt in excerpts:
+            self._count(excerpt.num_bytes)
+            weakref.finalize(excerpt, self._count, -excerpt.num_bytes).atexit = False
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
