@@ -87,8 +87,7 @@ class Records:
 
     def _of(self, launches: Sequence[Launch], num_ranks: int) -> Iterator[_Launched]:
         at, host, tells = 0, self._words.ctypes.data, self._last.tells
-        # before these launches, the cards wait for each other
-        after_waits = {i + after for i, launch in enumerate(launches) if launch.ranks and num_ranks > 1 for after in (0, 1)}
+        after_waits = _after_waits(launches, num_ranks)
         for number, launch in enumerate(launches):
             function, grid = self._code.function(launch.body, launch.shared_bytes), self._code.grid(launch.grid)
             dims = at + 1 + len(launch.buffers)
@@ -127,6 +126,11 @@ class Records:
             is_captured and launched.overlaps,
         )
         driver.launch(launched.function, *sizes, launched.parameters, stream, about, overlaps=overlaps)
+
+
+def _after_waits(launches: Sequence[Launch], num_ranks: int) -> set[int]:
+    """Return the numbers of the launches before which the cards wait for each other."""
+    return {number + after for number, launch in enumerate(launches) if launch.ranks and num_ranks > 1 for after in (0, 1)}
 
 
 def _rows(launch: Launch, number: int, num_ranks: int, function: str) -> Sequence[int]:
