@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -202,10 +202,17 @@ def wrong(software_gpu: SoftwareGpu, expected: Sequence[NDArray[np.float32]]) ->
         software_gpu.reset()
 
 
+def only_in_captures(wait: Callable[[Lockstep], None]) -> Callable[[Lockstep], None]:
+    return lambda lockstep: wait(lockstep) if lockstep._cards[0]._capturing else None
+
+
 MISTAKES: dict[str, Any] = {
     "no waits of ranks for each other": (Lockstep, "meet", lambda _: None),
     "launches next to these waits overlap": (records, "_after_waits", lambda *_: set[int]()),
-    "no wait for the ranks before a run": (Lockstep, "join", lambda _: None),
+    "a graph without the launches of other ranks": (Lockstep, "fork", lambda _: None),
+    "a graph that ends before the launches of other ranks": (Lockstep, "join", lambda _: None),
+    "no wait for the ranks before a run": (Lockstep, "join", only_in_captures(Lockstep.join)),
+    "no wait of the ranks for the run before": (Lockstep, "fork", only_in_captures(Lockstep.fork)),
     "no access to the memory of other ranks": (CudaDevice, "reach", lambda *_: None),
 }
 
