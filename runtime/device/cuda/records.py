@@ -135,9 +135,9 @@ def _after_waits(launches: Sequence[Launch], num_ranks: int) -> set[int]:
 
 def _rows(launch: Launch, number: int, num_ranks: int, function: str) -> Sequence[int]:
     """Return the rank in whose memory each buffer of a launch is."""
-    if not launch.ranks or num_ranks == 1:
+    if not launch.ranks:
         return [number] * len(launch.buffers)
-    if max(launch.ranks) >= num_ranks:
-        text = f"kernel {launch.kernel} reads the memory of rank {max(launch.ranks)}, and the program runs on {num_ranks} GPUs"
+    if (wanted := max(launch.ranks) + 1) != num_ranks:
+        text = f"kernel {launch.kernel} is for {wanted} GPUs, and the program runs on {num_ranks}"
         raise InvalidProgram(f"{function}: {text}; compile it for this number of GPUs")
     return [number if rank == OWN else rank for rank in launch.ranks]

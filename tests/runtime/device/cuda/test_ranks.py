@@ -145,10 +145,15 @@ def test_the_program_of_a_rank_names_whose_memory_it_reads() -> None:
     assert found == {"rank_embedding": (OWN, 0, 1, OWN), "all_gather": (0, 1, OWN)}
 
 
-def test_a_program_for_more_ranks_is_refused(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    software_gpu.has_cards(2, monkeypatch)
-    with pytest.raises(InvalidProgram, match="reads the memory of rank 3, and the program runs on 2 GPUs; compile it for this number"):
-        Session(executable(4), num_ranks=2)
+@pytest.mark.parametrize(("count", "num_ranks"), [(4, 2), (2, 4), (2, 1)])
+def test_a_program_for_another_number_of_gpus_is_refused(
+    count: int, num_ranks: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    software_gpu.has_cards(4, monkeypatch)
+    with pytest.raises(
+        InvalidProgram, match=f"main: kernel .* is for {count} GPUs, and the program runs on {num_ranks}; compile it for this"
+    ):
+        Session(executable(count), num_ranks=num_ranks)
 
 
 def test_launches_next_to_a_gathering_do_not_overlap(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
