@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -179,6 +180,32 @@ def test_launches_next_to_a_gathering_do_not_overlap(software_gpu: SoftwareGpu, 
         ("kernel all_gather", False),
         ("kernel softmax", False),
     ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_capture_that_fails_raises_its_error_and_leaves_no_graph(
+    count: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has an error of its own for a capture that ends before the streams of all cards have joined."""
+    software_gpu.has_cards(2, monkeypatch)
+    session, num_launches = opened(executable(count), count), 0
+    gc.collect()
+    before, original = software_gpu.num_objects, driver.launch
+
+    def launch(*args: Any, **options: Any) -> None:
+        nonlocal num_launches
+        num_launches += 1
+        if num_launches == 2:
+            raise DeviceFault("the second launch fails")
+        original(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "launch", launch)
+        with pytest.raises(DeviceFault, match="the second launch fails"):
+            session.call("main", IDS)
+    after = software_gpu.num_objects
+    assert (after["Graph"], after["Executable"]) == (before["Graph"], before["Executable"])
+    np.testing.assert_array_equal(session.call("main", IDS), opened(executable(1), 1).call("main", IDS))
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------------
