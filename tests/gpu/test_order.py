@@ -59,7 +59,7 @@ def run(steps: Sequence[Step], event_before: int | None = None) -> np.ndarray:
             records.append(Parameters(card.allocate(owner, 16, "record")))
             words = np.array([arrays[step.source], arrays[step.target]], np.int64)
             card.upload(records[-1].address, words.view(np.uint8))
-        with driver.captured(card.stream.handle) as found:
+        with card.capturing(), driver.captured(card.stream.handle) as found:
             for i, (step, record) in enumerate(zip(steps, records, strict=True)):
                 function = driver.function_of(module, f"k{i}")
                 if i == event_before:
