@@ -93,8 +93,8 @@ class RankWeights:
                 self.tensors[name] = TensorInfo(wanted, info.dtype, info.num_bytes // num_parts)
 
     def _rows_of(self, name: str, shape: Shape, wanted: Shape) -> slice:
-        num_parts, rest = divmod(shape[0], wanted[0])
-        if rest or self._num_ranks % num_parts or shape[1:] != wanted[1:]:
+        num_parts, rest = divmod(shape[0], wanted[0]) if shape and wanted and wanted[0] else (0, 0)
+        if num_parts == 0 or rest or self._num_ranks % num_parts or shape[1:] != wanted[1:]:
             raise CannotDivide(f"tensor {name!r} is {list(shape)}, which cannot be cut into {list(wanted)} for {self._num_ranks} ranks")
         begin = self._rank * num_parts // self._num_ranks * wanted[0]
         return slice(begin, begin + wanted[0])

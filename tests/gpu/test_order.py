@@ -41,12 +41,16 @@ class Step:
     overlaps: bool = True
 
 
-def run(steps: Sequence[Step]) -> np.ndarray:
-    """Launch the steps as one graph, twice. Return the arrays; array 0 is given, and the first step writes array 1."""
+FIRST = Step(COPY, overlaps=False)
+
+
+def run(steps: Sequence[Step], event_before: int | None = None) -> np.ndarray:
+    """Launch the steps as one graph, twice. Return the arrays; array 0 is given, and the first step writes array 1. Before step
+    `event_before`, record an event."""
     card, owner = Card(0), Step("")
     kernels = [f".visible .entry k{i}(.param .u64 record) {{ {BEGIN} {s.body} ret; }}" for i, s in enumerate(steps)]
     text = "\n".join((".version 8.4", ".target sm_90a", ".address_size 64", *kernels))
-    arrays = [card.allocate(owner, 4 * THREADS, "array") for _ in range(4)]
+    arrays, event = [card.allocate(owner, 4 * THREADS, "array") for _ in range(4)], card.event(owner)
     card.upload(arrays[0], np.arange(THREADS, dtype=np.uint32).view(np.uint8))
     with card:
         module = driver.load_module(text.encode())
@@ -55,9 +59,11 @@ def run(steps: Sequence[Step]) -> np.ndarray:
             records.append(Parameters(card.allocate(owner, 16, "record")))
             words = np.array([arrays[step.source], arrays[step.target]], np.int64)
             card.upload(records[-1].address, words.view(np.uint8))
-        with driver.captured(card.stream.handle) as found:
+        with card.capturing(), driver.captured(card.stream.handle) as found:
             for i, (step, record) in enumerate(zip(steps, records, strict=True)):
                 function = driver.function_of(module, f"k{i}")
+                if i == event_before:
+                    card.record(event)
                 driver.launch(function, 1, THREADS, 0, record, card.stream.handle, f"k{i}", overlaps=step.overlaps)
         for _ in range(2):
             found[0].launch(card.stream.handle, "steps")
@@ -69,27 +75,27 @@ def run(steps: Sequence[Step]) -> np.ndarray:
 
 
 RIGHT = {
-    "each kernel waits first": [Step(COPY), Step(COPY, 1, 2), Step(COPY, 2, 3)],
-    "a constant is read early": [Step(COPY), Step(f"{LOAD} {WAIT} {STORE}", 0, 2), Step(f"{LOAD} {WAIT} {STORE}", 0, 3)],
+    "each kernel waits first": [FIRST, Step(COPY, 1, 2), Step(COPY, 2, 3)],
+    "a constant is read early": [FIRST, Step(f"{LOAD} {WAIT} {STORE}", 0, 2), Step(f"{LOAD} {WAIT} {STORE}", 0, 3)],
     "no launch overlaps": [Step(LOAD + STORE, overlaps=False), Step(LOAD + STORE, 1, 2, overlaps=False), Step(COPY, 2, 3)],
     "an early read of what a launch wrote that has ended": [
-        Step(COPY),
+        FIRST,
         Step(COPY, 1, 2, overlaps=False),
         Step(f"{LOAD} {WAIT} {STORE}", 1, 3),
     ],
 }
 WRONG = {
-    "no wait": ([Step(COPY), Step(f"{LET_BEGIN} {LOAD} {STORE}", 1, 2)], r"reads before griddepcontrol.wait what launch \d+ wrote"),
-    "a wait after the first read": ([Step(COPY), Step(f"{LOAD} {WAIT} {STORE}", 1, 2)], r"reads before griddepcontrol.wait"),
-    "a write before the wait": ([Step(COPY), Step(f"{LOAD} {STORE} {WAIT}", 0, 2)], "writes before griddepcontrol.wait"),
-    "an atomic before the wait": ([Step(COPY), Step(f"red.global.add.u32 [%rd3], 1; {WAIT}", 0, 2)], "writes before griddepcontrol.wait"),
-    "a wait in some threads": ([Step(COPY), Step(f"@%p1 {WAIT} {LOAD} {STORE}", 1, 2)], r"reads before .* thread \(5, 0, 0\)"),
+    "no wait": ([FIRST, Step(f"{LET_BEGIN} {LOAD} {STORE}", 1, 2)], r"reads before griddepcontrol.wait what launch \d+ wrote"),
+    "a wait after the first read": ([FIRST, Step(f"{LOAD} {WAIT} {STORE}", 1, 2)], r"reads before griddepcontrol.wait"),
+    "a write before the wait": ([FIRST, Step(f"{LOAD} {STORE} {WAIT}", 0, 2)], "writes before griddepcontrol.wait"),
+    "an atomic before the wait": ([FIRST, Step(f"red.global.add.u32 [%rd3], 1; {WAIT}", 0, 2)], "writes before griddepcontrol.wait"),
+    "a wait in some threads": ([FIRST, Step(f"@%p1 {WAIT} {LOAD} {STORE}", 1, 2)], r"reads before .* thread \(5, 0, 0\)"),
     "a successor that does not wait, so that its own successor could write what the first one reads": (
-        [Step(COPY), Step(LET_BEGIN, 1, 2), Step(COPY, 2, 0)],
+        [FIRST, Step(LET_BEGIN, 1, 2), Step(COPY, 2, 0)],
         "ends without griddepcontrol.wait, so that the next launch would not wait for launch",
     ),
     "an early read of what the launch before the last one wrote": (
-        [Step(COPY), Step(COPY, 0, 2), Step(f"{LOAD} {WAIT} {STORE}", 1, 3)],
+        [FIRST, Step(COPY, 0, 2), Step(f"{LOAD} {WAIT} {STORE}", 1, 3)],
         r"reads before griddepcontrol.wait what launch \d+ wrote",
     ),
 }
@@ -106,3 +112,14 @@ def test_a_missing_wait_is_a_fault(steps: list[Step], fault: str, software_gpu: 
     with pytest.raises(DeviceFault):
         run(steps)
     assert re.search(fault, software_gpu.faults[0]), software_gpu.faults
+
+
+@pytest.mark.parametrize(
+    ("steps", "event_before"), [([Step(COPY)], None), ([FIRST, Step(COPY, 1, 2)], 1)], ids=["the begin of a graph", "an event"]
+)
+def test_a_launch_that_overlaps_something_else_than_a_kernel_is_a_fault(
+    steps: list[Step], event_before: int | None, software_gpu: SoftwareGpu
+) -> None:
+    with pytest.raises(DeviceFault):
+        run(steps, event_before)
+    assert "what is before it is not one kernel" in software_gpu.faults[0], software_gpu.faults

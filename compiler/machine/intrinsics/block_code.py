@@ -75,10 +75,9 @@ class BlockCode:
         made = self.code.op(f"call {_FOUR_FLOATS} @llvm.nvvm.mma.m16n8k16.row.col.bf16({given})")
         return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]
 
-    def descriptor(self, place: str, layout: int) -> str:
-        """Return the descriptor of an operand of `wgmma` in shared memory."""
-        address = self.code.op(f"zext i32 {self.code.op(f'lshr i32 {self.number_of(place)}, 4')} to i64")
-        return self.code.op(f"or i64 {address}, {layout}")
+    def low_descriptor(self, place: str, layout: int) -> str:
+        """Return the lower half of the descriptor of an operand of `wgmma` in shared memory. `layout` is the descriptor without address."""
+        return self.code.op(f"or i32 {self.code.op(f'lshr i32 {self.number_of(place)}, 4')}, {layout & 0xFFFFFFFF}")
 
     def low_halves(self, a: str, b: str) -> str:
         return self._permuted(a, b, _LOW)

@@ -143,7 +143,7 @@ class AttendCode(Pages):
         left = _Operand(rows, EIGHT, size, 0)
         right = _Operand(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
         steps = [_Step(f"{left.at('$A0', step * 2 * EIGHT, 'a')}", "a", step * PAGE * LINE_BYTES // CHUNK) for step in range(size // PAGE)]
-        return self._multiply(SPLIT, steps, [self._low_half(left)], right, "0, 1")
+        return self._multiply(SPLIT, steps, [self.low_descriptor(left.place, left.leading << 16)], right, "0, 1")
 
     def _multiply_values(self, weights: Sequence[str], values: str, begin: int, size: int) -> list[str]:
         """Return this thread's products of weights and the elements `begin` .. `begin` + `size` - 1 of values."""
@@ -169,7 +169,7 @@ class AttendCode(Pages):
         text = re.sub(r"\$A(\d+)", lambda m: f"${count + int(m[1])}", " ".join(lines))
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *["r"] * (len(left) + 1), "~{memory}"])
-        given = ", ".join(f"i32 {word}" for word in (*left, self._low_half(right)))
+        given = ", ".join(f"i32 {word}" for word in (*left, self.low_descriptor(right.place, right.leading << 16)))
         made = code.op(f'call {results} asm sideeffect "{{ {text} }}", "{constraints}"({given}) convergent')
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
 
@@ -181,11 +181,6 @@ class AttendCode(Pages):
         given = ", ".join(f"float {x}" for x in started)
         made = code.op(f'call {results} asm sideeffect "wgmma.wait_group.sync.aligned {running};", "{constraints}"({given}) convergent')
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
-
-    def _low_half(self, operand: _Operand) -> str:
-        """Return the lower half of an operand's descriptor."""
-        address = self.code.op(f"lshr i32 {self.number_of(operand.place)}, 4")
-        return self.code.op(f"or i32 {address}, {operand.leading << 16}")
 
     # --- scores and weights ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ COLUMNS = 8 << 16 | 64 << 32
 ROWS = 1 << 62 | 1 << 16 | 64 << 32
 COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruction to the next, which is 16 elements further along k
 PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # numbers of the block's barriers for even turns; those for odd turns are one higher
-LOW = 2**32 - 1
 LINE = WARPS * LANES * 4  # bytes of one f32 value of each thread of a warpgroup
 
 
@@ -91,7 +90,7 @@ class WgmmaCode(Stages):
     def _multiply(self, slot: str, turn: str) -> None:
         op, (stage, rows) = self.op, self._operands(slot)
         if not op.has_scales:
-            self._start(range(self.per_warp), range(op.fold), [("r", self._described(stage, COLUMNS))], rows, 1)
+            self._start(range(self.per_warp), range(op.fold), [("r", self.low_descriptor(stage, COLUMNS))], rows, 1)
             return
         order = [(fold, part) for fold in range(op.fold) for part in range(self.per_warp)]
         for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
@@ -107,7 +106,7 @@ class WgmmaCode(Stages):
         weights = self.panel_at(self.second_column // op.panel_columns, self.second_fold)
         rows = self.second_row * ROW_BYTES + self.second_fold * op.row_bytes
         first_row = self.gep(SHARED, stage, self.plus(self._second(rows), str(op.weight_bytes)))
-        return self.gep(SHARED, stage, self._second(weights)), self._described(first_row, ROWS)
+        return self.gep(SHARED, stage, self._second(weights)), self.low_descriptor(first_row, ROWS)
 
     def _all_weights(self, stage: str, order: Sequence[tuple[int, int]]) -> Iterator[list[tuple[str, str]]]:
         """Yield the registers of converted weights for each step and part of a stage in `order`. Weights are converted when they are
@@ -164,11 +163,6 @@ class WgmmaCode(Stages):
         given = [*(f"float {x}" for x in self.load_floats(sums)), *(f"i32 {x}" for _, x in operands)]
         made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({", ".join(given)}) convergent')
         self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
-
-    def _described(self, place: str, layout: int) -> str:
-        """Return the lower half of the descriptor of an operand in shared memory."""
-        code = self.code
-        return code.op(f"or i32 {code.op(f'lshr i32 {self.number_of(place)}, 4')}, {layout & LOW}")
 
     # --- weights of few bits -------------------------------------------------------------------------------------------
 

@@ -278,6 +278,11 @@ class Card:
         with self, self._faults("step"):
             event.thing.record(self.stream)
 
+    def follow(self, event: Owned) -> None:
+        """Let the work that the stream is given from now on wait for an event, which may be another card's."""
+        with self, self._faults("step"):
+            self.stream.wait_for_event(event.thing)
+
     def await_event(self, event: Owned) -> None:
         """Wait until the card has reached the event."""
         with self, self._faults("step"):

@@ -221,9 +221,15 @@ def captured(stream: int) -> Generator[list[Graph]]:
     graph = c_void_p()
     try:
         yield found
-    finally:
-        call("cuStreamEndCapture", stream, byref(graph))
+    except BaseException:  # raise this error, not that of ending a capture that lacks some of its launches
+        _library().cuStreamEndCapture(stream, byref(graph))
+        if graph:
+            _library().cuGraphDestroy(graph)
+        raise
+    call("cuStreamEndCapture", stream, byref(graph))
     executable = c_void_p()
-    call("cuGraphInstantiateWithFlags", byref(executable), graph, 0)
-    call("cuGraphDestroy", graph)
+    try:
+        call("cuGraphInstantiateWithFlags", byref(executable), graph, 0)
+    finally:
+        _library().cuGraphDestroy(graph)
     found.append(Graph(executable.value or 0))

@@ -33,7 +33,6 @@ class Lockstep:
         for rank in awaited:
             self._cards[rank].record(self._events[rank])
         for rank in waiting:
-            with self._cards[rank] as card:
-                for other in awaited:
-                    if other != rank:
-                        card.stream.wait_for_event(self._events[other].thing)
+            for other in awaited:
+                if other != rank:
+                    self._cards[rank].follow(self._events[other])

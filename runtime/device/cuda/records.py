@@ -87,8 +87,7 @@ class Records:
 
     def _of(self, launches: Sequence[Launch], num_ranks: int) -> Iterator[_Launched]:
         at, host, tells = 0, self._words.ctypes.data, self._last.tells
-        # before these launches, the cards wait for each other
-        after_waits = {i + after for i, launch in enumerate(launches) if launch.ranks and num_ranks > 1 for after in (0, 1)}
+        after_waits = _after_waits(launches, num_ranks)
         for number, launch in enumerate(launches):
             function, grid = self._code.function(launch.body, launch.shared_bytes), self._code.grid(launch.grid)
             dims = at + 1 + len(launch.buffers)
@@ -129,11 +128,16 @@ class Records:
         driver.launch(launched.function, *sizes, launched.parameters, stream, about, overlaps=overlaps)
 
 
+def _after_waits(launches: Sequence[Launch], num_ranks: int) -> set[int]:
+    """Return the numbers of the launches before which the cards wait for each other."""
+    return {number + after for number, launch in enumerate(launches) if launch.ranks and num_ranks > 1 for after in (0, 1)}
+
+
 def _rows(launch: Launch, number: int, num_ranks: int, function: str) -> Sequence[int]:
     """Return the rank in whose memory each buffer of a launch is."""
-    if not launch.ranks or num_ranks == 1:
+    if not launch.ranks:
         return [number] * len(launch.buffers)
-    if max(launch.ranks) >= num_ranks:
-        text = f"kernel {launch.kernel} reads the memory of rank {max(launch.ranks)}, and the program runs on {num_ranks} GPUs"
+    if (wanted := max(launch.ranks) + 1) != num_ranks:
+        text = f"kernel {launch.kernel} is for {wanted} GPUs, and the program runs on {num_ranks}"
         raise InvalidProgram(f"{function}: {text}; compile it for this number of GPUs")
     return [number if rank == OWN else rank for rank in launch.ranks]

@@ -5,8 +5,8 @@ work among themselves, whatever their number, so every graph gives correct resul
 blocks as there is work. `prepare` captures graphs for expected sizes. A region that was not prepared captures a graph whenever its integers
 have orders of magnitude that did not occur before.
 
-Within a graph, a launch begins before the launch before it has ended, unless a fault is to name the kernel that began last, or cards wait
-for each other in between.
+Within a graph, a launch may begin before the one before it has ended if its bytecode says so (`NativeLaunch.overlaps`): not the first one,
+not if a fault is to name the kernel that began last, and not next to a wait of cards for each other (`records.py`).
 
 Several cards may run a region in lockstep, each with records of its own. The graph then has the launches of all cards. Before a launch that
 reads memory of other cards, all cards wait until they have all got there, and after it, until it has ended on all of them.

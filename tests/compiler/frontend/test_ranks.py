@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.ranks import CannotDivide, RankWeights, of_rank, require_divisible, shapes_of
 from compiler.frontend.registry import load_config
-from compiler.frontend.weights import open_safetensors
+from compiler.frontend.weights import TensorInfo, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ops.ranks import ALL_GATHER, RANK_EMBEDDING
 from tests.conftest import GOLDEN
@@ -98,7 +102,12 @@ def test_sizes_that_cannot_be_divided_are_named(changed: dict[str, int], count: 
         require_divisible(replace(config_of("llama"), **changed), count)
 
 
-def test_a_tensor_of_an_unexpected_shape_is_named() -> None:
-    source = open_safetensors(MODELS / "llama")
-    with pytest.raises(CannotDivide, match=r"tensor 'model.norm.weight' is \[64\], which cannot be cut into \[24\] for 2 ranks"):
-        RankWeights(source, {"model.norm.weight": (24,)}, 0, 2)
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [((64,), (24,)), ((64, 8), (32, 4)), ((64,), (16,)), ((0, 8), (32, 8)), ((16, 8), (32, 8)), ((), (32, 8)), ((64,), ()), ((64,), (0,))],
+)
+def test_a_tensor_of_an_unexpected_shape_is_named(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    source: Any = SimpleNamespace(tensors={"w": TensorInfo(shape, np.dtype(np.float32), 4 * math.prod(shape))})
+    expected = f"tensor 'w' is {list(shape)}, which cannot be cut into {list(wanted)} for 2 ranks"
+    with pytest.raises(CannotDivide, match=re.escape(expected)):
+        RankWeights(source, {"w": wanted}, 0, 2)

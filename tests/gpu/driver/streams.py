@@ -122,17 +122,15 @@ def finish(work: Work) -> None:
                 machine.random.shuffle(first)  # pyright: ignore[reportArgumentType]
             pending += first
             continue
-        if last.overlaps and len(last.after) == 1:
-            (before,) = last.after
-            last.since = before.since or before.number or None
-        last.done, last.after = True, []
+        before, last.done, last.after = last.after, True, []
         pending.pop()
         if last.run is not None and not last.context.fault:
-            _do(last, last.run)
+            _do(last, last.run, before)
 
 
-def _do(work: Work, run: Callable[[Work], None]) -> None:
+def _do(work: Work, run: Callable[[Work], None], before: list[Work]) -> None:
     try:
+        work.since = _since(before) if work.overlaps else None
         run(work)
     except AddressFault as fault:
         note_fault(work.context, Result.ILLEGAL_ADDRESS, str(fault))
@@ -145,6 +143,14 @@ def _do(work: Work, run: Callable[[Work], None]) -> None:
         else:
             result = Result.LAUNCH_TIMEOUT if "hang" in str(fault) else Result.LAUNCH_FAILED
         note_fault(work.context, result, str(fault))
+
+
+def _since(before: list[Work]) -> int:
+    """Return the number of the earliest launch that may still run when a kernel that overlaps begins. `before` is the work that it follows.
+    If this is anything but one kernel, a real card need not overlap them. Here it is a fault, so that no launch overlaps such work."""
+    if len(before) != 1 or not before[0].number:
+        raise Fault("a launch overlaps, and what is before it is not one kernel")
+    return before[0].since or before[0].number
 
 
 def finish_stream(stream: Stream) -> None:

@@ -105,8 +105,8 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     if kernel.schedule == WARPGROUPS_ATTEND and case.is_prefill == ("HMMA" in kernel.kinds):
         return _idle(card, launched)
     resident, work = occupancy(card, kernel), _work(launched, case)
-    start, before = start_of(kernel.listing), launched.before
-    begins_early = start.copies_early and before is not None and finds_room(card, kernel, before)
+    before = launched.before
+    begins_early = start_of(kernel.listing).copies_early and before is not None and finds_room(card, kernel, before)
     active = _working_blocks(launched, case)
     on_unit = min(resident, math.ceil(active / card.units))
     copies = DRAM / work.stages if work.stages else 0.0
@@ -116,7 +116,7 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     # While the kernel before still runs, the first blocks do what they do before their first trip, and the first weights arrive.
     ends, hidden, first = work.before + work.after, work.before if begins_early else 0.0, L2 if begins_early else DRAM
     transfer_s, operations = launched.num_bytes / card.bytes_per_s, _operations(launched, case)
-    seconds = (WAITED_S if start.waits else LAUNCH_S) + max(
+    seconds = _gap_s(kernel) + max(
         transfer_s + (ends - hidden + first) / card.clock_hz, (rounds * (ends + work.trips * trip) - hidden) / card.clock_hz
     )
     return Prediction(
@@ -131,13 +131,18 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     )
 
 
+def _gap_s(kernel: Kernel) -> float:
+    """Return the time from the end of the kernel before to the first thing that a kernel does after this end."""
+    return WAITED_S if start_of(kernel.listing).waits else LAUNCH_S
+
+
 def _idle(card: Card, launched: Launched) -> Prediction:
     """Predict a phase of attention by `wgmma` whose blocks find nothing to do, because the other phase computes the tokens of the step. A
     block loads what tells it so, and waits for this."""
     resident = occupancy(card, launched.kernel)
-    most = card.units * BLOCKS_PER_UNIT
-    rounds = math.ceil(min(launched.blocks, most) / (card.units * resident)) * math.ceil(launched.blocks / most)
-    seconds = LAUNCH_S + rounds * IDLE / card.clock_hz
+    blocks, most = max(1, launched.blocks), card.units * BLOCKS_PER_UNIT  # a launch has at least one block
+    rounds = math.ceil(min(blocks, most) / (card.units * resident)) * math.ceil(blocks / most)
+    seconds = _gap_s(launched.kernel) + rounds * IDLE / card.clock_hz
     return Prediction(launched, resident, warp=IDLE, issue=0.0, flight=0.0, seconds=seconds, operations=0.0, limit_s=0.0)
 
 

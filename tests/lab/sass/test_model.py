@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.lab.sass.model import CARDS, Start, finds_room, occupancy, start_of
+from deploy.bench.compute.case import Case
+from tests.lab.sass.model import CARDS, LAUNCH_S, WAITED_S, WARPGROUPS_ATTEND, Start, finds_room, occupancy, predict, start_of
 from tests.lab.sass.sample import Line, sample
 from tests.lab.sass.step import Kernel, Launched
 from tests.lab.sass.tools import Usage
@@ -43,6 +45,16 @@ def test_warps_of_a_scheduler_share_a_quarter_of_the_registers(registers: int, t
 )
 def test_machine_code_says_whether_a_kernel_copies_before_it_waits(before: tuple[Line, ...], start: Start) -> None:
     assert start_of(sample(*before)) == start
+
+
+def test_a_kernel_without_work_that_begins_early_takes_a_short_gap() -> None:
+    """In a decode step, the phase of attention for long runs has no work."""
+    late = replace(kernel(40, 128, 0), schedule=WARPGROUPS_ATTEND)
+    early = replace(late, listing=sample(WAIT))
+    for card in CARDS:
+        first, second = (predict(card, Launched(each, 1, 0, 0, 1), Case(1, 1, 1024)).seconds for each in (late, early))
+        assert first - second == pytest.approx(LAUNCH_S - WAITED_S)
+        assert predict(card, Launched(late, 0, 0, 0, 1), Case(1, 1, 1024)).seconds == first, "a launch has at least one block"
 
 
 @pytest.mark.parametrize(

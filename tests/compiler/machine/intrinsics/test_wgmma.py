@@ -8,11 +8,12 @@ import pytest
 from compiler.machine.intrinsics.wgmma import MOST_BYTES, MOST_SUMS, MOST_WIDE_BYTES, WARPGROUPS, Sharing, Wgmma
 from compiler.machine.target import NAMED
 
-NARROW_OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(8, 64, bits=4), Wgmma(32, 64, 2, bits=4).deepened(4096, 128)]
+NARROW_OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(8, 64, bits=4)]
+TURNS_OP = Wgmma(32, 64, 2, bits=4).deepened(4096, 128)
 WIDE_OPS = [Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 128, bits=8), Wgmma(128, 128, bits=4), Wgmma(32, 128, 2, bits=4)]
 
 
-@pytest.mark.parametrize("op", [*NARROW_OPS, *WIDE_OPS], ids=str)
+@pytest.mark.parametrize("op", [*NARROW_OPS, TURNS_OP, *WIDE_OPS], ids=str)
 def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
     """The result overwrites the stages. Behind both lie the sums that are passed, then the mbarriers."""
     assert list(op.problems()) == []
@@ -24,6 +25,11 @@ def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
 def test_two_blocks_with_narrow_tiles_fit_the_shared_memory_of_a_multiprocessor(op: Wgmma) -> None:
     """A multiprocessor has 228 KB of shared memory, and reserves 1 KB for each block."""
     assert op.shared_bytes <= MOST_BYTES and 2 * (op.shared_bytes + 1024) <= 228 << 10
+
+
+def test_a_block_whose_warpgroups_take_turns_fits_the_shared_memory_of_a_multiprocessor() -> None:
+    """Its registers leave room for one block only."""
+    assert TURNS_OP.turns and TURNS_OP.shared_bytes <= MOST_WIDE_BYTES and TURNS_OP.shared_bytes + 1024 <= 228 << 10
 
 
 @pytest.mark.parametrize("op", WIDE_OPS, ids=str)

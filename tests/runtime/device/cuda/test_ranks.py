@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
-from runtime.device.cuda import driver
+from runtime.device.cuda import driver, records
 from runtime.device.cuda.device import CudaDevice
 from runtime.device.cuda.lockstep import Lockstep
 from runtime.errors import DeviceFault, InvalidProgram, NoDevice
@@ -29,7 +31,8 @@ func main(ids: i32[n], weight table: f32[8, {SIZE}], weight w: f32[{SIZE}, {SIZE
     where n in 0..64 {{
   dataflow {{
     x = embedding(table, ids)
-    y = linear(x, w)
+    a = softmax(x)
+    y = linear(a, w)
     z = silu(y)
     r = linear(z, v)
     s = softmax(r)
@@ -47,7 +50,8 @@ func main(ids: i32[n], weight table: f32[{rows}, {SIZE}], weight w: f32[{part}, 
     where n in 0..64 {{
   dataflow {{
     x = rank_embedding(ids, {", ".join(["table"] * count)}, size=8)
-    y = linear(x, w)
+    a = softmax(x)
+    y = linear(a, w)
     z = silu(y)
     g = all_gather({", ".join(["z"] * count)}, axis=1)
     r = linear(g, v)
@@ -62,6 +66,8 @@ func main(ids: i32[n], weight table: f32[{rows}, {SIZE}], weight w: f32[{part}, 
 RNG = np.random.default_rng(0)
 WEIGHTS = {name: RNG.standard_normal((rows, SIZE), np.float32) for name, rows in (("table", 8), ("w", SIZE), ("v", SIZE))}
 IDS = np.arange(23, dtype=np.int32) % 8
+OTHER_IDS = IDS[::-1].copy()
+OVERLAPPING = "sm_90a"  # a target whose launches may begin before others have ended
 
 
 class Part:
@@ -81,10 +87,9 @@ class Part:
         raise AssertionError("nothing is stored")
 
 
-@pytest.fixture(scope="module")
-def executables() -> dict[int, Executable]:
-    texts = {1: WHOLE, 2: divided(2), 4: divided(4)}
-    return {count: compile_module(parse(text), Options(get("sm_80"))) for count, text in texts.items()}
+@cache
+def executable(count: int, target: str = "sm_80") -> Executable:
+    return compile_module(parse(WHOLE if count == 1 else divided(count)), Options(get(target)))
 
 
 def opened(executable: Executable, count: int) -> Session:
@@ -104,24 +109,21 @@ def opened(executable: Executable, count: int) -> Session:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("target", ["sm_80", OVERLAPPING])
 @pytest.mark.parametrize("count", [2, 4])
-def test_ranks_compute_the_bits_of_one_gpu(
-    count: int, software_gpu: SoftwareGpu, executables: dict[int, Executable], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_compute_the_bits_of_one_gpu(count: int, target: str, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     software_gpu.has_cards(4, monkeypatch)
-    alone, together = opened(executables[1], 1), opened(executables[count], count)
+    alone, together = opened(executable(1, target), 1), opened(executable(count, target), count)
     for n in (23, 1, 0, 7, 23):
         np.testing.assert_array_equal(together.call("main", IDS[:n].copy()), alone.call("main", IDS[:n].copy()))
     assert len(together.device.ranks) == count
 
 
 @pytest.mark.gpu
-def test_a_region_of_all_ranks_is_one_graph(
-    software_gpu: SoftwareGpu, executables: dict[int, Executable], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_of_all_ranks_is_one_graph(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     software_gpu.has_cards(2, monkeypatch)
-    session = opened(executables[2], 2)
-    assert len(executables[2].meta.regions) == 1
+    session = opened(executable(2), 2)
+    assert len(executable(2).meta.regions) == 1
     session.call("main", IDS)
     session.call("main", IDS)
     assert session.device.card_usage is not None
@@ -129,76 +131,146 @@ def test_a_region_of_all_ranks_is_one_graph(
 
 
 @pytest.mark.gpu
-def test_kernels_can_be_timed_one_by_one(
-    software_gpu: SoftwareGpu, executables: dict[int, Executable], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_can_be_timed_one_by_one(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     software_gpu.has_cards(2, monkeypatch)
-    session = opened(executables[2], 2)
+    session = opened(executable(2), 2)
     expected = session.call("main", IDS)
     with session.profile() as profile:
         np.testing.assert_array_equal(session.call("main", IDS), expected)
     assert {"all_gather", "rank_embedding"} <= set(profile.seconds)
 
 
-def test_the_program_of_a_rank_names_whose_memory_it_reads(executables: dict[int, Executable]) -> None:
+def test_the_program_of_a_rank_names_whose_memory_it_reads() -> None:
     """Nothing is fused into a kernel that reads other ranks, because they read what is in memory."""
-    found = {kernel.name: kernel.ranks for kernel in executables[2].meta.kernels if kernel.ranks}
+    found = {kernel.name: kernel.ranks for kernel in executable(2).meta.kernels if kernel.ranks}
     assert found == {"rank_embedding": (OWN, 0, 1, OWN), "all_gather": (0, 1, OWN)}
 
 
-def test_a_program_for_more_ranks_is_refused(
-    software_gpu: SoftwareGpu, executables: dict[int, Executable], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("count", "num_ranks"), [(4, 2), (2, 4), (2, 1)])
+def test_a_program_for_another_number_of_gpus_is_refused(
+    count: int, num_ranks: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    software_gpu.has_cards(4, monkeypatch)
+    with pytest.raises(
+        InvalidProgram, match=f"main: kernel .* is for {count} GPUs, and the program runs on {num_ranks}; compile it for this"
+    ):
+        Session(executable(count), num_ranks=num_ranks)
+
+
+def test_launches_next_to_a_gathering_do_not_overlap(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between these launches, the cards wait for each other."""
     software_gpu.has_cards(2, monkeypatch)
-    with pytest.raises(InvalidProgram, match="reads the memory of rank 3, and the program runs on 2 GPUs; compile it for this number"):
-        Session(executables[4], num_ranks=2)
+    session = opened(executable(2, OVERLAPPING), 2)
+    found: list[tuple[str, bool]] = []
+    original = driver.launch
+
+    def launch(*args: Any, overlaps: bool) -> None:
+        found.append((args[-1], overlaps))
+        original(*args, overlaps=overlaps)
+
+    monkeypatch.setattr(driver, "launch", launch)
+    session.call("main", IDS)
+    assert found[::2] == found[1::2], "launches of rank 0, and of rank 1"
+    assert found[::2] == [
+        ("kernel rank_embedding", False),
+        ("kernel softmax", False),
+        ("kernel linear_silu", True),
+        ("kernel all_gather", False),
+        ("kernel linear", False),
+        ("kernel all_gather", False),
+        ("kernel softmax", False),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_capture_that_fails_raises_its_error_and_leaves_no_graph(
+    count: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has an error of its own for a capture that ends before the streams of all cards have joined."""
+    software_gpu.has_cards(2, monkeypatch)
+    session, num_launches = opened(executable(count), count), 0
+    gc.collect()
+    before, original = software_gpu.num_objects, driver.launch
+
+    def launch(*args: Any, **options: Any) -> None:
+        nonlocal num_launches
+        num_launches += 1
+        if num_launches == 2:
+            raise DeviceFault("the second launch fails")
+        original(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "launch", launch)
+        with pytest.raises(DeviceFault, match="the second launch fails"):
+            session.call("main", IDS)
+    after = software_gpu.num_objects
+    assert (after["Graph"], after["Executable"]) == (before["Graph"], before["Executable"])
+    np.testing.assert_array_equal(session.call("main", IDS), opened(executable(1), 1).call("main", IDS))
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------------
 
 
-def wrong(software_gpu: SoftwareGpu, executable: Executable, right: NDArray[np.float32]) -> bool:
-    """Return whether a mistake is noticed: some call fails, or returns other numbers."""
+def right() -> list[NDArray[np.float32]]:
+    session = opened(executable(1, OVERLAPPING), 1)
+    return [session.call("main", ids) for ids in (IDS, OTHER_IDS)]
+
+
+def wrong(software_gpu: SoftwareGpu, expected: Sequence[NDArray[np.float32]]) -> bool:
+    """Return whether a mistake is noticed: some call fails, or returns other numbers. A second call, with other inputs, is made before the
+    host waits for the first one. The host then waits for rank 0 before rank 1, or the other way round: the software GPU does the work of
+    the other rank as late as it may."""
     try:
-        session = opened(executable, 2)
-        return any(not np.array_equal(session.call("main", IDS), right) for _ in range(2))
+        session = opened(executable(2, OVERLAPPING), 2)
+        for first in session.device.ranks:
+            views = [session.call("main", IDS, views=True), session.call("main", OTHER_IDS, views=True, keep_last=True)]
+            first.close()
+            if any(not np.array_equal(session.download(view), rows) for view, rows in zip(views, expected, strict=True)):
+                return True
+        return False
     except DeviceFault:
         return True
     finally:
         software_gpu.reset()
 
 
+def only_in_captures(wait: Callable[[Lockstep], None]) -> Callable[[Lockstep], None]:
+    return lambda lockstep: wait(lockstep) if lockstep._cards[0]._capturing else None
+
+
 MISTAKES: dict[str, Any] = {
     "no waits of ranks for each other": (Lockstep, "meet", lambda _: None),
-    "no wait for the ranks before a run": (Lockstep, "join", lambda _: None),
+    "launches next to these waits overlap": (records, "_after_waits", lambda *_: set[int]()),
+    "a graph without the launches of other ranks": (Lockstep, "fork", lambda _: None),
+    "a graph that ends before the launches of other ranks": (Lockstep, "join", lambda _: None),
+    "no wait for the ranks before a run": (Lockstep, "join", only_in_captures(Lockstep.join)),
+    "no wait of the ranks for the run before": (Lockstep, "fork", only_in_captures(Lockstep.fork)),
     "no access to the memory of other ranks": (CudaDevice, "reach", lambda *_: None),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_between_ranks_is_noticed(
-    name: str, software_gpu: SoftwareGpu, executables: dict[int, Executable], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_between_ranks_is_noticed(name: str, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     software_gpu.has_cards(2, monkeypatch)
-    right = opened(executables[1], 1).call("main", IDS)
-    assert not wrong(software_gpu, executables[2], right)
+    expected = right()
+    assert not wrong(software_gpu, expected)
     if name == "no access to the memory of other ranks":
         from tests.gpu.driver.card import machine
 
         for context in machine.contexts.values():  # an earlier session has enabled it in the contexts that all sessions share
             context.peers.clear()
     monkeypatch.setattr(*MISTAKES[name])
-    assert wrong(software_gpu, executables[2], right)
+    assert wrong(software_gpu, expected)
 
 
 @pytest.mark.parametrize("missing", [1, 0], ids=["before", "after"])
 def test_a_missing_wait_on_one_side_of_a_gathering_is_noticed(
-    missing: int, software_gpu: SoftwareGpu, executables: dict[int, Executable], monkeypatch: pytest.MonkeyPatch
+    missing: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the wait before a gathering, a rank reads what another one has not computed yet; without the one after it, what another one
     has overwritten already."""
     software_gpu.has_cards(2, monkeypatch)
-    right = opened(executables[1], 1).call("main", IDS)
+    expected = right()
     meet, calls = Lockstep.meet, [0]
 
     def sometimes(lockstep: Lockstep) -> None:
@@ -207,7 +279,7 @@ def test_a_missing_wait_on_one_side_of_a_gathering_is_noticed(
             meet(lockstep)
 
     monkeypatch.setattr(Lockstep, "meet", sometimes)
-    assert wrong(software_gpu, executables[2], right)
+    assert wrong(software_gpu, expected)
 
 
 def test_gpus_that_cannot_reach_each_other_are_refused(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,22 @@ def test_what_a_session_has_on_the_card_is_freed_with_it(software_gpu: SoftwareG
     assert software_gpu.num_objects == before
 
 
+def test_a_graph_that_does_not_fit_the_card_leaves_nothing(
+    session: Session, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.gpu.driver.card import machine
+
+    session.call("main", X)
+    gc.collect()
+    before = software_gpu.num_objects
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "card_bytes", machine.used(0))
+        with pytest.raises(DeviceFault, match="out of memory"):
+            session.call("main", X[:2].copy(), views=True)
+    assert software_gpu.num_objects == before
+    session.call("main", X[:2].copy())
+
+
 def test_the_events_of_a_clock_are_used_again(session: Session, software_gpu: SoftwareGpu) -> None:
     """A server that never asks for the time of its GPU must not make an event per step."""
     session.call("main", X)
