@@ -47,7 +47,7 @@ def drawn(count: int, seed: int) -> list[NDArray[np.float32]]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_near_the_meaning(session_of: Callable[[str, Target, int], Session], target: Target, bias: bool) -> None:
     session, interpreter = session_of(program(bias=bias), target, 2), Interpreter(parse(program(bias=bias)))
     for lengths in (*LONG_TEXTS, *SHORT_TEXTS):
@@ -55,7 +55,7 @@ def test_near_the_meaning(session_of: Callable[[str, Target, int], Session], tar
         np.testing.assert_allclose(session.call("main", *args), interpreter.call("main", *args), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_text_has_the_same_bits_among_long_and_short_ones(session_of: Callable[[str, Target, int], Session], target: Target) -> None:
     session = session_of(program(bias=False), target, 2)
     for length in (1, 15, LONG - 1, LONG, 200):
