@@ -96,4 +96,4 @@ def test_logits_of_matrix_units_keep_their_bytes(
 ) -> None:
     """With portable numbers, a matrix unit gives the bytes of all other machines."""
     model, prefix = causal("wide", format, target=amx, kv_dtype=DType.BF16, numerics=numerics), "amx " if numerics is Numerics.FAST else ""
-    check(f"{prefix} {named('wide', format, DType.BF16)}", digest(model), request.config.getoption("--update-golden"))
+    check(f"{prefix}{named('wide', format, DType.BF16)}", digest(model), request.config.getoption("--update-golden"))
