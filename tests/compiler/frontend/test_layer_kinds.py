@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,9 @@ def test_llama_4_states_its_kinds_of_layers() -> None:
 
 
 def test_a_llama_4_within_a_multimodal_model_is_the_same() -> None:
-    assert parse_config({"model_type": "llama4", "text_config": llama4(), "vision_config": {"novel": 1}}) == parse_config(llama4())
+    encoder = {"hidden_size": 1408, "intermediate_size": 5632, "num_attention_heads": 16, "vision_output_dim": 4096}
+    whole = parse_config({"model_type": "llama4", "text_config": llama4(), "vision_config": encoder, "image_token_index": 7})
+    assert replace(whole, vision=None) == parse_config(llama4())
 
 
 @pytest.mark.parametrize(
