@@ -39,7 +39,7 @@ class FetchFault(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What kind of file is fetched, and the settings that limit it."""
+    """A kind of file that is fetched, and the settings that limit it."""
 
     names: str  # in the plural
     accept: str  # media types

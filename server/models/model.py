@@ -124,7 +124,7 @@ class Loaded:
 
     @property
     def sense(self) -> Sense | None:
-        """What writes images or recordings into prompts, or None if the model only reads text."""
+        """The object that writes images or recordings into prompts, or None if the model only reads text."""
         return self.sight or self.ears
 
     @property

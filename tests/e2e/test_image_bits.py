@@ -3,9 +3,9 @@ were found in the cache, after preemptions and after kills of the worker."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import isqrt
 
 import msgspec
@@ -17,8 +17,8 @@ from deploy.model_loading.load import load_model
 from server.engine.axes import along_positions
 from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
-from tests.e2e.test_group_bits import check_after_kills
 from tests.golden.crops import crop_of, tokens_of
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import Subject
@@ -64,12 +64,7 @@ def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
 @pytest.fixture(scope="module")
 def rig(model: LoadedModel) -> Callable[..., Rig]:
     """Return engines that have seen no image yet."""
-
-    def fresh(**narrower: object) -> Rig:
-        model.step_model._encoder._kept.clear()
-        return Rig(model, None, **narrower)
-
-    return fresh
+    return engines_of(model)
 
 
 def crop(subject: Subject, seed: int, shape: int | None = None) -> Crop:
@@ -81,25 +76,9 @@ def crop(subject: Subject, seed: int, shape: int | None = None) -> Crop:
 @pytest.fixture(scope="module")
 def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
     """Return requests of which several have the same images, and several have the same tokens and other images."""
-    rng, found = random.Random(1), []
     words = [number for number in range(len(subject.tokens)) if number != subject.image]
     scored = None if model.step_model.limits.excerpts.both_ways else 1  # images whose tokens are in one step have no scores of the prompt
-    for i in range(24):
-        prompt, crops = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
-        for _ in range(rng.choice((0, 1, 2, 5))):
-            crops.append(crop(subject, rng.randrange(3)))
-            prompt += [*rng.sample(words, rng.choice((0, 2))), *tokens_of(subject, crops[-1])]
-        prompt += rng.sample(words, 3)
-        params = SamplingParams(
-            max_tokens=rng.randrange(12, 30),
-            temperature=rng.choice((0.0, 1.0)),
-            seed=rng.getrandbits(63),
-            ignore_eos=True,
-            logprobs=rng.choice((None, 2)),
-            prompt_logprobs=rng.choice((None, None, scored)),
-        )
-        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), excerpts=tuple(crops)))
-    return found
+    return drawn_submits(24, words, (0, 1, 2, 5), partial(crop, subject), partial(tokens_of, subject), scored)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +102,7 @@ def test_after_preemptions(rig, submits, alone, model) -> None:
 
 
 def test_after_kills(rig, submits, alone) -> None:
-    submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
-    expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
-    check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
+    check_excerpts_after_kills(rig, submits, alone)
 
 
 def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:

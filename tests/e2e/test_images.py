@@ -6,11 +6,9 @@ from __future__ import annotations
 import base64
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import openai
 import pytest
 
 from tests.conftest import DemoServer, serving_demo
+from tests.doubles.file_server import serving_files
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import CONVERSATIONS, Subject
 from tests.server.images.files import data_url, encoded, image
@@ -31,25 +30,11 @@ GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "
 pytestmark = pytest.mark.xdist_group("vision server")
 
 
-class Files(BaseHTTPRequestHandler):
-    """Serves the file whose number is the path."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(FILES[int(self.path[1:])])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture(scope="module")
 def files() -> Iterator[str]:
     """Serve the files of images. Yield the host and the port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{http.server_address[1]}"
-        http.shutdown()
+    with serving_files(FILES) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

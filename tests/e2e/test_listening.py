@@ -4,10 +4,8 @@ mean nothing, but they are those of transformers (`make_listening.py`), and the 
 from __future__ import annotations
 
 import base64
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import openai
 import pytest
 
 from tests.conftest import DemoServer, serving_demo
+from tests.doubles.file_server import serving_files
 from tests.e2e.test_images import kill_worker
 from tests.golden.listening import CONVERSATIONS, RATE, SUBJECTS, WINDOW, Subject
 from tests.server.audio.files import encoded, tone, wav
@@ -38,25 +37,11 @@ def sound_of(subject: Subject, number: int) -> bytes:
 SOUNDS = [sound_of(SUBJECTS["voxtral"], number) for number in range(3)]
 
 
-class Files(BaseHTTPRequestHandler):
-    """Serves the recording whose number is the path."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(SOUNDS[int(self.path[1:])])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture(scope="module")
 def files() -> Iterator[str]:
     """Serve the recordings. Yield the host and the port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{http.server_address[1]}"
-        http.shutdown()
+    with serving_files(SOUNDS) as address:
+        yield address
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)

@@ -3,9 +3,9 @@ prefixes that were found in the cache, after preemptions and after kills of the 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,8 +16,8 @@ from runtime.spectrogram import HOP
 from server.audio.clips import clips_of
 from server.engine.worker import LoadedModel
 from server.messages import Clip, Crop, Embed, ErrorCode, Failed, Listening, Load, SamplingParams, Submit
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone
-from tests.e2e.test_group_bits import check_after_kills
 from tests.golden.listening import SUBJECTS, Subject
 
 pytestmark = pytest.mark.xdist_group("bits of recordings")
@@ -48,12 +48,7 @@ def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
 @pytest.fixture(scope="module")
 def rig(model: LoadedModel) -> Callable[..., Rig]:
     """Return engines that have heard no recording yet."""
-
-    def fresh(**narrower: object) -> Rig:
-        model.step_model._encoder._kept.clear()
-        return Rig(model, None, **narrower)
-
-    return fresh
+    return engines_of(model)
 
 
 def clip(model: LoadedModel, seed: int, seconds: float | None = None) -> Clip:
@@ -67,24 +62,8 @@ def clip(model: LoadedModel, seed: int, seconds: float | None = None) -> Clip:
 @pytest.fixture(scope="module")
 def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
     """Return requests of which several have the same recordings, and several have the same tokens and other recordings."""
-    rng, found = random.Random(1), []
     words = [number for number in range(len(subject.tokens)) if number != subject.audio]
-    for i in range(20):
-        prompt, clips = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], []
-        for _ in range(rng.choice((0, 1, 2, 3))):
-            clips.append(clip(model, rng.randrange(3)))
-            prompt += [*rng.sample(words, rng.choice((0, 2))), *[subject.audio] * clips[-1].num_tokens]
-        prompt += rng.sample(words, 3)
-        params = SamplingParams(
-            max_tokens=rng.randrange(12, 30),
-            temperature=rng.choice((0.0, 1.0)),
-            seed=rng.getrandbits(63),
-            ignore_eos=True,
-            logprobs=rng.choice((None, 2)),
-            prompt_logprobs=rng.choice((None, None, 1)),
-        )
-        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), excerpts=tuple(clips)))
-    return found
+    return drawn_submits(20, words, (0, 1, 2, 3), partial(clip, model), lambda one: [subject.audio] * one.num_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +86,7 @@ def test_after_preemptions(rig, submits, alone, model) -> None:
 
 
 def test_after_kills(rig, submits, alone) -> None:
-    submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
-    expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
-    check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
+    check_excerpts_after_kills(rig, submits, alone)
 
 
 def test_recordings_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:

@@ -48,7 +48,7 @@ def whole(_library: Path, folder: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def alone(whole: LoadedModel) -> Heard:
-    """What one GPU answers."""
+    """Return the answers of one GPU."""
     return run(whole, SUBMITS)
 
 

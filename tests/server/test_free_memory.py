@@ -69,6 +69,6 @@ print(before[0] - after[0] >= 128, before[1] == after[1], chr(parts[1][5 * PAGE]
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_code_goes_back_that_is_as_it_is_in_its_file(tmp_path: Path) -> None:
-    """Of two mappings of a library, one has a page that the process has changed. It stays; the other one is read again from the file."""
+    """The process has changed a page of one of two mappings of a library. That mapping stays; the other one is read again from the file."""
     command = [sys.executable, "-c", CODE, str(tmp_path / "code.so")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True True b a\n"

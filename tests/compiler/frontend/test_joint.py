@@ -11,20 +11,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from compiler.bind import bind_weights
-from compiler.driver import compile_module
 from compiler.frontend.encoder import ENTRY, EncodeBounds, build_encode
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.registry import load_config, parse_config
 from compiler.frontend.seeing import ENTRY as SEE
-from compiler.interpret.graph import Interpreter
 from deploy.model_loading.files import dtypes_of, open_files
 from deploy.model_loading.seeing import seeing_limits
 from deploy.model_loading.serving import EncoderModel
 from runtime.session import Session
 from server.engine.step_model import EmbedLimits
 from server.messages import Crop
+from tests.compiler.frontend.calls import bound_session, interpreted_call
 from tests.golden.joint import SIZE, SUBJECTS, TEXTS, Joint
 from tests.golden.vision_subject import SIZES
 
@@ -42,16 +40,9 @@ def made(subject: Joint, *, is_compiled: bool) -> EncoderModel:
     assert files.config.vision is not None
     limits = EmbedLimits(SIZE, files.config.max_context, 512, 32, seeing_limits(files.config.vision, files.config))
     if is_compiled:
-        executable = compile_module(module)
-        session = Session(executable, device_threads=2)
-        for entry in (ENTRY, SEE):
-            bind_weights(session, executable, entry, files.weights)
+        session = bound_session(module, files.weights, (ENTRY, SEE))
         return EncoderModel(session, limits, files.config.vision, tells_pairs_apart=False)
-    interpreter = Interpreter(module)
-
-    def call(entry: str, *args: Any) -> Any:
-        return interpreter.call(entry, *args, *(files.weights.read(p.name) for p in module.graph(entry).weights))
-
+    call = interpreted_call(module, files.weights)
     return EncoderModel(cast(Session, Interpreted(call)), limits, files.config.vision, tells_pairs_apart=False)
 
 

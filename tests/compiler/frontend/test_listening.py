@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.bind import bind_values, bind_weights
+from compiler.bind import bind_values
 from compiler.driver import compile_module
 from compiler.frontend.audio import Listening
 from compiler.frontend.cache_groups import groups_of
@@ -32,6 +32,7 @@ from runtime.step_arguments import step_arguments
 from server.audio.clips import clips_of
 from server.messages import Clip
 from server.messages import Listening as Heard
+from tests.compiler.frontend.calls import bound_session, interpreted_call
 from tests.golden.listening import CONVERSATIONS, LENGTHS, SUBJECTS, Subject
 
 BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
@@ -94,23 +95,13 @@ def built(files: ModelFiles) -> Any:
 @cache
 def interpreted(name: str) -> Hearer:
     files = open_files(SUBJECTS[name].folder)
-    module = built(files)
-    interpreter = Interpreter(module)
-
-    def call(entry: str, *args: Any) -> Any:
-        return interpreter.call(entry, *args, *(files.weights.read(p.name) for p in module.graph(entry).weights))
-
-    return Hearer(SUBJECTS[name], files, call)
+    return Hearer(SUBJECTS[name], files, interpreted_call(built(files), files.weights))
 
 
 @cache
 def compiled(name: str) -> Hearer:
     files = open_files(SUBJECTS[name].folder)
-    executable = compile_module(built(files))
-    session = Session(executable, device_threads=2)
-    for entry in (BOTH, LISTEN):
-        bind_weights(session, executable, entry, files.weights)
-    return Hearer(SUBJECTS[name], files, session.call)
+    return Hearer(SUBJECTS[name], files, bound_session(built(files), files.weights, (BOTH, LISTEN)).call)
 
 
 @pytest.fixture(params=SUBJECTS)

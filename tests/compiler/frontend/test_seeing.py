@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.bind import bind_values, bind_weights
+from compiler.bind import bind_values
 from compiler.driver import compile_module
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
@@ -32,6 +32,7 @@ from runtime.step_arguments import step_arguments
 from server.engine.axes import axes_of
 from server.engine.intake import placed_excerpts
 from server.messages import Crop, SamplingParams, Submit
+from tests.compiler.frontend.calls import Call, bound_session, interpreted_call
 from tests.golden.crops import crops_of
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import CONVERSATIONS, SIZES, Subject
@@ -42,7 +43,6 @@ MOST_SQUARES = 160
 NUM_PAGES = 1 + BOUNDS.max_context // 16
 IDEFICS3 = SUBJECTS["idefics3"]
 CONFIG = IDEFICS3.config
-Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -108,23 +108,13 @@ def built(files: ModelFiles) -> Any:
 @cache
 def interpreted(name: str) -> Looker:
     files = open_files(SUBJECTS[name].folder)
-    module = built(files)
-    interpreter = Interpreter(module)
-
-    def call(entry: str, *args: Any) -> Any:
-        return interpreter.call(entry, *args, *(files.weights.read(p.name) for p in module.graph(entry).weights))
-
-    return Looker(SUBJECTS[name], files, call)
+    return Looker(SUBJECTS[name], files, interpreted_call(built(files), files.weights))
 
 
 @cache
 def compiled(name: str) -> Looker:
     files = open_files(SUBJECTS[name].folder)
-    executable = compile_module(built(files))
-    session = Session(executable, device_threads=2)
-    for entry in (BOTH, SEE):
-        bind_weights(session, executable, entry, files.weights)
-    return Looker(SUBJECTS[name], files, session.call)
+    return Looker(SUBJECTS[name], files, bound_session(built(files), files.weights, (BOTH, SEE)).call)
 
 
 @pytest.fixture(params=SUBJECTS)
@@ -183,9 +173,7 @@ def test_an_image_in_chunks_has_the_same_bits(looker: Looker, chunk: int) -> Non
 def test_text_has_the_same_bits_as_in_a_model_that_reads_only_text(name: str) -> None:
     looker = compiled(name)
     blind = replace(looker.files, config=replace(looker.files.config, vision=None))
-    executable = compile_module(built(blind))
-    session = Session(executable, device_threads=2)
-    bind_weights(session, executable, BOTH, blind.weights)
+    session = bound_session(built(blind), blind.weights, (BOTH,))
     num_caches = sum(len(list(group.arrays(NUM_PAGES))) for group in groups_of(blind.config, DType.F32, BOUNDS.max_context))
 
     def call(entry: str, *args: Any) -> Any:

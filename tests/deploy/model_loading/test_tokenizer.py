@@ -108,7 +108,7 @@ def test_the_tokenizer_of_a_gguf_file_is_stored(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_process_of_its_own_reads_a_large_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it stores is what this process would make. A file that it cannot read is refused with the reason."""
+    """The other process makes the same files as this one would. A file that it cannot read is refused with the reason."""
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("deploy.model_loading.made_tokenizer.LARGE", 2)
     write_gguf(tmp_path / "m.gguf")

@@ -35,7 +35,7 @@ NUM_ALONE = 8  # prompts of one client in a round
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What one client sees of one target: medians."""
+    """Medians of the times that one client measures at one target."""
 
     first_ms: float
     token_ms: float

@@ -45,7 +45,7 @@ NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was measured: the costs and ways, and the answers of each run of the trace."""
+    """A measurement of a fleet: costs, ways, and the answers of each run of the trace."""
 
     trace: list[Arrival]
     runs: list[list[Answered]]

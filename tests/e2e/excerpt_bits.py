@@ -1,0 +1,61 @@
+"""Draw requests with images or recordings, and make the engines that answer them, for tests of bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from server.engine.worker import LoadedModel
+from server.messages import Clip, Crop, SamplingParams, Submit
+from tests.e2e.test_bits import Outcomes, Rig
+from tests.e2e.test_group_bits import check_after_kills
+
+
+def engines_of(model: LoadedModel) -> Callable[..., Rig]:
+    """Return a function that makes engines which have encoded no excerpt yet."""
+
+    def fresh(**narrower: object) -> Rig:
+        model.step_model._encoder._kept.clear()
+        return Rig(model, None, **narrower)
+
+    return fresh
+
+
+def drawn_submits(
+    count: int,
+    words: Sequence[int],
+    numbers: Sequence[int],
+    excerpt_of: Callable[[int], Any],
+    tokens_of: Callable[[Any], Sequence[int]],
+    scored: int | None = 1,
+) -> list[Submit]:
+    """Draw requests of which several have the same excerpts, and several have the same tokens and other excerpts. `numbers` are the numbers
+    of excerpts that a request may have. `scored` is the number of log-probabilities of prompt tokens that some requests ask for."""
+    rng, found = random.Random(1), []
+    for i in range(count):
+        prompt, excerpts = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], list[Crop | Clip]()
+        for _ in range(rng.choice(numbers)):
+            excerpts.append(excerpt_of(rng.randrange(3)))
+            prompt += [*rng.sample(words, rng.choice((0, 2))), *tokens_of(excerpts[-1])]
+        prompt += rng.sample(words, 3)
+        params = SamplingParams(
+            max_tokens=rng.randrange(12, 30),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=rng.getrandbits(63),
+            ignore_eos=True,
+            logprobs=rng.choice((None, 2)),
+            prompt_logprobs=rng.choice((None, None, scored)),
+        )
+        found.append(Submit(f"r{i}", tuple(prompt), params, num_choices=rng.choice((1, 1, 2)), excerpts=tuple(excerpts)))
+    return found
+
+
+def check_excerpts_after_kills(rig: Callable[..., Rig], submits: Sequence[Submit], alone: Outcomes) -> None:
+    """Compare answers after kills, without log-probabilities of the prompt: a request that is continued does not compute them again."""
+    submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
+    expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
+    check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
