@@ -25,6 +25,7 @@ ELSEWHERE = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",
     "serve whisper-base": "tests/real/test_speech.py",
+    "--tensor-parallel 4": "tests/deploy/test_tensor_parallel.py",
     "relaxserve stage --listen": "tests/e2e/test_lost_stages.py",
     "--stages 10.0.0.2:7070,local": "tests/e2e/test_lost_stages.py",
     "serve ./SmolVLM-256M-Instruct": "tests/e2e/test_images.py",
