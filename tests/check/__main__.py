@@ -25,7 +25,7 @@ def main() -> None:
     began_s = time.time()
     parser = argparse.ArgumentParser(prog="python -m tests.check", description=__doc__)
     parser.add_argument("--base", default="", help="commit to compare with; by default where the branch left its upstream, or else HEAD")
-    parser.add_argument("--minutes", type=float, default=2.6, help="time after which no further test starts")
+    parser.add_argument("--minutes", type=float, default=2.3, help="time after which no further test starts")
     parser.add_argument("--list", action="store_true", help="list the test files and their distance from the change, and run nothing")
     asked = parser.parse_args()
     base = asked.base or commit_before(ROOT)
