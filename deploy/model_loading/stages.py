@@ -5,7 +5,7 @@ compile            to Compiled
 inspect            to Compiled; the plan is made without opening the device for steps
 export             to Servable; an export has its own compilations, one for each machine
 bench quality      to Served, without storing packed weights
-inspect --quality  to Timed, for each form
+inspect --quality  to Served, for each form
 generate, serve    to Described
 """
 

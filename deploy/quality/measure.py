@@ -8,6 +8,7 @@ probable next tokens; all other tokens count as one, so the measured divergence 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,12 +23,11 @@ from numpy.typing import NDArray
 from compiler.bind import bind_weights
 from deploy.cache import keep_sections
 from deploy.model_loading.compiled import Compiled
-from deploy.model_loading.costs import Timed
 from deploy.model_loading.files import Opened
 from deploy.model_loading.fingerprint import fingerprint_of
 from deploy.model_loading.known import Progress, begin, carried, refusals, silent
 from deploy.model_loading.plan import Planned
-from deploy.model_loading.serving import CompiledModel, serve
+from deploy.model_loading.serving import CompiledModel, Served, serve
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import Bound
 from deploy.quality.label import TEXT, keep_label, kept_label, key_of
@@ -35,13 +35,15 @@ from deploy.quality.observe import chunk_of, log_softmax, windows_of
 from deploy.quality.text import tokens_of
 from runtime.sealed import key_of as seal_key_of
 from runtime.sections import SectionFile, read_kept
-from server.engine.scheduling.pace import StepCosts
+from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import StepModel
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Load, QualityLabel
+from server.messages import ErrorCode, Failed, FromWorker, Load, QualityLabel, SamplingParams, Submit, Tokens
 
 EXACT = "f32"
 WINDOW = 512  # tokens of the text that are read with a common context
 CHUNK = 64  # tokens of a step, and rows of its logits
+NUM_BEFORE, NUM_DECODED = 64, 128  # tokens of the prompt, and tokens that are generated after it, to measure the speed
 MOST = 1024  # most probable next tokens whose probabilities are stored
 
 Floats = NDArray[np.float32]
@@ -66,7 +68,7 @@ class Exact:
 @dataclass(frozen=True, slots=True)
 class Quality:
     label: QualityLabel
-    tokens_per_s: float  # decoding speed of one sequence with a short context, on this machine
+    tokens_per_s: float  # decoding speed of one request with a short context, on this machine
 
 
 # --- the label ---------------------------------------------------------------------------------------------------------
@@ -82,16 +84,36 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
     fingerprint = fingerprint_of(known)
     label = kept_label(known.cache, fingerprint)
     exact = exact_of(load, progress) if label is None else None  # before the form takes memory
-    timed = advance(known, Timed)
+    served = advance(known, Served)
     try:
-        assert isinstance(timed.step_model, CompiledModel) and timed.costs is not None
+        assert isinstance(served.step_model, CompiledModel)
         if exact is not None:
-            label = _measured(known, timed.step_model, exact)
+            label = _measured(known, served.step_model, exact)
             keep_label(known.cache, fingerprint, label)
         assert label is not None
-        return Quality(label, 1 / StepCosts(timed.costs.steps)(1))
+        return Quality(label, decoding_rate(served.step_model, _windows(known)[0]))
     finally:
-        timed.session.close()
+        served.session.close()
+
+
+def decoding_rate(model: StepModel, tokens: Sequence[int]) -> float:
+    """Return the tokens per second of one request. The engine of a worker generates them, so its draws and its messages count."""
+    times_s: list[float] = []
+
+    def publish(message: FromWorker) -> None:
+        if isinstance(message, Failed):
+            raise LoadError(message.code, message.message)
+        if isinstance(message, Tokens):
+            times_s.extend(time.perf_counter() for _ in message.events)
+
+    num_before = min(NUM_BEFORE, model.limits.max_context // 2)
+    num_new = min(NUM_DECODED, model.limits.max_context - num_before)
+    engine = OverlappedEngine(model, publish, eos_ids=())
+    engine.submit(Submit("measure", tuple(tokens[:num_before]), SamplingParams(num_new, temperature=0.0, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+    engine.close()
+    return 1 / float(np.median(np.diff(times_s)))
 
 
 def _opened(load: Load, progress: Progress) -> Opened:
