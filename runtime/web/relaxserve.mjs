@@ -3,6 +3,7 @@
 //   const client = await RelaxServe.load({ base: new URL('./', import.meta.url), onProgress: (loaded, total) => ... });
 //   const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'Hello' }] });
 //   for await (const chunk of await client.chat.completions.create({ messages, stream: true }, { signal })) ...
+//   const seen = [{ type: 'image_url', image_url: { url: file } }, { type: 'text', text: 'What is it?' }];   // a Blob, an ImageData or a data: URL
 //   const { text } = await client.audio.transcriptions.create({ file });   // a Blob, for instance of an <input type="file">
 //
 // The model runs in a worker, so that the page stays responsive. In Node, which lacks such workers, `RelaxServe.of(engine)` runs it in the calling thread.
@@ -11,11 +12,18 @@ import { scriptUrl } from './script.mjs';
 import { samplesOf } from './sound.mjs';
 
 export class RelaxServe {
-  /** `headers` go with each request for a file of the model, for instance a header with an API key. */
-  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {} } = {}) {
+  /**
+   * `headers` go with each request for a file of the model, for instance a header with an API key. loader.mjs describes `onProgress`,
+   * `onDamage` and `onSize`.
+   */
+  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {}, onSize = () => {} } = {}) {
     const worker = new Worker(scriptUrl('./worker.mjs', import.meta.url), { type: 'module' });
     const remote = new Remote(worker);
-    const told = ({ loaded, total, damaged }) => (damaged === undefined ? onProgress(loaded, total) : onDamage(damaged));
+    const told = ({ loaded, total, damaged, size }) => {
+      if (size !== undefined) onSize(size);
+      else if (damaged !== undefined) onDamage(damaged);
+      else onProgress(loaded, total);
+    };
     const chosen = await remote.call({ method: 'load', base: String(base), name, target, threads, headers }, told);
     return new RelaxServe((method, body, signal) => remote.stream({ method, body }, signal), chosen, () => worker.terminate());
   }
