@@ -1,5 +1,5 @@
-"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text, also about images, embeds texts
-or transcribes speech.
+"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text, for some models also about
+images, embeds texts or transcribes speech.
 
 program.json             the model, and a program for each level of WebAssembly features: its module, its records, the shards of its weights
 wasm-*.wasm              a module per level
