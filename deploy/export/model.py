@@ -31,14 +31,14 @@ def _sees_nothing(vision: Vision) -> bool:
 
 def servable(asked: Asked, sees: Callable[[Vision], bool] = _sees_nothing) -> Servable:
     """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. It
-    reads images if the form of the export `sees` them by its encoder, and never audio. Raise LoadError for a model whose embeddings an
-    export cannot compute."""
+    reads images if the form of the export `sees` them by its encoder, which then takes one crop at a time, and never audio. Raise LoadError
+    for a model whose embeddings an export cannot compute."""
     known = advance(asked, Opened)
     if (config := known.files.config).reads_rows:
         if not config.is_causal:
             text = f"{known.load.name} embeds texts and images, which exports cannot do; use `relaxserve serve`"
             raise LoadError(ErrorCode.LOAD_REFUSED, text)
-        vision = None if config.vision is None or not sees(config.vision) else config.vision
+        vision = None if config.vision is None or not sees(config.vision) else replace(config.vision, at_once=1)
         known = Opened(**carried(known, Opened, files=replace(known.files, config=replace(config, vision=vision, listening=None))))
     if known.load.max_context is None and known.files.config.is_causal:
         load = msgspec.structs.replace(known.load, max_context=min(known.files.config.max_context, DEFAULT_CONTEXT))

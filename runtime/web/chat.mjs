@@ -22,11 +22,12 @@ function shown(role, text) {
 async function answer(client) {
   const message = shown('assistant', ''), began = performance.now();
   let count = 0, failed = false;
+  const onProgress = ({ crops, all }) => { status.textContent = `Looking: ${crops} of ${all} parts of images …`; };
   abort = new AbortController();
   stop.hidden = false;
   send.disabled = true;
   try {
-    const chunks = await client.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } }, { signal: abort.signal });
+    const chunks = await client.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } }, { signal: abort.signal, onProgress });
     for await (const { choices: [choice], usage } of chunks) {
       message.textContent += choice?.delta.content ?? '';
       count = usage?.completion_tokens ?? count;
@@ -89,11 +90,11 @@ function converse(client) {
     const images = await take(), text = prompt.value.trim();
     send.disabled = false;
     if (text === '' && images.length === 0) return;
-    const parts = images.map(({ file }) => ({ type: 'image_url', image_url: { url: file } }));
+    const parts = images.map((image) => image.part);
     messages.push({ role: 'user', content: parts.length === 0 ? text : [...parts, ...(text === '' ? [] : [{ type: 'text', text }])] });
     shown('user', text).prepend(...images.map(({ picture }) => picture));
     prompt.value = '';
-    if (parts.length > 0) status.textContent = 'Looking …';
+    if (parts.length > 0) status.textContent = 'Reading images …';
     answer(client);
   });
   prompt.addEventListener('keydown', (event) => {

@@ -42,8 +42,11 @@ export class Engine {
     };
   }
 
-  /** Run a request after all earlier ones have ended, since memory holds only one sequence. */
-  async *run(method, body, signal) {
+  /**
+   * Run a request after all earlier ones have ended, since memory holds only one sequence. `onProgress({crops, all})` reports how many of all
+   * crops that have to be encoded for a prompt are encoded.
+   */
+  async *run(method, body, signal, onProgress = () => {}) {
     const before = this.running;
     let done;
     this.running = new Promise((resolve) => { done = resolve; });
@@ -51,6 +54,7 @@ export class Engine {
       await before;
       signal.throwIfAborted();
       this.#require(method);
+      this.onProgress = onProgress;
       yield* this.methods[method](body, signal);
     } finally {
       done();
@@ -175,8 +179,9 @@ export class Engine {
     const kept = this.cached = decoder.rewind(this.#shared(prompt, spans));
     this.tokens = this.tokens.slice(0, kept);
     decoder.spans = spans;
-    for (const { at, crop } of spans) {
-      if (at + model.vision.num_tokens <= kept) continue;
+    const unseen = new Set(spans.filter(({ at, crop }) => crop.vectors === null && at + model.vision.num_tokens > kept).map(({ crop }) => crop));
+    for (const [crops, crop] of [...unseen].entries()) {
+      this.onProgress({ crops, all: unseen.size });
       decoder.see(crop);
       await pause();
     }

@@ -5,9 +5,9 @@ import { release } from './listen.mjs';
 
 const SHOWN = 96;   // pixels of the longer edge of an image on the page
 
-/** Return a function that takes the images that were chosen so far: [{file, picture}]. */
+/** Return a function that takes the images that were chosen so far: [{part, picture}], with the part of a message and a small picture. */
 export function look({ name: model, vision }, { part }) {
-  const [seeing, chosen, input, camera, viewer, video, shoot, status] = ['seeing', 'chosen', 'image', 'camera', 'viewer', 'video', 'shoot', 'status'].map(part);
+  const [seeing, chosen, input, camera, viewer, video, shoot, status] = ['seeing', 'chosen', 'image', 'camera', 'viewer', 'video', 'shoot', 'status'].map(part), low = part('low');
   const images = [];
   let adding = Promise.resolve(), stream = null;
 
@@ -86,7 +86,8 @@ export function look({ name: model, vision }, { part }) {
   return async () => {
     await adding;
     chosen.replaceChildren();
-    return images.splice(0);
+    const detail = low.checked ? 'low' : 'auto';
+    return images.splice(0).map(({ file, picture }) => ({ part: { type: 'image_url', image_url: { url: file, detail } }, picture }));
   };
 }
 

@@ -9,9 +9,8 @@ export class Seer extends Decoder {
     return flat.functions.see.inputs.filter(({ name }) => name in shapes).map((input) => [{ ...input, name: `see.${input.name}` }, shapes[input.name]]);
   }
 
-  /** Encode a crop unless it is encoded. Its bytes are not needed any more. */
+  /** Encode a crop. Its bytes are not needed any more. */
   see(crop) {
-    if (crop.vectors !== null) return;
     const { program, named, description: { vision } } = this;
     program.view(named['see.pixels'], Uint8Array).set(crop.pixels);
     program.view(named['see.crop_ids'], Int32Array).fill(0);

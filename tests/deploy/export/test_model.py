@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler.frontend.seeing import ENTRY as SEE
+from compiler.frontend.seeing import most_crops
 from deploy.export.model import servable
 from deploy.export.web import page_sees, web_model
 from deploy.model_loading.known import begin
@@ -29,6 +30,7 @@ def test_an_export_for_browsers_sees_what_the_page_can_cut(name: str, sees: bool
     found = servable(begin(Load(name, str(SUBJECTS[name].folder), "f32")), page_sees)
     assert (SEE in found.module.graph_functions) is sees
     assert (web_model(found, name).vision is not None) is sees
+    assert found.files.config.vision is None or most_crops(found.files.config.vision) == 1, "more crops at once need more memory"
 
 
 @pytest.mark.parametrize("name", JOINT)

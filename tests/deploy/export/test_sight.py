@@ -169,6 +169,7 @@ OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "logprobs": True,
 CONVERSATIONS = {
     "two images": [user(shown(ODD[0]), shown(ODD[1]), text("Compare."))],
     "between texts": [user(text("a"), shown(ODD[2]), text("b"))],
+    "the same image twice": [user(shown(ODD[0]), text("and"), shown(ODD[0]))],
     "one crop": [user(shown(ODD[3]))],
     "low": [user(shown(ODD[0], detail="low"), text("What is it?"))],
     "two turns": [user(shown(ODD[0]), text("What?")), {"role": "assistant", "content": "two."}, user(shown(ODD[2]), text("And?"))],
@@ -344,6 +345,33 @@ def test_the_page_answers_about_images(page: Page, site: Path) -> None:
         page.wait("document.querySelectorAll('.assistant').length === 2 && document.getElementById('stop').hidden")
         assert page.js("document.querySelectorAll('.assistant')[1].textContent") == expected[1]
         assert asked_for[loaded_files:] == [], "images stay in the browser"
+
+
+TOLD = """{
+  const status = document.getElementById('status');
+  window.told = [];
+  new MutationObserver(() => window.told.push(status.textContent)).observe(status, { childList: true });
+}"""
+
+
+@pytest.mark.parametrize(("detail", "parts"), [("auto", 4), ("low", 1)])
+def test_the_page_shows_only_the_whole_if_asked_and_tells_how_far_it_is(page: Page, site: Path, detail: str, parts: int) -> None:
+    [[expected]] = asked(site, {"messages": [user(shown(ODD[0], detail=detail), text("Look!"))]})
+    with serving(site) as (address, _):
+        page.open(f"{address}/chat.html")
+        page.see("Ready, wasm-relaxed", "#status")
+        page.js(TOLD)
+        if detail == "low":
+            page.click("#low")
+        give(page, "file", encoded(ODD[0]))
+        chosen(page, 1)
+        page.fill("#prompt", "Look!")
+        page.click("#send")
+        page.see("per second", "#status")
+        assert [told for told in page.js("window.told") if "Looking" in told] == [
+            f"Looking: {number} of {parts} parts of images …" for number in range(parts)
+        ]
+        assert page.js("document.querySelector('.assistant').textContent") == expected["choices"][0]["message"]["content"]
 
 
 def test_the_page_takes_a_picture(page: Page, site: Path) -> None:
