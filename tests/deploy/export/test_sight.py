@@ -308,7 +308,7 @@ GIVEN = """(async () => {
 
 
 def give(page: Page, way: str, file: bytes, name: str = "a.png") -> None:
-    page.js(GIVEN.replace("DATA", json.dumps(in_text(file))).replace("NAME", json.dumps(name)).replace("WAY", json.dumps(way)))
+    page.js(GIVEN.replace("NAME", json.dumps(name)).replace("WAY", json.dumps(way)).replace("DATA", json.dumps(in_text(file))))
 
 
 def chosen(page: Page, number: int) -> None:
