@@ -6,6 +6,7 @@ const ROLES = { developer: 'system', function: 'tool' };   // other names of the
 const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
 
 const IMAGE = 'image_url';   // type of a part that is an image
+const DETAILS = ['auto', 'low', 'high'];
 
 /**
  * Return the messages for a template. `marker` stands for an image in its texts; null: the model reads no images. A content with images is a
@@ -22,7 +23,9 @@ export function imagesIn(messages) {
     if (part?.type !== IMAGE) return [];
     const where = `messages[${number}].content[${index}]`, image = part.image_url?.url ?? part.image_url;
     if ((image ?? null) === null) throw new RequestError(`${where}.image_url`, `${where}.image_url is absent; expected an object with url`);
-    return [{ where, image, detail: part.image_url.detail }];
+    const detail = part.image_url.detail ?? 'auto';
+    if (!DETAILS.includes(detail)) throw new RequestError(`${where}.image_url.detail`, `${where}.image_url.detail is ${JSON.stringify(detail)}; expected one of ${DETAILS.join(', ')}`);
+    return [{ where, image, detail }];
   }));
 }
 

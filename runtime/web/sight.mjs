@@ -82,7 +82,7 @@ const sizeOf = ({ crops }) => crops.reduce((sum, { pixels, vectors }) => sum + (
 function fileOf(image, where) {
   if (image instanceof Blob || image?.data instanceof Uint8ClampedArray) return image;
   if (typeof image !== 'string' || !ADDRESS.test(image)) {
-    const shown = typeof image === 'string' ? `${image.slice(0, 40)}` : typeof image;
+    const shown = typeof image === 'string' ? image.slice(0, 40) : typeof image;
     throw new RequestError(where, `${where} is ${shown}; expected a data: URL in base64, a Blob or an ImageData, as nothing is fetched here`);
   }
   try {

@@ -246,6 +246,7 @@ def test_a_stream_has_the_same_text_and_can_be_aborted(site: Path) -> None:
             "messages[0].content[0].image_url.url",
             "nothing can decode files here",
         ),
+        ([shown(ODD[0], detail="huge")], "messages[0].content[0].image_url.detail", 'detail is "huge"; expected one of auto, low, high'),
         ([{"type": "input_audio"}], "messages[0].content[0]", "has type input_audio; only text and images are understood"),
         ([shown(ODD[0])] * 15, "messages", "the images up to messages[0].content[14] alone have 540 tokens; this export holds 512"),
         (
