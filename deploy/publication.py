@@ -14,7 +14,7 @@ import msgspec
 from deploy.cache import kept
 from deploy.export.kept import export_kept
 from deploy.export.model import servable
-from deploy.export.web import export_web
+from deploy.export.web import export_web, page_sees
 from deploy.model_loading.known import begin
 from runtime.sealed import is_shared
 from server.interfaces import LoadError
@@ -28,7 +28,7 @@ def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     answer: dict[str, object] = {}
     try:
-        model = servable(begin(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu")))
+        model = servable(begin(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu")), page_sees)
         cache, folder = kept(), Path(sys.argv[1])
         if cache is None or is_shared():  # browsers run the files of an export, and no seal protects them
             export_web(model, load.name, folder)

@@ -32,13 +32,12 @@ ENCODERS = {  # encoders of crops of any size
     Tower.GLM4V: Glm4v,
 }
 TAPS = 4  # entries of the table of positions between which a patch lies
-MOST_CROPS = 4  # crops that one call sees; more would only need a larger arena
 
 
 def most_crops(vision: Vision) -> int:
     """Return the largest number of crops of one call of the program. Crops of one size must also have at most MOST_PATCHES patches
     together, unless a single crop has more."""
-    return MOST_CROPS if vision.any_size else max(1, min(MOST_CROPS, MOST_PATCHES // vision.num_patches))
+    return vision.at_once if vision.any_size else max(1, min(vision.at_once, MOST_PATCHES // vision.num_patches))
 
 
 def add_seeing(net: Net, config: ModelConfig) -> None:

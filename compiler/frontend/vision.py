@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from compiler.frontend.config import Activation
 
 MOST_PATCHES = 4096  # most patches of one call of `see`, unless a single crop has more; more would only need a larger arena
+MOST_CROPS = 4  # most crops of one call; more would only need a larger arena
 NO_TOKEN = -1  # image token of a model that embeds images, and reads no text with them
 
 
@@ -93,6 +94,7 @@ class Vision:
     three_axes: bool = False  # whether the decoder rotates by the row and the column of an image token
     both_ways: bool = False  # whether the tokens of an image attend to all tokens of this image, also to later ones
     windows_only: bool = False  # with `both_ways`: only in layers with a window
+    at_once: int = MOST_CROPS  # most crops of one call of `see`
     is_optional: bool = False  # whether a folder without the file of the image processor is served as a model that only reads text
 
     @property

@@ -45,7 +45,7 @@ def export(
     from deploy.export.c import PREFIX, build_command, c_prefix, c_target, export_c
     from deploy.export.folder import new_folder
     from deploy.export.model import servable
-    from deploy.export.web import export_web
+    from deploy.export.web import export_web, page_sees
     from deploy.model_loading.known import begin
 
     machine = None if target == "web" else c_target(target)
@@ -60,7 +60,7 @@ def export(
     load = msgspec.structs.replace(load, embeddings=embeddings)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
-        opened = servable(begin(load, report))
+        opened = servable(begin(load, report), page_sees) if machine is None else servable(begin(load, report))
         if machine is None:
             export_web(opened, load.name, folder, report)
             what = "Serve it as static files and open chat.html."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from compiler.frontend.vision import Vision
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import Asked, carried
 from deploy.model_loading.modes import Embedder, Generator, Transcriber
@@ -24,15 +25,21 @@ DEFAULT_CONTEXT = 4096  # tokens; a browser or a board gives memory for a whole 
 NOTHING_SHOWN: Final[Mapping[int, bytes]] = MappingProxyType({})
 
 
-def servable(asked: Asked) -> Servable:
-    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. One
-    that reads images or audio only reads text in an export. Raise LoadError for a model whose embeddings an export cannot compute."""
+def _sees_nothing(vision: Vision) -> bool:
+    return False
+
+
+def servable(asked: Asked, sees: Callable[[Vision], bool] = _sees_nothing) -> Servable:
+    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. It
+    reads images if the form of the export `sees` them by its encoder, which then takes one crop at a time, and never audio. Raise LoadError
+    for a model whose embeddings an export cannot compute."""
     known = advance(asked, Opened)
     if (config := known.files.config).reads_rows:
         if not config.is_causal:
             text = f"{known.load.name} embeds texts and images, which exports cannot do; use `relaxserve serve`"
             raise LoadError(ErrorCode.LOAD_REFUSED, text)
-        known = Opened(**carried(known, Opened, files=replace(known.files, config=replace(config, vision=None, listening=None))))
+        vision = None if config.vision is None or not sees(config.vision) else replace(config.vision, at_once=1)
+        known = Opened(**carried(known, Opened, files=replace(known.files, config=replace(config, vision=vision, listening=None))))
     if known.load.max_context is None and known.files.config.is_causal:
         load = msgspec.structs.replace(known.load, max_context=min(known.files.config.max_context, DEFAULT_CONTEXT))
         known = Opened(**carried(known, Opened, load=load))

@@ -1,5 +1,5 @@
-"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text, embeds texts
-or transcribes speech.
+"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text, for some models also about
+images, embeds texts or transcribes speech.
 
 program.json             the model, and a program for each level of WebAssembly features: its module, its records, the shards of its weights
 wasm-*.wasm              a module per level
@@ -20,8 +20,11 @@ import msgspec
 
 from compiler.backends.wasm.codegen.module import memory_flags
 from compiler.driver import Options, compile_module
+from compiler.frontend.cutting import LANCZOS
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import SAMPLE_ENTRY
+from compiler.frontend.seeing import ENTRY as SEE
+from compiler.frontend.vision import Vision
 from compiler.machine.target import Target, get
 from deploy.export.model import NOTHING_SHOWN, cache_shapes, num_pages, pieces
 from deploy.export.weights import Shard, write_shards
@@ -29,16 +32,20 @@ from deploy.model_loading.known import Progress, silent
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
 from deploy.model_loading.servable import Servable
 from runtime.cache_groups import PAGE_SIZE
+from runtime.fits import Tiles
 from runtime.flat_program import FlatProgram, flat_program
 from runtime.spectrogram import AROUND, HOP
 from runtime.units import in_units
 from runtime.web import page_files
+from server.images.sight import AROUND as AROUND_IMAGE
+from server.images.sight import WHOLE, texts_of
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.speech.languages import name_of
 from server.speech.tokens import START, SpeechTokens
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.dialects.dialect import Dialect
+from server.text.templates.template import reads_parts
 
 LEVELS = ("wasm-relaxed", "wasm-simd128")  # preferred level first
 ADDRESSED = 4 << 30  # largest memory that 32-bit pointers address, in bytes
@@ -89,6 +96,21 @@ class WebSpeech(msgspec.Struct, frozen=True):
     names: dict[str, str]  # English names of the languages, by code
 
 
+class WebVision(msgspec.Struct, frozen=True):
+    """How images are cut into crops, and written into the prompt: see `server/images`."""
+
+    crop_size: int  # pixels of an edge of a crop
+    num_places: int  # vectors of a crop in the encoder
+    num_tokens: int  # image tokens of a crop
+    image_token: int
+    fit: Tiles
+    marker: str  # text that the chat template writes for an image
+    begin: str  # text of the token that the tokenizer puts before every text; empty: there is none
+    image_text: str  # text of the image token
+    around: str  # text of the token around crops
+    whole: str  # text of the token before the crop of the whole image
+
+
 class WebModel(msgspec.Struct, frozen=True):
     name: str
     kind: str  # "generator", "embedder" (a decoder without a language head), "encoder" or "transcriber"
@@ -105,9 +127,11 @@ class WebModel(msgspec.Struct, frozen=True):
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
     tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
+    reads_parts: tuple[bool, bool]  # whether the template, and that with tools, reads a content only as a list of parts
     tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot read it
     embedding: WebEmbedding
     speech: WebSpeech | None  # None: the model hears no audio
+    vision: WebVision | None  # None: the model reads no images in the browser
 
 
 class WebProgram(msgspec.Struct, frozen=True):
@@ -130,6 +154,11 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     return program
 
 
+def page_sees(vision: Vision) -> bool:
+    """Return whether the page can cut images for an encoder: only for Idefics3 and SmolVLM, into tiles."""
+    return isinstance(vision.cutting.fit, Tiles) and vision.cutting.filter == LANCZOS
+
+
 def mode_of_page(model: Servable, name: str) -> Mode:
     """Return the mode of a model that a page can run. Raise LoadError for other models."""
     if model.files.config.classes is not None:
@@ -140,7 +169,9 @@ def mode_of_page(model: Servable, name: str) -> Mode:
 
 def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: Progress) -> Level:
     executable = compile_module(model.module, Options(target, progress=partial(progress, "compile")))
-    beside = *([SAMPLE_ENTRY] if mode.generates else []), *([HEAR] if isinstance(mode, Transcriber) else [])
+    beside = [SAMPLE_ENTRY] if mode.generates else []
+    beside += [HEAR] if isinstance(mode, Transcriber) else []
+    beside += [SEE] if _seen(model) is not None else []
     flat = flat_program(executable, mode.entry, beside)
     _require_room(flat, mode)
     module = f"{target.name}.wasm"
@@ -186,6 +217,38 @@ def _speech(model: Servable, name: str) -> WebSpeech | None:
     return WebSpeech(hearing.num_hops, hearing.num_frames, hearing.num_mels, HOP, AROUND, own, names)
 
 
+def _seen(model: Servable) -> tuple[Vision, Tiles] | None:
+    """Return the encoder of a model that reads images in the browser, and how images are cut for it."""
+    vision = model.files.config.vision
+    if vision is None or not page_sees(vision) or not isinstance(vision.cutting.fit, Tiles):
+        return None
+    return vision, vision.cutting.fit
+
+
+def _vision(model: Servable, name: str) -> WebVision | None:
+    found = _seen(model)
+    if found is None:
+        return None
+    vision, fit = found
+    texts = texts_of(vision.image_token, vision.marker, model.tokenizer)
+    if texts is None:
+        text = f"the tokenizer of {name} lacks token {vision.image_token}, which stands for images; take its own tokenizer.json"
+        raise LoadError(ErrorCode.LOAD_REFUSED, text)
+    image_text, markers = texts
+    return WebVision(
+        vision.crop_size,
+        vision.num_places,
+        vision.num_rows,
+        vision.image_token,
+        fit,
+        markers.marker,
+        markers.begin,
+        image_text,
+        AROUND_IMAGE,
+        WHOLE,
+    )
+
+
 def web_model(model: Servable, name: str) -> WebModel:
     mode, dialect = mode_of_page(model, name), _dialect(model)
     config, tokenizer = model.files.config, model.tokenizer
@@ -207,7 +270,9 @@ def web_model(model: Servable, name: str) -> WebModel:
         {} if template is None else template.special_tokens,
         None if template is None else template.source,
         None if template is None else template.tool_source,
+        (False, False) if template is None else (reads_parts(template.source), reads_parts(template.tool_source or template.source)),
         None if dialect is None or not isinstance(dialect.format.call_syntax, JsonCalls) else dialect.format.call_syntax,
         WebEmbedding(embedding.normalize, dict(embedding.prompts), embedding.default_prompt),
         _speech(model, name),
+        _vision(model, name),
     )

@@ -1,6 +1,7 @@
-// The script of chat.html: chat with the model of this export, or let it write down speech. No message and no sound leaves the browser.
+// The script of chat.html: chat with the model of this export, or let it write down speech. No message, image or sound leaves the browser.
 
 import { listen } from './listen.mjs';
+import { look } from './look.mjs';
 import { RelaxServe } from './relaxserve.mjs';
 
 const part = (id) => document.getElementById(id);
@@ -20,21 +21,24 @@ function shown(role, text) {
 
 async function answer(client) {
   const message = shown('assistant', ''), began = performance.now();
-  let count = 0;
+  let count = 0, failed = false;
+  const onProgress = ({ crops, all }) => { status.textContent = `Looking: ${crops} of ${all} parts of images …`; };
   abort = new AbortController();
   stop.hidden = false;
   send.disabled = true;
   try {
-    const chunks = await client.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } }, { signal: abort.signal });
+    const chunks = await client.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } }, { signal: abort.signal, onProgress });
     for await (const { choices: [choice], usage } of chunks) {
       message.textContent += choice?.delta.content ?? '';
       count = usage?.completion_tokens ?? count;
     }
     status.textContent = `${count} tokens, ${(1000 * count / (performance.now() - began)).toFixed(1)} per second, ${client.target}`;
   } catch (error) {
-    status.textContent = error.name === 'AbortError' ? 'Stopped.' : error.message;
+    failed = error.name !== 'AbortError';
+    status.textContent = failed ? error.message : 'Stopped.';
   }
-  messages.push({ role: 'assistant', content: message.textContent });
+  if (failed && message.textContent === '') messages.pop();   // so that the next question does not fail for the same reason
+  else messages.push({ role: 'assistant', content: message.textContent });
   stop.hidden = true;
   send.disabled = false;
   abort = null;
@@ -48,9 +52,12 @@ async function load() {
   return RelaxServe.load({
     headers: key ? { authorization: `Bearer ${key}` } : {},
     onProgress: (loaded, total) => { progress.value = loaded / total; },
+    onSize: ({ memory, weights }) => { status.textContent = `Loading the model: ${inMiB(weights)} of weights, ${inMiB(memory)} of memory …`; },
     onDamage: (file) => { status.textContent = `${file} is damaged and is fetched again …`; },
   });
 }
+
+const inMiB = (bytes) => `${Math.ceil(bytes / 2 ** 20)} MiB`;
 
 async function begin() {
   try {
@@ -73,15 +80,21 @@ function ready(client) {
 }
 
 function converse(client) {
+  const take = look(client.model, { part });
   prompt.disabled = send.disabled = false;
   prompt.focus();
-  part('form').addEventListener('submit', (event) => {
+  part('form').addEventListener('submit', async (event) => {
     event.preventDefault();
-    const content = prompt.value.trim();
-    if (content === '' || abort !== null) return;
-    messages.push({ role: 'user', content });
-    shown('user', content);
+    if (send.disabled) return;
+    send.disabled = true;
+    const images = await take(), text = prompt.value.trim();
+    send.disabled = false;
+    if (text === '' && images.length === 0) return;
+    const parts = images.map((image) => image.part);
+    messages.push({ role: 'user', content: parts.length === 0 ? text : [...parts, ...(text === '' ? [] : [{ type: 'text', text }])] });
+    shown('user', text).prepend(...images.map(({ picture }) => picture));
     prompt.value = '';
+    if (parts.length > 0) status.textContent = 'Reading images …';
     answer(client);
   });
   prompt.addEventListener('keydown', (event) => {

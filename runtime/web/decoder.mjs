@@ -20,11 +20,11 @@ export class Decoder {
   /** `description`: the part `model` of program.json. */
   static async load(flat, module, description, threads) {
     const decoder = new this();
-    const { max_tokens, max_context, page_size, vocab_size } = decoder.description = description;
+    const { max_tokens, max_context, page_size, vocab_size, hidden_size } = decoder.description = description;
     const most = Math.ceil(max_context / page_size), entry = flat.functions[description.entry];
     const shapes = {
       tokens: [max_tokens], positions: [max_tokens], slots: [max_tokens], seq_ids: [max_tokens],
-      page_tables: [1, most], logit_rows: [1], hidden_rows: [1],
+      page_tables: [1, most], logit_rows: [1], hidden_rows: [1], seen_at: [max_tokens], seen_rows: [max_tokens, hidden_size],
       heard_pages: [1], starts: [2], saved: [Math.ceil(max_tokens / page_size) + 1], sources: [1], saved_pages: [Math.ceil(max_tokens / page_size) + 1],
     };
     const shapeOf = (name) => description.cache_shapes[name] ?? shapes[kindOf(name)];
@@ -51,6 +51,9 @@ export class Decoder {
   /** Return the inputs of functions beside the step and the sampler, with their shapes. */
   static further() { return []; }
 
+  /** Write which tokens of a step read rows in place of their embeddings, and these rows. Return how many they are. */
+  look() { return 0; }
+
   get hasHead() { return this.named.rows !== undefined; }
 
   get keepsStates() { return this.named.saved !== undefined; }
@@ -60,8 +63,8 @@ export class Decoder {
     return Object.entries(this.named).filter(([name]) => kindOf(name) === kind).map(([, tensor]) => this.program.view(tensor, Int32Array));
   }
 
-  /** Forget the sequence. */
-  reset() { this.length = 0; }
+  /** Forget the sequence. `spans` are the places of crops of images in the next one, ascending: {at, crop}, from position `at` on. */
+  reset() { Object.assign(this, { length: 0, spans: [] }); }
 
   /** Cut the sequence to at most `length` tokens and return how many are left. States are kept only after full pages and after the last token. */
   rewind(length) {
@@ -87,7 +90,7 @@ export class Decoder {
   }
 
   #step(tokens, wants) {
-    const { program, named, description: { page_size, entry } } = this, count = tokens.length, start = this.length;
+    const { program, named, description: { page_size, entry, hidden_size } } = this, count = tokens.length, start = this.length;
     const [ids, positions, sequences] = ['tokens', 'positions', 'seq_ids'].map((name) => program.view(named[name], Int32Array));
     for (let i = 0; i < count; i++) {
       ids[i] = tokens[i];
@@ -97,10 +100,12 @@ export class Decoder {
     for (const slots of this.#inputs('slots')) for (let i = 0; i < count; i++) slots[i] = page_size + start + i;
     for (const name of ['logit_rows', 'hidden_rows']) if (named[name]) program.view(named[name], Int32Array)[0] = count - 1;
     const saved = this.keepsStates ? this.#states(start, count) : 0, hasLogits = this.hasHead ? wants === 'logits' : wants === 'hidden';
+    const seen = this.look(start, count);
     this.length += count;
     const used = {
       tokens: [count], positions: [count], slots: [count], seq_ids: [count], page_tables: [1, Math.ceil(this.length / page_size)],
       logit_rows: [hasLogits ? 1 : 0], hidden_rows: [wants === 'hidden' ? 1 : 0], saved: [saved], saved_pages: [saved],
+      seen_at: [seen], seen_rows: [seen, hidden_size],
     };
     const { inputs } = program.description.functions[entry];
     return program.call(entry, this.inputs.map((tensor, i) => ({ ...tensor, shape: used[kindOf(inputs[i].name)] ?? tensor.shape })));

@@ -2,6 +2,7 @@
 
 import { loadModel } from './loader.mjs';
 import { parsed, parsedAudio, parsedEmbedding, RequestError } from './request.mjs';
+import { Sight } from './sight.mjs';
 import { Recording } from './sound.mjs';
 import { Detokenizer, TextCodec } from './text.mjs';
 import { ToolParser } from './tools.mjs';
@@ -13,10 +14,17 @@ const nextTurn = () => new Promise((resolve) => {   // lets an abort message arr
   port2.postMessage(0);
 });
 
+/** Return a function that lets an abort message arrive and then throws. */
+const pauses = (signal) => async () => {
+  await nextTurn();
+  signal.throwIfAborted();
+};
+
 export class Engine {
   static async load(options) {
     const engine = new Engine(), { network, model, level, threads } = await loadModel(options);
     Object.assign(engine, { network, model, level, threads, codec: await TextCodec.load(model, options.read), tokens: [], running: Promise.resolve() });
+    engine.sight = model.vision === null ? null : new Sight(model);
     return engine;
   }
 
@@ -34,8 +42,11 @@ export class Engine {
     };
   }
 
-  /** Run a request after all earlier ones have ended, since memory holds only one sequence. */
-  async *run(method, body, signal) {
+  /**
+   * Run a request after all earlier ones have ended, since memory holds only one sequence. `onProgress({crops, all})` reports how many of all
+   * crops that have to be encoded for a prompt are encoded.
+   */
+  async *run(method, body, signal, onProgress = () => {}) {
     const before = this.running;
     let done;
     this.running = new Promise((resolve) => { done = resolve; });
@@ -43,6 +54,7 @@ export class Engine {
       await before;
       signal.throwIfAborted();
       this.#require(method);
+      this.onProgress = onProgress;
       yield* this.methods[method](body, signal);
     } finally {
       done();
@@ -60,13 +72,13 @@ export class Engine {
   }
 
   async *#chat(body, signal) {
-    const asked = parsed(body, this.model), prompt = this.codec.encode(this.codec.prompt(body.messages, asked.tools));
+    const asked = parsed(body, this.model), { prompt, spans } = await this.#prompt(body.messages, asked.tools, pauses(signal));
     const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.model.name };
     const chunk = (delta, reason = null, logprobs = null) => ({ ...head, object: 'chat.completion.chunk', choices: [{ index: 0, delta, finish_reason: reason, logprobs }] });
     const parser = asked.tools.length > 0 ? new ToolParser(this.model.tools, asked.tools.map((tool) => tool.function.name), asked.mostCalls) : null;
     const answer = { content: '', calls: [], tokens: [], reason: 'stop' };
     if (asked.stream) yield chunk({ role: 'assistant', content: '' });
-    for await (const { text, token, logprob, reason } of this.#generate(prompt, asked, signal)) {
+    for await (const { text, token, logprob, reason } of this.#generate(prompt, asked, signal, spans)) {
       const parts = parser === null ? (text === '' ? [] : [{ content: text }]) : [...parser.push(text), ...(reason ? parser.finish() : [])];
       const deltas = parts.map((part) => told(part, answer)), logprobs = logprob ? { content: [this.#named(token, logprob)] } : null;
       answer.tokens.push(logprobs === null ? token : logprobs.content[0]);
@@ -76,7 +88,10 @@ export class Engine {
       if (parser?.done) break;
     }
     if (answer.calls.length > 0 && answer.reason === 'stop') answer.reason = 'tool_calls';
-    const usage = { prompt_tokens: prompt.length, completion_tokens: answer.tokens.length, total_tokens: prompt.length + answer.tokens.length };
+    const usage = {
+      prompt_tokens: prompt.length, completion_tokens: answer.tokens.length, total_tokens: prompt.length + answer.tokens.length,
+      prompt_tokens_details: { cached_tokens: this.cached },
+    };
     if (asked.stream) {
       yield chunk({}, answer.reason);
       if (asked.usage) yield { ...head, object: 'chat.completion.chunk', choices: [], usage };
@@ -86,6 +101,15 @@ export class Engine {
     const message = { role: 'assistant', content: answer.content === '' && answer.calls.length > 0 ? null : answer.content };
     if (answer.calls.length > 0) message.tool_calls = answer.calls;
     yield { ...head, object: 'chat.completion', choices: [{ index: 0, message, finish_reason: answer.reason, logprobs }], usage };
+  }
+
+  /** Return the tokens of a conversation's prompt, and the places of crops of its images in them. */
+  async #prompt(messages, tools, pause) {
+    const { codec, sight } = this, text = codec.prompt(messages, tools);
+    if (sight === null) return { prompt: codec.encode(text), spans: [] };
+    const pictures = await sight.pictures(messages, pause);
+    const prompt = codec.encode(sight.written(text, pictures));
+    return { prompt, spans: sight.spans(prompt, pictures) };
   }
 
   async *#completion(body, signal) {
@@ -106,7 +130,7 @@ export class Engine {
 
   /** Embed texts. An encoder pools over the tokens of a text; for a decoder, the hidden state of the last token is the vector. */
   async *#embeddings(body, signal) {
-    const { texts, dimensions, normalize, format } = parsedEmbedding(body, this.model), data = [];
+    const { texts, dimensions, normalize, format } = parsedEmbedding(body, this.model), data = [], pause = pauses(signal);
     let total = 0;
     for (const [index, text] of texts.entries()) {
       const tokens = this.codec.encode(text, { special: true }), { max_context: most } = this.model;
@@ -116,8 +140,7 @@ export class Engine {
       const vector = this.#vector(tokens), whole = normalize ? unit(vector) : vector;
       const cut = dimensions < whole.length ? whole.slice(0, dimensions) : whole, made = normalize && cut !== whole ? unit(cut) : cut;
       data.push({ object: 'embedding', index, embedding: format === 'base64' ? base64(made) : Array.from(made) });
-      await nextTurn();
-      signal.throwIfAborted();
+      await pause();
     }
     yield { object: 'list', model: this.model.name, data, usage: { prompt_tokens: total, total_tokens: total } };
   }
@@ -132,11 +155,7 @@ export class Engine {
   /** Write down speech, or translate it into English, segment by segment. `file` are samples, 16,000 per second. */
   async *#transcript(body, task, signal) {
     const { network, model, codec } = this, asked = parsedAudio(body, model, task);
-    const pause = async () => {
-      await nextTurn();
-      signal.throwIfAborted();
-    };
-    const recording = await Recording.of(body.file, model.speech.num_mels, pause);
+    const pause = pauses(signal), recording = await Recording.of(body.file, model.speech.num_mels, pause);
     const prompt = asked.prompt === '' ? [] : codec.encode(` ${asked.prompt}`);
     const work = new Transcription(network, model, codec.pieces, { ...asked, task, prompt }, pause), segments = [];
     if (Object.keys(model.speech.tokens.languages).length > 0) work.asked.language ??= work.languageOf(recording);
@@ -152,16 +171,27 @@ export class Engine {
     else yield { task, language: model.speech.names[work.asked.language], duration: recording.seconds, text, usage, segments };
   }
 
-  async *#generate(prompt, { sampling, stops, maxTokens }, signal) {
-    const { network: decoder, model } = this, room = model.max_context - prompt.length;
+  /** Generate tokens after a prompt. `spans` are the places of crops in it. */
+  async *#generate(prompt, { sampling, stops, maxTokens }, signal, spans = []) {
+    const { network: decoder, model } = this, room = model.max_context - prompt.length, pause = pauses(signal);
     if (room < 1) throw new RequestError('messages', `the prompt has ${prompt.length} tokens; this export holds ${model.max_context}, answer included`);
     const seen = new Map(prompt.map((token) => [token, 0])), text = new Detokenizer(this.codec.pieces, stops);
-    const kept = decoder.rewind(this.#shared(prompt));
+    const kept = this.cached = decoder.rewind(this.#shared(prompt, spans));
     this.tokens = this.tokens.slice(0, kept);
+    decoder.spans = spans;
+    const unseen = new Set(spans.filter(({ at, crop }) => crop.vectors === null && at + model.vision.num_tokens > kept).map(({ crop }) => crop));
+    for (const [crops, crop] of [...unseen].entries()) {
+      this.onProgress({ crops, all: unseen.size });
+      decoder.see(crop);
+      await pause();
+    }
     let next = prompt.slice(kept);
+    for (; next.length > model.max_tokens; next = next.slice(model.max_tokens)) {
+      this.#append(next.slice(0, model.max_tokens), 'nothing');
+      await pause();
+    }
     for (let count = 1; ; count++) {
-      decoder.append(next);
-      this.tokens.push(...next);
+      this.#append(next, 'logits');
       const { token, logprob } = decoder.draw(sampling, seen);
       seen.set(token, (seen.get(token) ?? 0) + 1);
       const isEnd = model.eos_ids.includes(token), certain = isEnd ? '' : text.push(token);
@@ -169,15 +199,21 @@ export class Engine {
       yield { text: certain + (reason && !text.stopped ? text.finish() : ''), token, logprob, reason };
       if (reason) return;
       next = [token];
-      await nextTurn();
-      signal.throwIfAborted();
+      await pause();
     }
   }
 
-  /** Return how many tokens a prompt shares with the beginning of the last sequence. At least one token is left to compute. */
-  #shared(prompt) {
+  #append(tokens, wants) {
+    this.network.append(tokens, { wants });
+    this.tokens.push(...tokens);
+  }
+
+  /** Return how many tokens, with the same crops, a prompt shares with the beginning of the last sequence. At least one token is left to compute. */
+  #shared(prompt, spans) {
+    const keys = (known) => new Map(known.map(({ at, crop }) => [at, crop.key])), [before, now] = [this.network.spans, spans].map(keys);
+    const isSame = (at) => this.tokens[at] === prompt[at] && before.get(at) === now.get(at);
     let length = 0;
-    while (length < prompt.length - 1 && this.tokens[length] === prompt[length]) length++;
+    while (length < prompt.length - 1 && isSame(length)) length++;
     return length;
   }
 

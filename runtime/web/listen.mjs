@@ -78,6 +78,7 @@ export function listen(client, { part, shown }) {
   hearing.hidden = false;
 }
 
-function release(stream) {
+/** Close a microphone or a camera. */
+export function release(stream) {
   for (const track of stream.getTracks()) track.stop();
 }

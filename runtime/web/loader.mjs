@@ -3,6 +3,7 @@
 import { Decoder } from './decoder.mjs';
 import { Encoder } from './encoder.mjs';
 import { Listener } from './listener.mjs';
+import { Seer } from './seer.mjs';
 import { MOST_THREADS, canShare, usualThreads } from './team.mjs';
 
 const TRIES = 3;   // maximum number of downloads of a file that arrives damaged or makes no progress
@@ -36,9 +37,10 @@ export function bestLevel(levels) {
 /**
  * Load the model. `read(file)` returns a file's bytes. `pieces(file, begin)` yields the bytes from `begin` on as they arrive, as {at, bytes}.
  * `kept` has the files of earlier visits. With several `threads` the module is linked to shared memory. `onProgress(loaded, total)` reports
- * bytes, `onDamage(file)` each file that was stored or arrived damaged and is fetched again.
+ * bytes, `onDamage(file)` each file that was stored or arrived damaged and is fetched again. Before any weight is fetched, `onSize({memory,
+ * weights})` states the bytes that the model takes in memory, and those of its weights.
  */
-export async function loadModel({ read, pieces = whole(read), target, threads = usualThreads(), kept = null, onProgress = () => {}, onDamage = () => {} }) {
+export async function loadModel({ read, pieces = whole(read), target, threads = usualThreads(), kept = null, onProgress = () => {}, onDamage = () => {}, onSize = () => {} }) {
   if (!globalThis.crypto?.subtle) throw new Error('this browser can verify files only on secure pages; open the page over https or on localhost');
   const { model, levels } = JSON.parse(new TextDecoder().decode(await read('program.json')));
   const level = target === undefined ? bestLevel(levels) : levels.find((known) => known.target === target);
@@ -48,8 +50,9 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   const binary = await read(level.module);
   if (threads > 1) binary[level.memory_flags] = SHARED;
   const module = await WebAssembly.compile(binary);
-  const network = await NETWORKS[model.kind].load(level.program, module, model, threads);
+  const network = await (model.vision === null ? NETWORKS[model.kind] : Seer).load(level.program, module, model, threads);
   const { weights } = network.program, total = weights.length;
+  onSize({ memory: network.program.bytes.length, weights: total });
   let loaded = 0;
   for (const shard of level.shards) {
     const arrived = (bytes) => onProgress(loaded + bytes, total);

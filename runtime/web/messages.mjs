@@ -5,28 +5,61 @@ import { RequestError } from './request.mjs';
 const ROLES = { developer: 'system', function: 'tool' };   // other names of the same roles
 const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
 
-export function forTemplate(messages) {
+const IMAGE = 'image_url';   // type of a part that is an image
+const DETAILS = ['auto', 'low', 'high'];
+
+/**
+ * Return the messages for a template. `marker` stands for an image in its texts; null: the model reads no images. A content with images is a
+ * list of parts; with `inParts` every content is.
+ */
+export function forTemplate(messages, { marker = null, inParts = false } = {}) {
   if (!Array.isArray(messages) || messages.length === 0) throw new RequestError('messages', 'messages has to be a list with at least one message');
-  return messages.map((message, index) => read(message, `messages[${index}]`));
+  return messages.map((message, index) => parted(read(message, `messages[${index}]`, marker), marker, inParts));
 }
 
-function read(message, where) {
+/** Return the images of messages, each with its place. */
+export function imagesIn(messages) {
+  return messages.flatMap(({ content }, number) => (Array.isArray(content) ? content : []).flatMap((part, index) => {
+    if (part?.type !== IMAGE) return [];
+    const where = `messages[${number}].content[${index}]`, image = part.image_url?.url ?? part.image_url;
+    if ((image ?? null) === null) throw new RequestError(`${where}.image_url`, `${where}.image_url is absent; expected an object with url`);
+    const detail = part.image_url.detail ?? 'auto';
+    if (!DETAILS.includes(detail)) throw new RequestError(`${where}.image_url.detail`, `${where}.image_url.detail is ${JSON.stringify(detail)}; expected one of ${DETAILS.join(', ')}`);
+    return [{ where, image, detail }];
+  }));
+}
+
+function read(message, where, marker) {
   if (typeof message?.role !== 'string') throw new RequestError(`${where}.role`, `${where} has no role; expected system, user, assistant or tool`);
   const { tool_calls: calls, ...rest } = message;
-  const seen = { ...rest, role: ROLES[message.role] ?? message.role, content: textOf(message.content, `${where}.content`) };
+  const seen = { ...rest, role: ROLES[message.role] ?? message.role, content: textOf(message.content, `${where}.content`, marker) };
   if (calls?.length) seen.tool_calls = calls.map((call) => ({ ...call, type: 'function', function: { ...call.function, arguments: unpacked(call.function.arguments) } }));
   else if ((message.content ?? null) === null && message.role !== 'assistant') throw new RequestError(`${where}.content`, `${where} has neither content nor tool_calls`);
   return seen;
 }
 
-function textOf(content, where) {
-  if (content === undefined || content === null || typeof content === 'string') return content ?? '';
+function textOf(content, where, marker) {
+  if (content === undefined || content === null || typeof content === 'string') return without(marker, content ?? '', where);
   if (!Array.isArray(content)) throw new RequestError(where, `${where} has to be a text or a list of parts`);
   return content.map((part, index) => {
-    const text = part?.[TEXTS[part?.type]];
-    if (typeof text !== 'string') throw new RequestError(`${where}[${index}]`, `${where}[${index}] has type ${part?.type}; only text is understood`);
-    return text;
+    if (part?.type === IMAGE && marker !== null) return marker;
+    const text = part?.[TEXTS[part?.type]], known = marker === null ? 'only text is' : 'only text and images are';
+    if (typeof text !== 'string') throw new RequestError(`${where}[${index}]`, `${where}[${index}] has type ${part?.type}; ${known} understood`);
+    return without(marker, text, `${where}[${index}].text`);
   }).join('');
+}
+
+function without(marker, text, where) {
+  if (marker !== null && text.includes(marker)) throw new RequestError(where, `${where} has the text ${JSON.stringify(marker)}, which stands for an image; leave it out, or write it otherwise`);
+  return text;
+}
+
+/** Return a message whose content is a list of parts, if it has images or `always`. */
+function parted(message, marker, always) {
+  const texts = marker === null ? [message.content] : message.content.split(marker);
+  if (texts.length === 1 && !always) return message;
+  const content = texts.flatMap((text, i) => [...(i > 0 ? [{ type: 'image' }] : []), ...(text === '' ? [] : [{ type: 'text', text }])]);
+  return { ...message, content };
 }
 
 /** Parse the arguments of a call, because templates read an object. Arguments that were cut off stay a string. */

@@ -135,7 +135,13 @@ export class Program {
 }
 
 /** Allocate a memory. Shared memory has to declare a maximum. */
-const memoryOf = (pages, shared) => new WebAssembly.Memory({ initial: pages, maximum: pages, shared });
+function memoryOf(pages, shared) {
+  try {
+    return new WebAssembly.Memory({ initial: pages, maximum: pages, shared });
+  } catch (error) {
+    throw new RangeError(`the model takes ${Math.ceil(pages * PAGE / 2 ** 20)} MiB of memory, and this browser does not give it (${error.message}): close other pages, or export fewer tokens with --max-context`);
+  }
+}
 
 /** Return the first address after a module's data, which only an instance exports. */
 async function heapBase(module, memory) {

@@ -3,6 +3,7 @@
 //   const client = await RelaxServe.load({ base: new URL('./', import.meta.url), onProgress: (loaded, total) => ... });
 //   const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'Hello' }] });
 //   for await (const chunk of await client.chat.completions.create({ messages, stream: true }, { signal })) ...
+//   const seen = [{ type: 'image_url', image_url: { url: file } }, { type: 'text', text: 'What is it?' }];   // a Blob, an ImageData or a data: URL
 //   const { text } = await client.audio.transcriptions.create({ file });   // a Blob, for instance of an <input type="file">
 //
 // The model runs in a worker, so that the page stays responsive. In Node, which lacks such workers, `RelaxServe.of(engine)` runs it in the calling thread.
@@ -11,23 +12,30 @@ import { scriptUrl } from './script.mjs';
 import { samplesOf } from './sound.mjs';
 
 export class RelaxServe {
-  /** `headers` go with each request for a file of the model, for instance a header with an API key. */
-  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {} } = {}) {
+  /**
+   * `headers` go with each request for a file of the model, for instance a header with an API key. loader.mjs describes `onProgress`,
+   * `onDamage` and `onSize` of a load, engine.mjs `onProgress` of a request.
+   */
+  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {}, onSize = () => {} } = {}) {
     const worker = new Worker(scriptUrl('./worker.mjs', import.meta.url), { type: 'module' });
     const remote = new Remote(worker);
-    const told = ({ loaded, total, damaged }) => (damaged === undefined ? onProgress(loaded, total) : onDamage(damaged));
+    const told = ({ loaded, total, damaged, size }) => {
+      if (size !== undefined) onSize(size);
+      else if (damaged !== undefined) onDamage(damaged);
+      else onProgress(loaded, total);
+    };
     const chosen = await remote.call({ method: 'load', base: String(base), name, target, threads, headers }, told);
-    return new RelaxServe((method, body, signal) => remote.stream({ method, body }, signal), chosen, () => worker.terminate());
+    return new RelaxServe((method, body, options) => remote.stream({ method, body }, options), chosen, () => worker.terminate());
   }
 
   static of(engine) {
-    const run = (method, body, signal) => engine.run(method, body, signal ?? new AbortController().signal);
+    const run = (method, body, { signal, onProgress }) => engine.run(method, body, signal ?? new AbortController().signal, onProgress);
     return new RelaxServe(run, { model: engine.model, target: engine.level.target, threads: engine.threads }, () => engine.close());
   }
 
   constructor(run, { model, target, threads }, close) {
-    const create = (method) => async (body, { signal } = {}) => {
-      const events = run(method, body, signal);
+    const create = (method) => async (body, options = {}) => {
+      const events = run(method, body, options);
       if (body.stream) return events;
       let last;
       for await (const event of events) last = event;
@@ -67,11 +75,15 @@ class Remote {
     });
   }
 
-  async *stream(message, signal) {
+  async *stream(message, { signal, onProgress = () => {} }) {
     signal?.throwIfAborted();
     const id = this.#next++, arrived = [];
     let wake = () => {};
-    this.#waiting.set(id, (data) => { arrived.push(data); wake(); });
+    this.#waiting.set(id, (data) => {
+      if (data.progress !== undefined) return onProgress(data.progress);
+      arrived.push(data);
+      wake();
+    });
     const abort = () => this.worker.postMessage({ id, abort: true });
     signal?.addEventListener('abort', abort, { once: true });
     this.worker.postMessage({ ...message, id });

@@ -24,11 +24,13 @@ export class TextCodec {
     return this.tokenizer.encode(text, { add_special_tokens: special }).ids;
   }
 
-  /** Render the prompt of a conversation. The template writes special tokens itself. */
+  /** Render the prompt of a conversation, with the marker in the place of each image. The template writes special tokens itself. */
   prompt(messages, tools = []) {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
+    const { vision, reads_parts: [plain, withTools], special_tokens: names } = this.model;
     const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template;
-    return template.render({ ...this.model.special_tokens, messages: forTemplate(messages), tools: hasTools ? tools : null, add_generation_prompt: true });
+    const read = forTemplate(messages, { marker: vision?.marker ?? null, inParts: hasTools ? withTools : plain });
+    return template.render({ ...names, messages: read, tools: hasTools ? tools : null, add_generation_prompt: true });
   }
 }
 

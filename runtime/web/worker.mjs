@@ -1,4 +1,5 @@
-// Run the engine in a worker. A message {id, method, body} starts a request, {id, abort} ends it; answers are {id, event}, {id, done}, {id, error}.
+// Run the engine in a worker. A message {id, method, body} starts a request, {id, abort} ends it; answers are {id, event}, {id, progress},
+// {id, done}, {id, error}.
 
 import { Engine } from './engine.mjs';
 import { browserFiles, fetched } from './loader.mjs';
@@ -10,8 +11,8 @@ const told = (error) => ({ name: error.name, message: error.message, param: erro
 
 async function load({ id, base, name, target, threads, headers }) {
   const onProgress = (loaded, total) => postMessage({ id, event: { loaded, total } });
-  const onDamage = (damaged) => postMessage({ id, event: { damaged } });
-  engine = await Engine.load({ ...fetched(base, headers), target, threads, kept: await browserFiles(name), onProgress, onDamage });
+  const onDamage = (damaged) => postMessage({ id, event: { damaged } }), onSize = (size) => postMessage({ id, event: { size } });
+  engine = await Engine.load({ ...fetched(base, headers), target, threads, kept: await browserFiles(name), onProgress, onDamage, onSize });
   return { model: engine.model, target: engine.level.target, threads: engine.threads };
 }
 
@@ -19,7 +20,8 @@ async function run({ id, method, body }) {
   const abort = new AbortController();
   running.set(id, abort);
   try {
-    for await (const event of engine.run(method, body, abort.signal)) postMessage({ id, event });
+    const onProgress = (progress) => postMessage({ id, progress });
+    for await (const event of engine.run(method, body, abort.signal, onProgress)) postMessage({ id, event });
   } finally {
     running.delete(id);
   }

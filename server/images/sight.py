@@ -36,14 +36,8 @@ class Sight:
     @staticmethod
     def of(vision: Vision, tokenizer: Tokenizer, decoder: ImageDecoder) -> Sight | None:
         """Return the Sight of a model, or None if its vocabulary lacks the image token or the marker."""
-        image = tokenizer.special_texts.get(vision.image_token, b"").decode(errors="replace")
-        has_marker = not vision.marker or vision.marker.encode() in tokenizer.special_texts.values()
-        if not image or not has_marker:
-            return None
-        marker = vision.marker or image
-        first = tokenizer.encode("", add_special_tokens=True)[:1]
-        begin = tokenizer.special_texts.get(first[0], b"").decode(errors="replace") if first else ""
-        return Sight(vision, image, decoder, Markers(marker, "image", "images", "" if begin in (marker, image) else begin))
+        found = texts_of(vision.image_token, vision.marker, tokenizer)
+        return None if found is None else Sight(vision, found[0], decoder, found[1])
 
     @property
     def marker(self) -> str:
@@ -88,6 +82,19 @@ class Sight:
 
     def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         return self.markers.in_parts(messages)
+
+
+def texts_of(image_token: int, marker: str, tokenizer: Tokenizer) -> tuple[str, Markers] | None:
+    """Return the text of the image token and the markers, or None if the vocabulary lacks one of them. The marker is empty if it is the
+    image token."""
+    image = tokenizer.special_texts.get(image_token, b"").decode(errors="replace")
+    has_marker = not marker or marker.encode() in tokenizer.special_texts.values()
+    if not image or not has_marker:
+        return None
+    marker = marker or image
+    first = tokenizer.encode("", add_special_tokens=True)[:1]
+    begin = tokenizer.special_texts.get(first[0], b"").decode(errors="replace") if first else ""
+    return image, Markers(marker, "image", "images", "" if begin in (marker, image) else begin)
 
 
 def plan_of(vision: Vision, detail: str | None = None) -> Plan:

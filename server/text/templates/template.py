@@ -29,18 +29,22 @@ MARKER, FILLER = "\ue000", "\ue001"  # private-use characters, which hardly any 
 Message = Mapping[str, Any]
 
 
+def reads_parts(source: str) -> bool:
+    """Return whether a template reads a content only as a list of parts."""
+    return LOOPS.search(source) is not None and TESTS_STRING.search(source) is None
+
+
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     environment: MeteredEnvironment
     template: jinja2.Template
     tests_none: bool  # whether it compares a content with none
-    reads_parts: bool  # whether it reads a content only as a list of parts
+    reads_parts: bool
 
     @staticmethod
     def of(source: str) -> _Compiled:
         environment = MeteredEnvironment()
-        reads_parts = LOOPS.search(source) is not None and TESTS_STRING.search(source) is None
-        return _Compiled(environment, _compile(environment, source), TESTS_NONE.search(source) is not None, reads_parts)
+        return _Compiled(environment, _compile(environment, source), TESTS_NONE.search(source) is not None, reads_parts(source))
 
 
 class ChatTemplate:

@@ -1,4 +1,5 @@
-// node engine.mjs FOLDER: read requests as lines {method, body, abortAfter} from stdin and print a JSON list of the events of each.
+// node engine.mjs FOLDER: read requests as lines {method, body, abortAfter} from stdin and print a JSON list of the events of each. Images in them
+// are {width, height, rgba}, the bytes in base64.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -10,9 +11,10 @@ const [{ Engine }, { RelaxServe }] = [await from('engine.mjs'), await from('rela
 const created = (parts) => Object.fromEntries(Object.entries(parts).map(([name, { create }]) => [name, create]));
 const client = RelaxServe.of(await Engine.load({ read: async (file) => new Uint8Array(await readFile(join(folder, file))) }));
 const create = { chat: client.chat.completions.create, text: client.completions.create, embeddings: client.embeddings.create, ...created(client.audio) };
+const revived = (_, value) => (value?.rgba === undefined ? value : { ...value, data: new Uint8ClampedArray(Buffer.from(value.rgba, 'base64')) });
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const { method, body, abortAfter } = JSON.parse(line), abort = new AbortController(), events = [];
+  const { method, body, abortAfter } = JSON.parse(line, revived), abort = new AbortController(), events = [];
   if (Array.isArray(body.file)) body.file = Float32Array.from(body.file);
   try {
     const made = await create[method](body, { signal: abort.signal });

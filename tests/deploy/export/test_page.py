@@ -167,6 +167,17 @@ def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
     assert sum("weights-" in path for path in asked) == 1, "the second visit takes the weights from the browser's files"
 
 
+def test_a_page_without_vision_names_itself(page: Page, served: tuple[str, list[str]]) -> None:
+    address, _ = served
+    page.open(f"{address}/chat.html")
+    page.see("Ready, wasm-relaxed", "#status")
+    page.js("""const given = new DataTransfer();
+      given.items.add(new File(['x'], 'a.png', { type: 'image/png' }));
+      document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: given, cancelable: true }));""")
+    page.see("a.png cannot be used: demo reads no images in the browser", "#status")
+    assert page.js("document.getElementById('seeing').hidden")
+
+
 def test_the_bench_measures_an_export_in_chromium(chromium: Chromium, site: Path, tmp_path: Path) -> None:
     """The benchmark measures the time to the first token with cached weights: reloading the page does not download the weights again."""
     shutil.copytree(site, tmp_path / DEMO)

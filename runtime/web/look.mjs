@@ -1,0 +1,101 @@
+// The part of chat.html that takes images: pasted, dropped, from files, and from the camera. They go with the next message.
+
+import { bitmapOf } from './images.mjs';
+import { release } from './listen.mjs';
+
+const SHOWN = 96;   // pixels of the longer edge of an image on the page
+
+/** Return a function that takes the images that were chosen so far: [{part, picture}], with the part of a message and a small picture. */
+export function look({ name: model, vision }, { part }) {
+  const [seeing, chosen, input, camera, viewer, video, shoot, status] = ['seeing', 'chosen', 'image', 'camera', 'viewer', 'video', 'shoot', 'status'].map(part), low = part('low');
+  const images = [];
+  let adding = Promise.resolve(), stream = null;
+
+  function add(files) {
+    for (const [file, name] of files) adding = adding.then(() => added(file, name));
+  }
+
+  async function added(file, name) {
+    try {
+      if (vision === null) throw new Error(`${model} reads no images in the browser; export a model of the family SmolVLM`);
+      const image = { file, picture: await pictureOf(file) }, remove = document.createElement('button');
+      remove.type = 'button';
+      remove.title = `Remove ${name}`;
+      remove.append(image.picture);
+      remove.addEventListener('click', () => {
+        images.splice(images.indexOf(image), 1);
+        remove.remove();
+      });
+      images.push(image);
+      chosen.append(remove);
+    } catch (error) {
+      status.textContent = `${name} cannot be used: ${error.message}`;
+    }
+  }
+
+  async function open() {
+    camera.disabled = true;
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({ video: true });
+      video.srcObject = stream;
+      await video.play();
+      viewer.hidden = false;
+      camera.textContent = 'Close camera';
+    } catch (error) {
+      close();
+      status.textContent = `The camera cannot be used: ${error.message}`;
+    } finally {
+      camera.disabled = false;
+    }
+  }
+
+  function close() {
+    if (stream !== null) release(stream);
+    stream = video.srcObject = null;
+    viewer.hidden = true;
+    camera.textContent = 'Camera';
+  }
+
+  function shot() {
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
+    canvas.getContext('2d').drawImage(video, 0, 0);
+    close();
+    canvas.toBlob((file) => add([[file, 'Picture']]), 'image/png');
+  }
+
+  const given = (files) => add([...files].map((file) => [file, file.name]));
+  camera.addEventListener('click', () => (stream === null ? open() : close()));
+  shoot.addEventListener('click', shot);
+  input.addEventListener('change', () => {
+    given(input.files);
+    input.value = '';
+  });
+  document.addEventListener('paste', (event) => {
+    if (event.clipboardData.files.length === 0) return;
+    event.preventDefault();
+    given(event.clipboardData.files);
+  });
+  document.addEventListener('dragover', (event) => event.preventDefault());
+  document.addEventListener('drop', (event) => {
+    event.preventDefault();
+    given(event.dataTransfer.files);
+  });
+  seeing.hidden = vision === null;
+
+  return async () => {
+    await adding;
+    chosen.replaceChildren();
+    const detail = low.checked ? 'low' : 'auto';
+    return images.splice(0).map(({ file, picture }) => ({ part: { type: 'image_url', image_url: { url: file, detail } }, picture }));
+  };
+}
+
+/** Return a small picture of an image. Throw for a file that cannot be read. */
+async function pictureOf(file) {
+  const bitmap = await bitmapOf(file), picture = document.createElement('canvas'), scale = Math.min(SHOWN / Math.max(bitmap.width, bitmap.height), 1);
+  [picture.width, picture.height] = [bitmap.width, bitmap.height].map((length) => Math.max(Math.round(length * scale), 1));
+  picture.getContext('2d').drawImage(bitmap, 0, 0, picture.width, picture.height);
+  bitmap.close();
+  return picture;
+}

@@ -1,0 +1,99 @@
+// The images of a conversation: cut them into crops, and write their tokens into the prompt, as server/images/sight.py does.
+
+import { ImageFault, cropsOf, pixelsOf } from './images.mjs';
+import { imagesIn } from './messages.mjs';
+import { RequestError } from './request.mjs';
+
+const KEPT_BYTES = 64 * 2 ** 20;   // of crops and their rows that are kept for later turns
+const ADDRESS = /^data:[^,]*;base64,/;
+
+export class Sight {
+  #kept = new Map();   // image by digest, least recently used first
+
+  constructor({ vision, max_context }) { Object.assign(this, { vision, most: max_context }); }
+
+  /** Return the images of messages, in order. A crop is {key, pixels, vectors}: crops with equal keys are equal, and have either pixels or vectors. `pause` may throw to end the work. */
+  async pictures(messages, pause) {
+    const found = [];
+    let count = 0;
+    for (const { where, image, detail } of imagesIn(messages)) {
+      found.push(await this.#picture(image, detail, `${where}.image_url.url`, pause));
+      count += found.at(-1).crops.length * this.vision.num_tokens;
+      if (count > this.most) throw new RequestError('messages', `the images up to ${where} alone have ${count} tokens; this export holds ${this.most}: send fewer, or detail "low"`);
+    }
+    return found;
+  }
+
+  async #picture(image, detail, where, pause) {
+    const file = fileOf(image, where), isLow = detail === 'low', key = `${await digestOf(file)} ${isLow}`;
+    const picture = this.#kept.get(key) ?? await this.#cut(file, isLow, key, where, pause);
+    this.#kept.delete(key);
+    this.#kept.set(key, picture);
+    let size = [...this.#kept.values()].reduce((total, one) => total + sizeOf(one), 0);
+    for (const [oldest, one] of this.#kept) {
+      if (size <= KEPT_BYTES || oldest === key) break;
+      this.#kept.delete(oldest);
+      size -= sizeOf(one);
+    }
+    return picture;
+  }
+
+  async #cut(file, isLow, key, where, pause) {
+    const { fit } = this.vision, plan = isLow ? { ...this.vision, fit: { ...fit, splits: false } } : this.vision;
+    try {
+      const { rows, columns, crops } = await cropsOf(await pixelsOf(file), plan, pause);
+      return { rows, columns, crops: crops.map((pixels, i) => ({ key: `${key} ${i}`, pixels, vectors: null })) };
+    } catch (fault) {
+      if (fault instanceof ImageFault) throw new RequestError(where, `${where} is an image that cannot be used: ${fault.message}`);
+      throw fault;
+    }
+  }
+
+  /** Return a prompt with the tokens of each image in place of its marker. */
+  written(prompt, pictures) {
+    const { marker, begin } = this.vision, pieces = prompt.split(marker);
+    if (pieces.length !== pictures.length + 1) {
+      throw new RequestError('messages', `the chat template writes ${pieces.length - 1} images, and the messages have ${pictures.length}: put images only where the template shows them`);
+    }
+    const text = pieces.reduce((before, piece, i) => before + this.#text(pictures[i - 1]) + piece);
+    return text.startsWith(begin) ? text : begin + text;
+  }
+
+  #text({ rows, columns }) {
+    const { image_text, num_tokens, around, whole } = this.vision, tokens = image_text.repeat(num_tokens);
+    let text = '';
+    for (let row = 1; row <= rows; row++) {
+      for (let column = 1; column <= columns; column++) text += `${around}<row_${row}_col_${column}>${tokens}`;
+      text += '\n';
+    }
+    return `${text}${rows > 0 ? '\n' : ''}${around}${whole}${tokens}${around}`;
+  }
+
+  /** Return the places of crops in the tokens of a prompt: the image tokens belong to them in order. */
+  spans(prompt, pictures) {
+    const { image_token, num_tokens } = this.vision, places = prompt.flatMap((token, at) => (token === image_token ? [at] : []));
+    return pictures.flatMap(({ crops }) => crops).map((crop, i) => ({ at: places[i * num_tokens], crop }));
+  }
+}
+
+const sizeOf = ({ crops }) => crops.reduce((sum, { pixels, vectors }) => sum + (pixels ?? vectors).byteLength, 0);
+
+/** Return an image as a Blob or an ImageData. */
+function fileOf(image, where) {
+  if (image instanceof Blob || image?.data instanceof Uint8ClampedArray) return image;
+  if (typeof image !== 'string' || !ADDRESS.test(image)) {
+    const shown = typeof image === 'string' ? image.slice(0, 40) : typeof image;
+    throw new RequestError(where, `${where} is ${shown}; expected a data: URL in base64, a Blob or an ImageData, as nothing is fetched here`);
+  }
+  try {
+    return new Blob([Uint8Array.from(atob(image.replace(ADDRESS, '')), (letter) => letter.charCodeAt(0))]);
+  } catch {
+    throw new RequestError(where, `${where} is not base64`);
+  }
+}
+
+async function digestOf(file) {
+  const bytes = file instanceof Blob ? await file.arrayBuffer() : file.data, digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
+  const text = Array.from(digest, (byte) => byte.toString(16).padStart(2, '0')).join('');
+  return file instanceof Blob ? text : `${text} ${file.width}`;
+}
