@@ -57,8 +57,8 @@ def attends(size: int, target: Target) -> bool:
 
 @tile_op
 class WgmmaAttend(Intrinsic):
-    """wgmma_attend(out, stages, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, token_stride, rows, low,
-    high, starts, ends): compute the attention of each row to the keys low .. high - 1 of a sequence.
+    """wgmma_attend(out, stages, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, token_stride, rows):
+    compute the attention of tokens of one sequence to its keys.
 
     out       the result: [tokens, heads, size], with a distance of `token_stride` between tokens
     stages    shared memory for stages and queries
@@ -69,8 +69,7 @@ class WgmmaAttend(Intrinsic):
     tables    the pages of the sequence
     first     for each token, the first position that it sees; `end`: one past the last one
 
-    The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed. Every row sees all keys from
-    `starts`, the largest `first`, to `ends` - 1, where `ends` is the least `end`."""
+    The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed."""
 
     name: ClassVar[str] = "wgmma_attend"
     threads: ClassVar[int] = 2 * WARPS * LANES
@@ -91,7 +90,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        return "page_stride", "token_stride", "rows", "low", "high", "starts", "ends"
+        return "page_stride", "token_stride", "rows"
 
     @property
     def enough_blocks(self) -> int:
@@ -141,7 +140,9 @@ class WgmmaAttend(Intrinsic):
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         out, _, top, weights, broken, queries, keys, values, tables, first, end = arrays
-        stride, token_stride, rows, low, high, *_ = dims
+        stride, token_stride, rows = dims
+        tokens = -(-rows // self.heads)
+        low, high = int(first[:tokens].min()), int(end[:tokens].max())
         tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.size), np.float32)
         token, head = np.divmod(np.arange(rows), self.heads)
         places = (token * token_stride + head * self.size)[:, None] + np.arange(self.size)

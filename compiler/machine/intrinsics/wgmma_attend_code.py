@@ -63,9 +63,10 @@ class AttendCode(Pages):
 
     def run(self) -> None:
         code = self.code
+        pages = self.find_pages("0")
         self._load_queries()
         self.open_stages()
-        self.copy_turn("0", self.find_pages("0"))
+        self.copy_turn("0", pages)
         self._begin()
         with code.when(self.is_second):
             self._let_other()
@@ -341,8 +342,8 @@ class AttendCode(Pages):
         return self.gep(GLOBAL, base, self.times(at, num_bytes))
 
     def _quotient(self, a: str, b: str, reciprocal: str) -> str:
-        """Return a / b, rounded as by a division, from 1 / b. The remainder corrects the product (Markstein, 1990). It is inexact only if a
-        is almost denormal."""
+        """Return a / b, rounded as by a division, from 1 / b. The remainder corrects the product (Markstein, 1990). The last bit can be
+        another one only if a is almost denormal, or if a is a power of two and all bits of b's mantissa are set."""
         code = self.code
         near = code.op(f"fmul float {a}, {reciprocal}")
         rest = multiply_add(code, code.op(f"fneg float {near}"), b, a, "float", 1)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, ROWS, WgmmaAttend
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 CHUNK = 16  # bytes
@@ -53,11 +54,12 @@ class Pages(BlockCode):
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
         self.op = op
-        self.stride, self.token_stride, self.rows = (str(x) for x in dims[:3])
-        self.low, self.high, self.starts, self.ends = (self.short(str(x)) for x in dims[3:])  # positions fit 32 bits
+        self.stride, self.token_stride, self.rows = (str(x) for x in dims)
         self.stages, self.top, self.weights, self.broken = (self.in_shared(p) for p in pointers[1:5])
         self.out, self.queries, *self.pools, self.tables = (self.in_global(pointers[i]) for i in (0, 5, 6, 7, 8))
         self.first, self.end = (self.in_shared(p) for p in pointers[9:])
+        # All rows see keys from `low` to `high` - 1 only, and each row sees those from `starts` to `ends` - 1. Positions fit 32 bits.
+        (self.low, self.starts), (self.ends, self.high) = self._extremes(self.first), self._extremes(self.end)
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
         self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
@@ -66,6 +68,18 @@ class Pages(BlockCode):
         end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
         splits = code.op(f"sub i32 {end}, {self.begin}")
         self.splits = code.op(f"zext i32 {splits} to i64")  # turn t computes split `begin` + t, in stage t % stages
+
+    def _extremes(self, positions: str) -> list[str]:
+        """Return the least and the largest of the positions of all tokens."""
+        code, found = self.code, list[str]()
+        last = code.op(f"udiv i64 {code.op(f'sub i64 {self.rows}, 1')}, {self.op.heads}")
+        places = [self.plus(self.lane, str(first)) for first in range(0, -(-ROWS // self.op.heads), LANES)]
+        tokens = [code.op(f"call i64 @llvm.smin.i64(i64 {place}, i64 {last})") for place in places]
+        loaded = [code.op(f"load i32, {SHARED} {self.gep(SHARED, positions, token, 'i32')}, align 4") for token in tokens]
+        for which in ("min", "max"):
+            own = reduce(lambda a, b: code.op(f"call i32 @llvm.s{which}.i32(i32 {a}, i32 {b})"), loaded)
+            found.append(code.op(f'call i32 asm sideeffect "redux.sync.{which}.s32 $0, $1, -1;", "=r,r"(i32 {own}) convergent'))
+        return found
 
     def thread_again(self) -> str:
         """Read the number of the thread once more. What is computed from it here then takes no registers elsewhere."""
@@ -87,18 +101,21 @@ class Pages(BlockCode):
 
     def open_stages(self) -> None:
         """Initialise the mbarriers, and wait until all threads see them."""
-        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
-            for place in self._barriers():
-                self.assembly(f"mbarrier.init.shared.b64 [$0], {WARPGROUP};", [("r", place)])
+        self._each_barrier(f"mbarrier.init.shared.b64 [$0], {WARPGROUP};")
         self.fence()  # the tensor cores read queries that threads have written
         self.barrier()
 
     def close_stages(self) -> None:
         """Wait until both warpgroups have multiplied all stages, and end the mbarriers."""
         self.barrier()
-        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
-            for place in self._barriers():
-                self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", place)])
+        self._each_barrier("mbarrier.inval.shared.b64 [$0];")
+
+    def _each_barrier(self, text: str) -> None:
+        """Emit an instruction that one thread runs for each mbarrier."""
+        code, thread = self.code, self.thread_again()
+        with code.when(code.op(f"icmp ult i64 {thread}, {2 * self.op.stages}")):
+            place = self.plus(self.times(thread, BARRIER_BYTES), str(self.op.barriers_at))
+            self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
 
     # --- copies ----------------------------------------------------------------------------------------------------------
 
@@ -196,6 +213,3 @@ class Pages(BlockCode):
         """Return the address of an mbarrier."""
         at = self.plus(self.times(self._slot(turn), BARRIER_BYTES), str(self.op.barriers_at + half * self.op.stages * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.stages, at))
-
-    def _barriers(self) -> list[str]:
-        return [self._barrier_of(half, str(stage)) for half in (KEYS, VALUES) for stage in range(self.op.stages)]

@@ -78,7 +78,9 @@ OVERWRITES = "still reads|a race|a copy in flight is going to write"
 MISTAKES = {
     "no fence between copied keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 1),
     "no fence between copied values and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 2),
+    "no fence between the next keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async|a race", 3),
     "keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 0),
+    "the next keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 2),
     "values multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 1),
     "copies announced before they have ended": Mistake(
         r"cp\.async\.mbarrier\.arrive\.noinc\.shared\.b64 ", "mbarrier.arrive.shared::cta.b64 _, ", "copy in flight"

@@ -152,7 +152,7 @@ class Walk(ABC):
 
     @property
     def num_items(self) -> Dim:
-        """The number of parts of the work that can run in parallel. A part is a split of a token if there are few tokens, otherwise a run."""
+        """The number of parts of the work that can run in parallel: splits if there are few tokens, otherwise runs."""
         return dim_max(self.few_items, self.tokens * self.groups)
 
     def write_blocks(self, stored: Partial) -> None:
