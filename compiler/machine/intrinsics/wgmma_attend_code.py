@@ -70,9 +70,10 @@ class AttendCode(Pages):
         self._begin()
         with code.when(self.is_second):
             self._let_other()
-        self.await_half(KEYS, "0")
+        with code.when(code.op(f"icmp ne i64 {self.splits}, 0")):
+            self.await_half(KEYS, "0")
         self._await_turn()
-        with code.loop("0", self.splits, runs=True) as turn:
+        with code.loop("0", self.splits) as turn:
             self._score(turn)
             self._join_split(turn)
         with code.when(code.op(f"xor i1 {self.is_second}, true")):
@@ -81,10 +82,9 @@ class AttendCode(Pages):
         self._store()
 
     def _begin(self) -> None:
-        code = self.code
+        code, (rows, _) = self.code, self._own_rows()
         self.store_floats(["0.0"] * len(self.means), self.means)
         for places, source in zip(self.state, (self.top, self.weights), strict=True):
-            rows = self._own_rows()[0]
             values = [code.op(f"load float, {SHARED} {self.gep(SHARED, source, row, 'float')}, align 4") for row in rows]
             self.store_floats(values, places)
 

@@ -66,7 +66,7 @@ class Pages(BlockCode):
         self.own = code.op(f"and i64 {self.thread}, {WARPGROUP - 1}")  # the number of the thread in its warpgroup
         self.begin = code.op(f"udiv i32 {self.low}, {SPLIT}")
         end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
-        splits = code.op(f"sub i32 {end}, {self.begin}")
+        splits = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'sub i32 {end}, {self.begin}')}, i32 0)")  # 0: rows see no keys at all
         self.splits = code.op(f"zext i32 {splits} to i64")  # turn t computes split `begin` + t, in stage t % stages
 
     def _extremes(self, positions: str) -> list[str]:

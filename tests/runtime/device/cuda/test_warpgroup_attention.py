@@ -64,6 +64,16 @@ def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
         np.testing.assert_array_equal(run(by_wgmma, arguments, rows), together[rows])
 
 
+@pytest.mark.gpu
+def test_a_run_that_sees_no_keys_ends(software_gpu: SoftwareGpu) -> None:
+    """The last position of each token is before its first one, in another split. There is no result, but the launch ends."""
+    case = Case(heads=4, kv_heads=1, rows=ROWS[:12])
+    q, cache, tables, ids, _ = case.arguments()
+    program = case.program.replace("at: i32[t]", "at: i32[t, 2]")
+    found = Session(executable(program)).call("main", q, cache, tables, ids, np.array([[130, 3]] * len(ids), np.int32))
+    assert np.isnan(found).all()
+
+
 def test_long_runs_use_wgmma() -> None:
     assert b"wgmma.mma_async" in executable(CASES["two warpgroups"].program).object_code
 
