@@ -90,7 +90,7 @@ MISTAKES = {
     "no fence between copied values and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 2),
     "no fence between the next keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async|a race", 3),
     "keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 0),
-    "the next keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 2),
+    "the next keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight|a race", 2),
     "values multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 1),
     "copies announced before they have ended": Mistake(
         r"cp\.async\.mbarrier\.arrive\.noinc\.shared\.b64 ", "mbarrier.arrive.shared::cta.b64 _, ", "copy in flight"
