@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.backends.cuda.schedule import rules
+from compiler.backends.cuda.schedule.attention import warpgroups
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.text.parser import parse
@@ -62,6 +63,16 @@ def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
     np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), together)
     for rows in (slice(0, 1), slice(5, 19), slice(len(case.rows) - 9, len(case.rows))):
         np.testing.assert_array_equal(run(by_wgmma, arguments, rows), together[rows])
+
+
+@pytest.mark.gpu
+def test_blocks_of_the_second_launch_compute_several_runs(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a GPU were busy with one block, each block would look at 16 tokens. Here several of them are left for one block."""
+    case = Case(heads=4, kv_heads=1, rows=(*ROWS[:12], *((s, at + i) for i in range(12) for s, at in ((1, 5), (2, 130)))))
+    arguments = case.arguments()
+    expected = run(executable(case.program), arguments)
+    monkeypatch.setattr(warpgroups, "ENOUGH", 1)
+    np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), expected)
 
 
 @pytest.mark.gpu

@@ -146,9 +146,14 @@ class Walk(ABC):
         return Partial(k.workspace("tops", *shape), k.workspace("sums", *shape), k.workspace("means", *shape, self.value_size))
 
     @property
+    def is_many(self) -> Dim:
+        """0 if there are few tokens, otherwise 1."""
+        return dim_min(1, self.tokens // (FEW + 1))
+
+    @property
     def few_items(self) -> Dim:
-        """The number of splits, for all tokens and groups of heads, if there are few tokens."""
-        return dim_min(self.tokens, FEW) * self.groups * self.most_splits
+        """The number of splits, for all tokens and groups of heads, if there are few tokens, otherwise 0."""
+        return dim_min(self.tokens, FEW) * self.groups * self.most_splits * (1 - self.is_many)
 
     @property
     def num_items(self) -> Dim:

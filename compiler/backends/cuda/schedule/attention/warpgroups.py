@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from compiler.backends.cuda.schedule.attention.tensors import BF16, TensorWalk, attention_on_pages
-from compiler.backends.cuda.schedule.attention.walk import FEW, I32, I64, Partial
+from compiler.backends.cuda.schedule.attention.walk import I32, I64, Partial
 from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
@@ -107,11 +107,12 @@ class _LongRuns:
         self.walk, self.k, self.node = walk, walk.k, walk.node
         self.op = WgmmaAttend(walk.size, walk.block_heads, walk.out.dtype is BF16, walk.unit)
         self.tile_tokens = ROWS // walk.block_heads
+        assert self.tile_tokens % walk.most_tokens == 0, "a run of the second launch is in one tile"
 
     def write(self) -> None:
         k, walk, tokens = self.k, self.walk, self.walk.tokens
         tiles = ceil_div(tokens, self.tile_tokens)
-        with k.grid("b", tiles * walk.groups * dim_min(1, tokens // (FEW + 1))) as b:
+        with k.grid("b", tiles * walk.groups * walk.is_many) as b:
             number, group = k.unravel(b, [("number", tiles), ("group", Dim.of(walk.groups))])
             start = (tiles - 1 - number) * self.tile_tokens
             tile = self._allocate(start, group)
