@@ -180,7 +180,7 @@ class Scalars:
             case Fn.RSQRT:
                 root = self._call("sqrt", "float", lanes, args)
                 return self.code.op(f"fdiv {kind} {splat(float_literal(1.0), 'float', lanes)}, {root}")
-            case Fn.EXP | Fn.LOG | Fn.TANH | Fn.ERF | Fn.SIN | Fn.COS | Fn.POW:
+            case Fn.EXP | Fn.EXP2 | Fn.LOG | Fn.TANH | Fn.ERF | Fn.SIN | Fn.COS | Fn.POW:
                 listed = ", ".join(f"{kind} {a}" for a in args)
                 self.code.math.add((fn, lanes))
                 return self.code.op(f"call {kind} {vector_math.symbol(fn, lanes)}({listed})")

@@ -3,10 +3,11 @@
 Largest errors in units in the last place (ulp) of f32, compared with correctly rounded f64 results on dense samples of all finite f32
 (tests/compiler/codegen/test_vector_math.py checks these bounds):
 
-    exp 0.9   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
+    exp 0.9   exp2 1.3   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
 
 All lane counts and all machines run the same operations without branches, so the bits are equal everywhere. Denormal arguments and
-results are not flushed to 0. Only the operations whose error bound requires it are fused multiply-adds.
+results are not flushed to 0. Only the operations whose error bound requires it are fused multiply-adds. One function is an exception: on
+GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from typing import Final
 import numpy as np
 
 from compiler.ir.loops.functions import Fn
-from compiler.llvm.exponential import EXP, LN2_HIGH, LN2_LOW, LOG2_E, ROUND_F32
+from compiler.llvm.ex2 import LOG2_E, ex2
 from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, vec
 from compiler.machine.product_steps.avx512 import SCALE_EXPONENT
-from compiler.machine.target import Target
+from compiler.machine.target import GPU, Target
 
 # --- coefficients, lowest first; fit_polynomials.py derives them; the error of ERFC is absolute, all others are relative ------
 
+EXP: Final = (  # largest error of the fitted function: 3.1e-09
+    0.4999999341249612,
+    0.16666520107832172,
+    0.04166839421192406,
+    0.008368780410149143,
+    0.001381446701148781,
+)
 LOG: Final = (  # largest error of the fitted function: 7.5e-10
     0.3333331260413482,
     -0.25000009599272205,
@@ -92,6 +100,8 @@ EXP2: Final = (  # largest error of the fitted function: 4.0e-11
     1.5201922641980119e-05,
 )
 
+LN2_HIGH: Final = 0.693145751953125  # 15 bits, so that its product with an exponent is exact
+LN2_LOW: Final = 1.4286068203094173e-06
 HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64: the nearest f64, and the rest
 # TWO_OVER_PI_BITS is 2 / pi in binary, in words of 32 bits. The first word is the integer part, 0.
 TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
@@ -99,6 +109,7 @@ HUGE_ANGLE: Final = 2.0**22
 SIGN: Final = -(2**31)
 INFINITY: Final = math.inf
 NAN: Final = math.nan
+ROUND_F32: Final = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 ROUND_F64: Final = 1.5 * 2.0**52
 SCALED: Final = "scaled"  # name of the helper function that computes value * 2^n
 
@@ -111,7 +122,8 @@ def definitions(used: Iterable[tuple[Fn, int]], target: Target) -> list[str]:
     """Emit the used functions as LLVM IR, with their helpers. LLVM inlines all of them."""
     used = sorted(used)
     scaled = [_definition(SCALED, lanes, _scaled(target, lanes), num_args=2) for lanes in sorted({lanes for _, lanes in used})]
-    return [*scaled, *(_definition(fn, lanes, FUNCTIONS[fn], num_args=2 if fn is Fn.POW else 1) for fn, lanes in used)]
+    functions = FUNCTIONS | {Fn.EXP2: _exp2_of_gpu} if target.system == GPU else FUNCTIONS
+    return [*scaled, *(_definition(fn, lanes, functions[fn], num_args=2 if fn is Fn.POW else 1) for fn, lanes in used)]
 
 
 def _definition(fn: str, lanes: int, function: Callable[..., Lanes], *, num_args: int) -> str:
@@ -250,6 +262,17 @@ def _exp(x: Lanes) -> Lanes:
     r = whole.fma(-LN2_HIGH, x)
     r = whole.fma(-LN2_LOW, r)
     return _polynomial(r, (1.0, 1.0, *EXP)).scaled(shifted)
+
+
+def _exp2(x: Lanes) -> Lanes:
+    x = x.const(-151.0).where(x.compare("olt", -151.0), x)
+    x = x.const(129.0).where(x.compare("ogt", 129.0), x)
+    shifted = x + ROUND_F32
+    return _polynomial((x - (shifted - ROUND_F32)) * math.log(2), (1.0, 1.0, *EXP)).scaled(shifted)
+
+
+def _exp2_of_gpu(x: Lanes) -> Lanes:
+    return Lanes(x.code, ex2(x.code, x.name), x.element, x.lanes)
 
 
 def _scaled(target: Target, lanes: int) -> Callable[[Lanes, Lanes], Lanes]:
@@ -397,6 +420,7 @@ def _signed(word: int) -> int:
 
 FUNCTIONS: Final[dict[Fn, Callable[..., Lanes]]] = {
     Fn.EXP: _exp,
+    Fn.EXP2: _exp2,
     Fn.LOG: _log,
     Fn.SIN: _sin,
     Fn.COS: _cos,

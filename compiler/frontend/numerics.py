@@ -2,17 +2,27 @@
 
 Such units (AMD's instructions for bf16, AMX, tensor cores) add in different orders. Without them, products are of integers, or of f32 in
 one order, and have the same bits on all machines that multiply and add with one rounding.
+
+A GPU's tensor cores always round in their own way, so programs for a GPU are built with `fast`: attention of a model with quantised weights
+then uses them too.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+from compiler.machine.target import GPU, Target
+
 
 class Numerics(StrEnum):
     AUTO = "auto"  # portable if the program has products of integers, otherwise fast
     PORTABLE = "portable"
     FAST = "fast"
+
+    @staticmethod
+    def on(target: Target) -> Numerics:
+        """Return the numerics of a program for which nobody has chosen any."""
+        return Numerics.FAST if target.system == GPU else Numerics.AUTO
 
     def rounds(self, *, is_quantised: bool) -> bool:
         """Return whether operands may be rounded to bf16."""

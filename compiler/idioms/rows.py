@@ -20,7 +20,7 @@ from compiler.ir.loops.visit import loads, map_scalar, replace_loads, rewrite_di
 PARTS = 4  # number of independent accumulators of a fold, so that additions do not wait for each other
 LONGEST_LINE = 1 << 14  # maximum number of elements of a row that a thread stores in memory of its own
 
-_COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
+_COSTLY = (Fn.EXP, Fn.EXP2, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
 COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
 
 

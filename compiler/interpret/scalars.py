@@ -34,6 +34,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.NEG: np.negative,
     Fn.ABS: np.abs,
     Fn.EXP: _wide(np.exp),
+    Fn.EXP2: _wide(np.exp2),
     Fn.LOG: _wide(np.log),
     Fn.SQRT: np.sqrt,
     Fn.RSQRT: lambda x: (x.dtype.type(1) / np.sqrt(x)).astype(x.dtype),

@@ -21,6 +21,7 @@ class Fn(StrEnum):
     NEG = "neg"
     ABS = "abs"
     EXP = "exp"
+    EXP2 = "exp2"  # 2 to the power of a; on a GPU, with a larger error, and 0 instead of a denormal result
     LOG = "log"
     SQRT = "sqrt"
     RSQRT = "rsqrt"

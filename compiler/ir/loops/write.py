@@ -304,6 +304,10 @@ def exp(x: Scalar) -> Scalar:
     return Apply(Fn.EXP, (x,))
 
 
+def exp2(x: Scalar) -> Scalar:
+    return Apply(Fn.EXP2, (x,))
+
+
 def log(x: Scalar) -> Scalar:
     return Apply(Fn.LOG, (x,))
 

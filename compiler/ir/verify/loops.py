@@ -26,7 +26,9 @@ from compiler.ir.verify.graph import Problem
 
 LoopRule = Callable[[PrimFunc], Iterator[Problem]]
 
-_FLOAT_FNS = frozenset((Fn.DIV, Fn.POW, Fn.FMA, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND))
+_FLOAT_FNS = frozenset(
+    (Fn.DIV, Fn.POW, Fn.FMA, Fn.EXP, Fn.EXP2, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND)
+)
 _INT_FNS = frozenset((Fn.FLOORDIV, Fn.MOD, Fn.SHL, Fn.SHR))
 _BIT_FNS = frozenset((Fn.AND, Fn.OR, Fn.XOR, Fn.NOT))
 _BOOL_FNS = COMPARISONS | {Fn.SELECT} | _BIT_FNS  # functions that take a bool

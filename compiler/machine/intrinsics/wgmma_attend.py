@@ -5,13 +5,13 @@ the means in registers:
 
     for each split of 128 keys {
       scores  <- queries * keys
-      weights <- exp(scores - top) in bf16   four lanes share a row
+      weights <- 2^(scores * unit - top), rounded to bf16   four lanes share a row
       found   <- weights * values            `wgmma` reads the weights from registers
       joined  <- join(joined, found)
     }
 
 The warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other computes weights. A block has
-no warps that only copy: with them, a thread would have 168 registers, too few for scores, means and weights. Sums have the same order as
+no warps that only copy: with them, a thread would have 168 registers, too few for all this. Sums have the same order as
 those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of the joins
 there, so a row has the same bits.
 
@@ -37,7 +37,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Features, Intrinsic
-from compiler.machine.intrinsics.block_code import EIGHT, LANES, WARPS
+from compiler.machine.intrinsics.block_code import LANES, WARPS
 from compiler.machine.intrinsics.mma_pages import SPLIT
 from compiler.machine.target import Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
@@ -52,24 +52,24 @@ WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
 def attends(size: int, target: Target) -> bool:
     """Return whether the target has the tile for keys and values of this size."""
-    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, 1.0).problems())
+    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, False, 1.0).problems())
 
 
 @tile_op
 class WgmmaAttend(Intrinsic):
-    """wgmma_attend(c, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, rows, low, high, starts, ends):
-    compute the attention of each row to the keys low .. high - 1 of a sequence.
+    """wgmma_attend(out, stages, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, token_stride, rows):
+    compute the attention of tokens of one sequence to its keys.
 
-    c         shared memory for stages; at the end the result, [128, pitch]
-    top       the largest score of each row before the first key, which is that of a sink
+    out       the result: [tokens, heads, size], with a distance of `token_stride` between tokens
+    stages    shared memory for stages and queries
+    top       the largest score of each row before the first key, which is that of a sink, as a logarithm to base 2
     weights   the sum of weights of each row before the first key
     broken    becomes 1 if a mean is not finite in a split of which some row does not see all keys; that mean may be wrong
-    queries   [16, size / 8, 8, 8]: groups of 8 rows, groups of 8 elements, rows, elements
+    queries   like `out`
     tables    the pages of the sequence
     first     for each token, the first position that it sees; `end`: one past the last one
 
-    The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed. Every row sees all keys from
-    `starts`, the largest `first`, to `ends` - 1, where `ends` is the least `end`."""
+    The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed."""
 
     name: ClassVar[str] = "wgmma_attend"
     threads: ClassVar[int] = 2 * WARPS * LANES
@@ -77,18 +77,20 @@ class WgmmaAttend(Intrinsic):
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     size: int
     heads: int
-    scale: float
+    rounds: bool  # whether `out` is bf16
+    unit: float  # positive; a product of a query and a key times `unit` is a logarithm to base 2
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        shared = Operand("c", DType.F32, written=True), Operand("top", DType.F32), Operand("weights", DType.F32)
-        rows = Operand("broken", DType.I32, written=True), Operand("queries", DType.BF16)
+        out = Operand("out", DType.BF16 if self.rounds else DType.F32, written=True)
+        shared = Operand("stages", DType.F32, written=True), Operand("top", DType.F32), Operand("weights", DType.F32)
+        rows = Operand("broken", DType.I32, written=True), Operand("queries", DType.F32)
         pages = Operand("keys", DType.BF16), Operand("values", DType.BF16), Operand("tables", DType.I32)
-        return *shared, *rows, *pages, Operand("first", DType.I32), Operand("end", DType.I32)
+        return out, *shared, *rows, *pages, Operand("first", DType.I32), Operand("end", DType.I32)
 
     @property
     def dims(self) -> tuple[str, ...]:
-        return "page_stride", "rows", "low", "high", "starts", "ends"
+        return "page_stride", "token_stride", "rows"
 
     @property
     def enough_blocks(self) -> int:
@@ -121,14 +123,14 @@ class WgmmaAttend(Intrinsic):
         return STAGES
 
     @property
-    def pitch(self) -> int:
-        """The distance in floats between rows of means. It lets lanes that write means at the same time use different banks."""
-        return self.size + EIGHT
+    def queries_at(self) -> int:
+        """The offset in shared memory of the queries."""
+        return self.stages * self.stage_bytes
 
     @property
     def barriers_at(self) -> int:
         """The offset in shared memory of the mbarriers, two for each stage."""
-        return max(self.stages * self.stage_bytes, ROWS * self.pitch * 4)
+        return self.queries_at + ROWS * self.size * 2
 
     @property
     def shared_bytes(self) -> int:
@@ -137,12 +139,14 @@ class WgmmaAttend(Intrinsic):
     # --- meaning ---------------------------------------------------------------------------------------------------------
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        c, top, weights, broken, queries, keys, values, tables, first, end = arrays
-        stride, rows, low, high, *_ = dims
+        out, _, top, weights, broken, queries, keys, values, tables, first, end = arrays
+        stride, token_stride, rows = dims
+        tokens = -(-rows // self.heads)
+        low, high = int(first[:tokens].min()), int(end[:tokens].max())
         tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.size), np.float32)
-        bricks = queries[: ROWS * self.size].reshape(-1, self.size // EIGHT, EIGHT, EIGHT)
-        given = bricks.transpose(0, 2, 1, 3).reshape(ROWS, self.size)[:rows].astype(np.float64)
-        token = np.arange(rows) // self.heads
+        token, head = np.divmod(np.arange(rows), self.heads)
+        places = (token * token_stride + head * self.size)[:, None] + np.arange(self.size)
+        given = queries[places].astype(keys.dtype).astype(np.float64)
         for split in range(low // SPLIT, -(-high // SPLIT)):
             at = np.arange(split * SPLIT, (split + 1) * SPLIT)
             held = [int(tables[n]) * stride if low <= n * PAGE + PAGE - 1 and n * PAGE < high else None for n in at[::PAGE] // PAGE]
@@ -153,18 +157,18 @@ class WgmmaAttend(Intrinsic):
                     v[i * PAGE : (i + 1) * PAGE] = values[place:][: self.size * PAGE].reshape(PAGE, self.size)
             v[(at < low) | (at >= high)] = 0.0
             sees = (first[token, None] <= at) & (at < end[token, None])
-            scores = np.where(sees, _product(given, k) * np.float32(self.scale), np.float32(-np.inf))
+            scores = np.where(sees, _product(given, k) * np.float32(self.unit), np.float32(-np.inf))
             largest = np.maximum(tops, scores.max(1))
             base = np.where(np.isneginf(largest), np.float32(0), largest)
             own = np.where(np.isneginf(scores.max(1)), np.float32(0), scores.max(1))
-            found = np.exp(scores - own[:, None]).astype(keys.dtype).astype(np.float32)
+            found = np.exp2(scores - own[:, None]).astype(keys.dtype).astype(np.float32)
             mean = _product(found.astype(np.float64), v.T)
-            earlier, later = np.exp(tops - base), np.exp(scores.max(1) - base)
+            earlier, later = np.exp2(tops - base), np.exp2(scores.max(1) - base)
             sums, means = sums * earlier + found.sum(1) * later, means * earlier[:, None] + mean * later[:, None]
             tops = largest
             if not sees.all() and not np.isfinite(mean).all():
                 broken[0] = 1
-        c[: ROWS * self.pitch].reshape(ROWS, self.pitch)[:rows, : self.size] = means / sums[:, None]
+        out[places] = means / sums[:, None]
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # its modules import this one

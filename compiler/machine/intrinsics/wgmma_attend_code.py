@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.llvm.exponential import exp_at_most_one
+from compiler.llvm.ex2 import ex2
 from compiler.llvm.ssa import Code, float_literal, multiply_add
-from compiler.machine.intrinsics.block_code import EIGHT, SHARED
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED
 from compiler.machine.intrinsics.mma_pages import SPLIT
 from compiler.machine.intrinsics.wgmma_attend import HALF_ROWS, LINE_BYTES, WgmmaAttend
 from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, VALUES, Pages
@@ -57,21 +57,24 @@ class _Step:
 class AttendCode(Pages):
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
-        first = self.plus(self.times(self.warpgroup, HALF_ROWS), self.plus(self.times(self.warp, 2 * EIGHT), self.group))
-        self.own_rows = [self.plus(first, str(EIGHT * i)) for i in PAIR]
         self.means = [code.alloca("float") for _ in range(op.size // 2)]
         self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
         self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
 
     def run(self) -> None:
         code = self.code
+        pages = self.find_pages("0")
+        self._load_queries()
         self.open_stages()
+        self.copy_turn("0", pages)
         self._begin()
-        self.copy_turn("0", self.find_pages("0"))
         with code.when(self.is_second):
             self._let_other()
+        with code.when(code.op(f"icmp ne i64 {self.splits}, 0")):
+            self.await_half(KEYS, "0")
         self._await_turn()
         with code.loop("0", self.splits) as turn:
+            self._score(turn)
             self._join_split(turn)
         with code.when(code.op(f"xor i1 {self.is_second}, true")):
             self._let_other()
@@ -79,41 +82,47 @@ class AttendCode(Pages):
         self._store()
 
     def _begin(self) -> None:
-        code = self.code
+        code, (rows, _) = self.code, self._own_rows()
         self.store_floats(["0.0"] * len(self.means), self.means)
         for places, source in zip(self.state, (self.top, self.weights), strict=True):
-            values = [code.op(f"load float, {SHARED} {self.gep(SHARED, source, row, 'float')}, align 4") for row in self.own_rows]
+            values = [code.op(f"load float, {SHARED} {self.gep(SHARED, source, row, 'float')}, align 4") for row in rows]
             self.store_floats(values, places)
 
-    def _join_split(self, turn: str) -> None:
-        """Compute the scores of a split, turn them into weights, multiply the values, and join the means to those before. Between the two
-        products, the other warpgroup multiplies."""
-        code = self.code
-        dots = self._multiply_keys(self.await_half(KEYS, turn))
-        following = self.plus(turn, "1")
+    def _score(self, turn: str) -> None:
+        """Multiply the keys of a turn, and let the other warpgroup multiply. Then begin to copy for the next turn."""
+        dots, following = self._multiply_keys(self.half_of(KEYS, turn)), self.plus(turn, "1")
         pages = self.find_pages(following)
-        dots = self._await_product(dots, 0)
+        self.store_floats(self._await_product(dots, 0), self.scores)
         self._let_other()
         self.copy_turn(following, pages)
-        start = self.first_of(turn, SPLIT)
+
+    def _join_split(self, turn: str) -> None:
+        """Turn the scores of a split into weights, multiply the values, and join the means to those before. Meanwhile, wait for the keys of
+        the next split, which are multiplied in the same turn of this warpgroup."""
+        code, start, following = self.code, self.first_of(turn, SPLIT), self.plus(turn, "1")
         begins, ends = code.op(f"icmp slt i32 {start}, {self.starts}"), code.op(f"icmp slt i32 {self.ends}, {self.add(start, str(SPLIT))}")
         is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
-        scaled = [code.op(f"fmul float {dot}, {self._literal(self.op.scale)}") for dot in dots]
-        code.either(is_edge, lambda: self._mask(scaled, start), lambda: self.store_floats(scaled, self.scores))
+        with code.when(is_edge):
+            self._mask(start)
         factors, weights = self._weigh()
+        self.await_half(VALUES, turn)
         self._await_turn(self.load_floats(self.state[1]))
-        values = self.await_half(VALUES, turn)
+        values = self.half_of(VALUES, turn)
         parts = [range(first, min(first + PART, self.op.size)) for first in range(0, self.op.size, PART)]
         started = [self._multiply_values(weights, values, part.start, len(part)) for part in parts]
+        # Each line of arithmetic runs while the tensor cores multiply, not when they wait for this warpgroup.
+        before = self._after("", [code.op(f"fmul float {x}, {factors[n // 2 % 2][0]}") for n, x in enumerate(self.load_floats(self.means))])
         for number, (part, found) in enumerate(zip(parts, started, strict=True)):
-            self._join_part(self._await_product(found, len(parts) - 1 - number), part, factors, is_edge)
-
-    def _join_part(self, found: Sequence[str], elements: range, factors: Sequence[tuple[str, str]], is_edge: str) -> None:
-        with self.code.when(is_edge):
-            self._check(found)
-        places = self.means[elements.start // 2 : elements.stop // 2]
-        before = self.load_floats(places)
-        self.store_floats([self._joined(*x, factors[n // 2 % 2]) for n, x in enumerate(zip(found, before, strict=True))], places)
+            running = len(parts) - 1 - number
+            if running == 0:
+                with code.when(code.op(f"icmp slt i64 {following}, {self.splits}")):
+                    self.await_half(KEYS, following)
+            found = self._await_product(found, running)
+            with code.when(is_edge):
+                self._check(found)
+            own = slice(part.start // 2, part.stop // 2)
+            joined = [self._sum_of(x, y, factors[n // 2 % 2][1]) for n, (x, y) in enumerate(zip(found, before[own], strict=True))]
+            self.store_floats(self._after("", joined), self.means[own])
 
     # --- turns -----------------------------------------------------------------------------------------------------------
 
@@ -139,16 +148,17 @@ class AttendCode(Pages):
     def _multiply_keys(self, keys: str) -> list[str]:
         """Return this thread's products of queries and keys."""
         size = self.op.size
-        rows = self.gep(SHARED, self.queries, self.times(self.warpgroup, HALF_ROWS * size * 2))
-        left = _Operand(rows, EIGHT, size, 0)
+        left = _Operand(self._queries_of(self.warpgroup), EIGHT, size, 0)
         right = _Operand(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
-        steps = [_Step(f"{left.at('$A0', step * 2 * EIGHT, 'a')}", "a", step * PAGE * LINE_BYTES // CHUNK) for step in range(size // PAGE)]
+        makes = [left.at("$A0", step * 2 * EIGHT, "a") for step in range(size // PAGE)]
+        steps = [_Step(make, "a", step * PAGE * LINE_BYTES // CHUNK) for step, make in enumerate(makes)]
         return self._multiply(SPLIT, steps, [self.low_descriptor(left.place, left.leading << 16)], right, "0, 1")
 
     def _multiply_values(self, weights: Sequence[str], values: str, begin: int, size: int) -> list[str]:
         """Return this thread's products of weights and the elements `begin` .. `begin` + `size` - 1 of values."""
         width = self.op.width
-        place = self.gep(SHARED, values, str(begin * 2 // width * SPLIT * width))
+        line, inside = divmod(begin * 2, width)
+        place = self.gep(SHARED, values, str(line * SPLIT * width + inside))
         right = _Operand(place, SPLIT * width // CHUNK, EIGHT * width // CHUNK, SWIZZLES[width])
         registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
         steps = [_Step("", registers[page], page * PAGE * width // CHUNK) for page in range(PAGES)]
@@ -175,27 +185,32 @@ class AttendCode(Pages):
 
     def _await_product(self, started: Sequence[str], running: int) -> list[str]:
         """Wait for a product, while at most `running` later ones still run. Return its result."""
-        code, count = self.code, len(started)
+        return self._after(f"wgmma.wait_group.sync.aligned {running};", started)
+
+    def _after(self, text: str, values: Sequence[str]) -> list[str]:
+        """Emit assembly. Compute values before it, and return those after it."""
+        code, count = self.code, len(values)
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
-        given = ", ".join(f"float {x}" for x in started)
-        made = code.op(f'call {results} asm sideeffect "wgmma.wait_group.sync.aligned {running};", "{constraints}"({given}) convergent')
+        given = ", ".join(f"float {x}" for x in values)
+        made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({given}) convergent')
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
 
     # --- scores and weights ----------------------------------------------------------------------------------------------
 
-    def _mask(self, scores: Sequence[str], start: str) -> None:
+    def _mask(self, start: str) -> None:
         """Replace the scores of keys that a row does not see."""
         code, seen = self.code, list[str]()
-        origin = self.add(start, self.short(self.times(self.quad, 2)))  # position of the thread's first key
         last = code.op(f"sub i64 {self.rows}, 1")
-        for row in self.own_rows:
+        rows, quad = self._own_rows()
+        origin = self.add(start, self.short(self.times(quad, 2)))  # position of the thread's first key
+        for row in rows:
             token = self.divided(code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), self.op.heads)
             places = (self.gep(SHARED, x, token, "i32") for x in (self.first, self.end))
             before = [self._keys_before(code.op(f"sub i32 {code.op(f'load i32, {SHARED} {x}, align 4')}, {origin}")) for x in places]
             seen.append(code.op(f"xor i32 {code.op(f'and i32 {before[0]}, {before[1]}')}, {before[1]}"))
         masked: list[str] = []
-        for number, score in enumerate(scores):
+        for number, score in enumerate(self.load_floats(self.scores)):
             bit = 1 << number // 4 * 2 + number % 2
             is_seen = code.op(f"icmp ne i32 {code.op(f'and i32 {seen[number // 2 % 2]}, {bit}')}, 0")
             masked.append(code.op(f"select i1 {is_seen}, float {score}, float {LOWEST}"))
@@ -216,20 +231,22 @@ class AttendCode(Pages):
         """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
         split, and the weights as left operands of the next product, which replace the scores page by page."""
         code, scores = self.code, self.load_floats(self.scores)
-        tops = [self._top([x for n, x in enumerate(scores) if n // 2 % 2 == row]) for row in PAIR]
-        bases = [self._finite(top) for top in tops]
+        unit = self._literal(self.op.unit)
+        largest = [self._top([x for n, x in enumerate(scores) if n // 2 % 2 == row]) for row in PAIR]
+        tops = [code.op(f"fmul float {x}, {unit}") for x in largest]
+        lowered = [code.op(f"fneg float {self._finite(top)}") for top in tops]
         words: list[str] = []
         sums: list[list[list[str]]] = [[[] for _ in range(4)] for _ in PAIR]  # for each row, the weights of keys that are 16 apart
         for number in range(0, len(scores), 2):
             row, eight = number // 2 % 2, number // 4 % 2
-            pair = [exp_at_most_one(code, code.op(f"fsub float {scores[number + e]}, {bases[row]}")) for e in PAIR]
+            pair = [ex2(code, multiply_add(code, scores[number + e], unit, lowered[row], "float", 1)) for e in PAIR]
             words.append(self._rounded(pair))
             for e, rounded in enumerate((f"shl i32 {words[-1]}, 16", f"and i32 {words[-1]}, -65536")):
                 lane = sums[row][2 * eight + e]
                 lane.append(code.op(f"bitcast i32 {code.op(rounded)} to float"))
                 if len(lane) == 2:
                     lane[:] = [self._sum(*lane)]
-        return [self._join_row(row, tops[row], bases[row], self._sum_of_lanes([x for (x,) in sums[row]])) for row in PAIR], words
+        return [self._join_row(row, tops[row], self._sum_of_lanes([x for (x,) in sums[row]])) for row in PAIR], words
 
     def _top(self, scores: Sequence[str]) -> str:
         """Return the largest of a row's scores, which four lanes have."""
@@ -245,22 +262,19 @@ class AttendCode(Pages):
             pair = [self._sum(x, self._from_lane(x, distance)) for x in pair]
         return self._sum(*pair)
 
-    def _join_row(self, row: int, top: str, base: str, found: str) -> tuple[str, str]:
-        """Join the sum of the weights of a split to those before. Return the factors of both. The second is NaN if `top` is NaN or
-        infinite, because a weight is then NaN."""
+    def _join_row(self, row: int, top: str, found: str) -> tuple[str, str]:
+        """Join the sum of the weights of a split to those before. Return the factors of both."""
         code = self.code
         places = self.state[0][row], self.state[1][row]
         before, weights = self.load_floats(places)
         larger = self._larger(before, top)
         ground = self._finite(larger)
-        earlier = exp_at_most_one(code, code.op(f"fsub float {before}, {ground}"))
-        wrong = code.op(f"fsub float {base}, {base}")
-        later = self._sum(exp_at_most_one(code, code.op(f"fsub float {top}, {ground}")), wrong)
-        self.store_floats([larger, self._joined(found, weights, (earlier, later))], places)
+        earlier, later = (ex2(code, code.op(f"fsub float {x}, {ground}")) for x in (before, top))
+        self.store_floats([larger, self._sum_of(found, code.op(f"fmul float {weights}, {earlier}"), later)], places)
         return earlier, later
 
-    def _joined(self, found: str, before: str, factors: tuple[str, str]) -> str:
-        return multiply_add(self.code, found, factors[1], self.code.op(f"fmul float {before}, {factors[0]}"), "float", 1)
+    def _sum_of(self, found: str, before: str, factor: str) -> str:
+        return multiply_add(self.code, found, factor, before, "float", 1)
 
     def _check(self, found: Sequence[str]) -> None:
         """Note if a mean is not finite. x - x is 0 only for finite x."""
@@ -269,21 +283,72 @@ class AttendCode(Pages):
         with code.when(code.op(f"fcmp une float {total}, 0.0")):
             code.op(f"atomicrmw or {SHARED} {self.broken}, i32 1 monotonic, align 4")
 
-    # --- the end ---------------------------------------------------------------------------------------------------------
+    # --- queries and results in global memory ------------------------------------------------------------------------------
+
+    def _load_queries(self) -> None:
+        """Copy the queries to shared memory: groups of 8 rows, groups of 8 elements, rows, elements. Of each 8 elements of a row, a thread
+        copies two. Rows after the last one are computed like the last one, but not stored."""
+        code, size, last = self.code, self.op.size, self.code.op(f"sub i64 {self.rows}, 1")
+        numbers, quad = self._own_rows()
+        rows = [self._place(self.queries, code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), quad, 4) for row in numbers]
+        loaded = [[self.words(GLOBAL, row, str(first * 4), 2) for first in range(0, size, EIGHT)] for row in rows]
+        brick = EIGHT * EIGHT * 2  # bytes
+        line = self.plus(self.times(self.group, EIGHT * 2), self.times(self.quad, 4))
+        own = self.gep(SHARED, self._queries_of(self.warpgroup), self.plus(self.times(self.warp, 2 * size // EIGHT * brick), line))
+        for i, of_row in enumerate(loaded):
+            for n, pair in enumerate(of_row):
+                word = self._rounded([code.op(f"bitcast i32 {word} to float") for word in pair])
+                code.do(f"store i32 {word}, {SHARED} {self.gep(SHARED, own, str((i * size // EIGHT + n) * brick))}, align 4")
+
+    def _queries_of(self, warpgroup: str) -> str:
+        """Return the address of the queries of a warpgroup."""
+        return self.gep(SHARED, self.stages, self.plus(self.times(warpgroup, HALF_ROWS * self.op.size * 2), str(self.op.queries_at)))
 
     def _store(self) -> None:
-        """Divide the means of this thread's rows by the sums of their weights, and store the quotients. A product with a reciprocal of 64
-        bits is so near to the quotient that it rounds to the same f32, if this is not denormal: a quotient of f32 is never as near to the
-        middle between two f32."""
+        """Divide the means of this thread's rows by the sums of their weights, and store the quotients."""
         code, op = self.code, self.op
         means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
-        for i, row in enumerate(self.own_rows):
-            reciprocal = code.op(f"fdiv double 1.0, {code.op(f'fpext float {sums[i]} to double')}")
-            own = self.gep(SHARED, self.c, self.plus(self.times(row, op.pitch * 4), self.times(self.quad, 8)))
-            for number in range(2 * i, len(means), 4):
-                wide = (code.op(f"fpext float {means[number + e]} to double") for e in PAIR)
-                pair = [code.op(f"fptrunc double {code.op(f'fmul double {x}, {reciprocal}')} to float") for x in wide]
-                self.store_vector(pair, own, str(number // 4 * EIGHT * 4))
+        rows, quad = self._own_rows()
+        for i, row in enumerate(rows):
+            with code.when(code.op(f"icmp slt i64 {row}, {self.rows}")):
+                own = self._place(self.out, row, quad, 2 if op.rounds else 4)
+                reciprocal = code.op(f"fdiv float 1.0, {sums[i]}")
+                for number in range(2 * i, len(means), 4):
+                    pair = [self._quotient(means[number + e], sums[i], reciprocal) for e in PAIR]
+                    self._store_pair(pair, own, number // 4 * EIGHT)
+
+    def _store_pair(self, pair: Sequence[str], own: str, element: int) -> None:
+        code = self.code
+        if self.op.rounds:
+            code.do(f"store i32 {self._rounded(pair)}, {GLOBAL} {self.gep(GLOBAL, own, str(2 * element))}, align 4")
+            return
+        both = code.op(f"insertelement <2 x float> poison, float {pair[0]}, i32 0")
+        both = code.op(f"insertelement <2 x float> {both}, float {pair[1]}, i32 1")
+        code.do(f"store <2 x float> {both}, {GLOBAL} {self.gep(GLOBAL, own, str(4 * element))}, align 8")
+
+    def _own_rows(self) -> tuple[list[str], str]:
+        """Return the numbers of this thread's rows, and its number among the four lanes that share a row."""
+        code, thread = self.code, self.thread_again()
+        group = code.op(f"lshr i64 {code.op(f'and i64 {thread}, {LANES - 1}')}, 2")
+        first = self.plus(self.times(code.op(f"lshr i64 {thread}, 5"), 2 * EIGHT), group)
+        return [self.plus(first, str(EIGHT * i)) for i in PAIR], code.op(f"and i64 {thread}, 3")
+
+    def _place(self, base: str, row: str, quad: str, num_bytes: int) -> str:
+        """Return the address of this thread's first element of a row."""
+        code, heads = self.code, self.op.heads
+        slot, head = (code.op(f"{operation} i64 {row}, {heads}") for operation in ("udiv", "urem"))
+        token = code.op(f"mul i64 {slot}, {self.token_stride}")
+        at = self.plus(self.plus(token, self.times(head, self.op.size)), self.times(quad, 2))
+        return self.gep(GLOBAL, base, self.times(at, num_bytes))
+
+    def _quotient(self, a: str, b: str, reciprocal: str) -> str:
+        """Return a / b, rounded as by a division, from 1 / b. The remainder corrects the product (Markstein, 1990). The last bit can be
+        another one only if a is almost denormal, or if a is a power of two and all bits of b's mantissa are set."""
+        code = self.code
+        near = code.op(f"fmul float {a}, {reciprocal}")
+        rest = multiply_add(code, code.op(f"fneg float {near}"), b, a, "float", 1)
+        corrected = multiply_add(code, rest, reciprocal, near, "float", 1)
+        return code.op(f"select i1 {code.op(f'fcmp one float {rest}, 0.0')}, float {corrected}, float {near}")
 
     # --- arithmetic ------------------------------------------------------------------------------------------------------
 
@@ -301,7 +366,8 @@ class AttendCode(Pages):
     def _folded(self, values: Sequence[str], combine: Callable[[str, str], str]) -> str:
         """Combine values pairwise, so that few of them wait for each other."""
         while len(values) > 1:
-            values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+            odd = values[len(values) // 2 * 2 :]
+            values = [*(combine(a, b) for a, b in zip(values[::2], values[1::2], strict=False)), *odd]
         return values[0]
 
     def _from_lane(self, value: str, distance: int) -> str:

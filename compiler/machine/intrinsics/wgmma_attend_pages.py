@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, ROWS, WgmmaAttend
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 CHUNK = 16  # bytes
@@ -53,19 +54,37 @@ class Pages(BlockCode):
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
         self.op = op
-        self.stride, self.rows = str(dims[0]), str(dims[1])
-        self.low, self.high, self.starts, self.ends = (self.short(str(x)) for x in dims[2:])  # positions fit 32 bits
-        self.c, self.top, self.weights, self.broken, self.queries = (self.in_shared(p) for p in pointers[:5])
-        self.pools, self.tables = [self.in_global(p) for p in pointers[5:7]], self.in_global(pointers[7])
-        self.first, self.end = (self.in_shared(p) for p in pointers[8:])
+        self.stride, self.token_stride, self.rows = (str(x) for x in dims)
+        self.stages, self.top, self.weights, self.broken = (self.in_shared(p) for p in pointers[1:5])
+        self.out, self.queries, *self.pools, self.tables = (self.in_global(pointers[i]) for i in (0, 5, 6, 7, 8))
+        self.first, self.end = (self.in_shared(p) for p in pointers[9:])
+        # All rows see keys from `low` to `high` - 1 only, and each row sees those from `starts` to `ends` - 1. Positions fit 32 bits.
+        (self.low, self.starts), (self.ends, self.high) = self._extremes(self.first), self._extremes(self.end)
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
         self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
         self.own = code.op(f"and i64 {self.thread}, {WARPGROUP - 1}")  # the number of the thread in its warpgroup
         self.begin = code.op(f"udiv i32 {self.low}, {SPLIT}")
         end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
-        splits = code.op(f"sub i32 {end}, {self.begin}")
+        splits = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'sub i32 {end}, {self.begin}')}, i32 0)")  # 0: rows see no keys at all
         self.splits = code.op(f"zext i32 {splits} to i64")  # turn t computes split `begin` + t, in stage t % stages
+
+    def _extremes(self, positions: str) -> list[str]:
+        """Return the least and the largest of the positions of all tokens."""
+        code, found = self.code, list[str]()
+        last = code.op(f"udiv i64 {code.op(f'sub i64 {self.rows}, 1')}, {self.op.heads}")
+        places = [self.plus(self.lane, str(first)) for first in range(0, -(-ROWS // self.op.heads), LANES)]
+        tokens = [code.op(f"call i64 @llvm.smin.i64(i64 {place}, i64 {last})") for place in places]
+        loaded = [code.op(f"load i32, {SHARED} {self.gep(SHARED, positions, token, 'i32')}, align 4") for token in tokens]
+        for which in ("min", "max"):
+            own = reduce(lambda a, b: code.op(f"call i32 @llvm.s{which}.i32(i32 {a}, i32 {b})"), loaded)
+            found.append(code.op(f'call i32 asm sideeffect "redux.sync.{which}.s32 $0, $1, -1;", "=r,r"(i32 {own}) convergent'))
+        return found
+
+    def thread_again(self) -> str:
+        """Read the number of the thread once more. What is computed from it here then takes no registers elsewhere."""
+        thread = self.code.op('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()')
+        return self.code.op(f"zext i32 {thread} to i64")
 
     def short(self, value: str) -> str:
         """Return a number in 32 bits."""
@@ -82,18 +101,21 @@ class Pages(BlockCode):
 
     def open_stages(self) -> None:
         """Initialise the mbarriers, and wait until all threads see them."""
-        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
-            for place in self._barriers():
-                self.assembly(f"mbarrier.init.shared.b64 [$0], {WARPGROUP};", [("r", place)])
+        self._each_barrier(f"mbarrier.init.shared.b64 [$0], {WARPGROUP};")
         self.fence()  # the tensor cores read queries that threads have written
         self.barrier()
 
     def close_stages(self) -> None:
         """Wait until both warpgroups have multiplied all stages, and end the mbarriers."""
         self.barrier()
-        with self.code.when(self.code.op(f"icmp eq i64 {self.thread}, 0")):
-            for place in self._barriers():
-                self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", place)])
+        self._each_barrier("mbarrier.inval.shared.b64 [$0];")
+
+    def _each_barrier(self, text: str) -> None:
+        """Emit an instruction that one thread runs for each mbarrier."""
+        code, thread = self.code, self.thread_again()
+        with code.when(code.op(f"icmp ult i64 {thread}, {2 * self.op.stages}")):
+            place = self.plus(self.times(thread, BARRIER_BYTES), str(self.op.barriers_at))
+            self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
 
     # --- copies ----------------------------------------------------------------------------------------------------------
 
@@ -105,7 +127,7 @@ class Pages(BlockCode):
         first = self.first_of(turn, PAGES)
         loaded: dict[str, str] = {}
         found: list[str] = []
-        for chunk in self._chunks:
+        for chunk in self._chunks(self.own):
             page = chunk.within(self._per_page)[0].text()
             if page not in loaded:
                 number = self.add(first, self.short(page))
@@ -124,19 +146,19 @@ class Pages(BlockCode):
 
     def _copy_half(self, half: int, turn: str, pages: Sequence[str]) -> None:
         """Copy the keys or the values of a turn, and let the mbarrier count their arrival."""
-        code, to = self.code, self._half_of(half, turn)
-        for chunk, held in zip(self._chunks, pages, strict=True):
+        code, to = self.code, self.half_of(half, turn)
+        own = code.op(f"and i64 {self.thread_again()}, {WARPGROUP - 1}")
+        for chunk, held in zip(self._chunks(own), pages, strict=True):
             _, inside = chunk.within(self._per_page)
-            own = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
-            page = self.gep(GLOBAL, own, self.times(code.op(f"mul i64 {code.op(f'sext i32 {held} to i64')}, {self.stride}"), 2))
+            first = self.gep(GLOBAL, self.pools[half], self.times(inside.name, CHUNK))
+            page = self.gep(GLOBAL, first, self.times(code.op(f"mul i64 {code.op(f'zext i32 {held} to i64')}, {self.stride}"), 2))
             source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
             (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
         self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
 
-    @property
-    def _chunks(self) -> list[Number]:
-        """The indices, within the keys or the values of a split, of the chunks that this thread copies."""
-        return [Number(self, self.own, WARPGROUP, n * WARPGROUP) for n in range(PAGES * self._per_page // WARPGROUP)]
+    def _chunks(self, own: str) -> list[Number]:
+        """Return the indices, within the keys or the values of a split, of the chunks that the thread with the number `own` copies."""
+        return [Number(self, own, WARPGROUP, n * WARPGROUP) for n in range(PAGES * self._per_page // WARPGROUP)]
 
     @property
     def _per_page(self) -> int:
@@ -171,17 +193,17 @@ class Pages(BlockCode):
 
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
-    def await_half(self, half: int, turn: str) -> str:
-        """Wait until the keys or the values of a turn have arrived. Return their address."""
+    def await_half(self, half: int, turn: str) -> None:
+        """Wait until the keys or the values of a turn have arrived."""
         code = self.code
         uses = code.op(f"udiv i32 {code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")  # number of earlier turns with the same stage
         self.await_phase(self._barrier_of(half, turn), code.op(f"and i32 {uses}, 1"))
         self.fence()  # the tensor cores read what threads have copied
-        return self._half_of(half, turn)
 
-    def _half_of(self, half: int, turn: str) -> str:
+    def half_of(self, half: int, turn: str) -> str:
+        """Return the address of the keys or the values of a turn."""
         at = self.plus(self.times(self._slot(turn), self.op.stage_bytes), str(half * self.op.half_bytes))
-        return self.gep(SHARED, self.c, at)
+        return self.gep(SHARED, self.stages, at)
 
     def _slot(self, turn: str) -> str:
         """Return the number of the stage of a turn."""
@@ -190,7 +212,4 @@ class Pages(BlockCode):
     def _barrier_of(self, half: int, turn: str) -> str:
         """Return the address of an mbarrier."""
         at = self.plus(self.times(self._slot(turn), BARRIER_BYTES), str(self.op.barriers_at + half * self.op.stages * BARRIER_BYTES))
-        return self.number_of(self.gep(SHARED, self.c, at))
-
-    def _barriers(self) -> list[str]:
-        return [self._barrier_of(half, str(stage)) for half in (KEYS, VALUES) for stage in range(self.op.stages)]
+        return self.number_of(self.gep(SHARED, self.stages, at))

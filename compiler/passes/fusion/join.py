@@ -161,7 +161,8 @@ def stacks(prim: PrimFunc) -> bool:
 
 
 def _costly(scalar: Scalar) -> bool:
-    return isinstance(scalar, Apply) and scalar.fn in (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.POW, Fn.SIN, Fn.COS, Fn.DIV, Fn.SQRT, Fn.RSQRT)
+    costly = (Fn.EXP, Fn.EXP2, Fn.LOG, Fn.TANH, Fn.ERF, Fn.POW, Fn.SIN, Fn.COS, Fn.DIV, Fn.SQRT, Fn.RSQRT)
+    return isinstance(scalar, Apply) and scalar.fn in costly
 
 
 def _values(prim: PrimFunc) -> list[Scalar]:

@@ -29,6 +29,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.layers.nn import AS_STORED, WeightFormat
+from compiler.frontend.numerics import Numerics
 from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
@@ -128,8 +129,9 @@ class Model:
         pages: int,
     ) -> None:
         config = self.config
-        self.module = build_step(config, dtypes_of(source), bounds, kv_dtype, format, forms=forms_of(source.tensors))
         self.options = Options(target or host())
+        forms, numerics = forms_of(source.tensors), Numerics.on(self.options.target)
+        self.module = build_step(config, dtypes_of(source), bounds, kv_dtype, format, forms=forms, numerics=numerics)
         self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True, device_number=number_of(device))
         self.weights = bind_weights(self.session, self.executable, ENTRY, source)

@@ -23,7 +23,7 @@ from compiler.ops.elementwise import numpy_cast
 Array = NDArray[Any]
 FLOATS = [DType.F32, DType.F16, DType.BF16, DType.E4M3]
 INTS = [DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U32]
-INEXACT = {Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW}
+INEXACT = {Fn.EXP, Fn.EXP2, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW}
 FLOAT_FNS = INEXACT | {Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.MIN, Fn.MAX, Fn.NEG, Fn.ABS, Fn.SQRT, Fn.RSQRT, Fn.FLOOR, Fn.ROUND}
 INT_FNS = {
     *(Fn.ADD, Fn.SUB, Fn.MUL, Fn.FLOORDIV, Fn.MOD, Fn.MIN, Fn.MAX, Fn.NEG, Fn.ABS),
@@ -33,6 +33,7 @@ UNARY = {
     Fn.NEG,
     Fn.ABS,
     Fn.EXP,
+    Fn.EXP2,
     Fn.LOG,
     Fn.SQRT,
     Fn.RSQRT,

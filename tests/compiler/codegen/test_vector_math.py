@@ -20,9 +20,10 @@ from compiler.ir.loops.statements import For, LoopKind, Seq, Stmt, Store, When
 
 Array = NDArray[Any]
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-45, -1e-45, 88.72284, 88.7229, -87.34, -103.9, -104.1]
-WORST = {Fn.EXP: 0.9, Fn.LOG: 0.8, Fn.SIN: 1.6, Fn.COS: 1.6, Fn.TANH: 1.3, Fn.ERF: 1.2}
+WORST = {Fn.EXP: 0.9, Fn.EXP2: 1.3, Fn.LOG: 0.8, Fn.SIN: 1.6, Fn.COS: 1.6, Fn.TANH: 1.3, Fn.ERF: 1.2}
 REFERENCE = {
     Fn.EXP: np.exp,
+    Fn.EXP2: np.exp2,
     Fn.LOG: np.log,
     Fn.SIN: np.sin,
     Fn.COS: np.cos,

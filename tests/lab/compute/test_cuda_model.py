@@ -67,6 +67,31 @@ def test_a_product_of_square_matrices_is_near_its_goal() -> None:
         pytest.skip(str(missing))
 
 
+ATTENTION = """
+func main(q: f32[t, 32, 128], cache: bf16[1, 2, 256, 8, 2048], tables: i32[s, p], ids: i32[t], at: i32[t]) -> object
+    where t in 0..2048, s in 0..1, p in 0..129 {
+  dataflow {
+    out = paged_attention(q, cache, tables, ids, at, 0, scale=0.088)
+    rounded = cast(out, dtype="bf16")
+  }
+  return rounded
+}
+"""
+
+
+def test_attention_of_a_prefill_meets_its_goal() -> None:
+    """On an H100. All launches of attention count, also those that find no work."""
+    case = Case(2048, 1, 2048)
+    try:
+        code = ProgramCode(parse(ATTENTION), TARGET)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    kernels = [predict(CARDS[0], x, case) for x in code.launched("main", Sizes({"t": 2048, "s": 1, "p": 128}, 1, 2048))]
+    step = Step("bf16", case, CARDS[0], tuple(kernels))
+    assert step.attention_operations_per_s > cuda_model.ATTENTION_GOAL
+    assert all(k.launched.kernel.usage.spilled_bytes == 0 for k in kernels)
+
+
 def test_json_has_a_line_for_each_kernel(code: StepCode) -> None:
     step: Step = predicted(code, "bf16", ONE, CARDS[0])
     kept = json.loads(json.dumps(as_json(step)))

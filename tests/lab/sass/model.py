@@ -3,7 +3,8 @@
 A block first fills its pipeline, then makes the trips of its hot loop, then writes its results. A trip takes as long as the slowest of
 
     the warp         its own instructions and what they wait for (tests/lab/sass/warp.py)
-    issue            the instructions of all warps that share a scheduler
+    issue            the instructions of all warps that share a scheduler, and those of them that the unit for special functions runs
+    turns            in attention, the turns of both warpgroups, which multiply one after the other
     tensor cores     the products of all blocks on a multiprocessor
     the producer     the instructions of the warp that copies for a product
     copies           the latency of memory, divided by the number of stages in flight
@@ -33,7 +34,7 @@ from runtime.device.cuda.region import BLOCKS_PER_UNIT
 from tests.lab.sass.facts import facts_of
 from tests.lab.sass.listing import Listing, Loop
 from tests.lab.sass.step import Kernel, Launched
-from tests.lab.sass.warp import DRAM, L2, cycles_of, cycles_of_trip, product_cycles
+from tests.lab.sass.warp import DRAM, L2, SPECIAL_CYCLES, cycles_between, cycles_of, cycles_of_trip, product_cycles
 
 WARPGROUPS_ATTEND = "warpgroup attention"  # name of a schedule
 IDLE = 2 * L2  # cycles of a block of attention that loads what tells it that it has no work
@@ -98,6 +99,7 @@ class _Work:
     flight: float  # bytes in flight of a block
     stages: int = 0  # stages of copies in flight; 0: the warp waits for its loads itself
     copied_bytes: int = 0  # in a trip
+    turns: float = 0.0  # cycles of a trip in which one warpgroup has the tensor cores and the others wait for them
 
 
 def predict(card: Card, launched: Launched, case: Case) -> Prediction:
@@ -111,7 +113,8 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     on_unit = min(resident, math.ceil(active / card.units))
     copies = DRAM / work.stages if work.stages else 0.0
     from_l2 = work.copied_bytes * min(active, card.units * resident) / card.l2_bytes_per_s * card.clock_hz
-    trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, copies, from_l2)
+    turns = work.turns + work.tensor * (card.slowdown - 1) if work.turns else 0.0
+    trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, turns, copies, from_l2)
     rounds = math.ceil(active / (card.units * resident))
     # While the kernel before still runs, the first blocks do what they do before their first trip, and the first weights arrive.
     ends, hidden, first = work.before + work.after, work.before if begins_early else 0.0, L2 if begins_early else DRAM
@@ -323,18 +326,20 @@ def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
     num_splits = (-(-case.context // SPLIT) + 1) / 2
     often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (edges + other, other))
     num_warps = kernel.threads // WARP / SCHEDULERS
-    stored = [x for x in listing.loops if x.begin >= loop.end]
-    end = max(x.end for x in stored)
+    end = _last_store(listing, loop)
+    turn = cycles_between(listing, loop, "BAR.SYNC", "BAR.ARV", L2, edges + other)
     return _Work(
         before=cycles_of(listing, 0, loop.begin, L2, lambda inner: counted(listing, inner)),
         trip=often + (always - often) / num_splits,
-        issue=num_warps * (len(body) - len(other) - len(edges) * (1 - 1 / num_splits)),
+        issue=num_warps
+        * max(len(body) - len(other) - len(edges) * (1 - 1 / num_splits), SPECIAL_CYCLES * sum(x.kind == "MUFU" for x in body)),
         tensor=WARPGROUPS * sum(map(product_cycles, body)),
         trips=num_splits,
         after=cycles_of(listing, loop.end, end, L2, lambda inner: counted(listing, inner)),
         flight=op.stage_bytes,
         stages=1,
         copied_bytes=op.stage_bytes,
+        turns=WARPGROUPS * turn,
     )
 
 

@@ -9,6 +9,7 @@ from compiler.driver import Options, compile_module, plan
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.numerics import Numerics
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Launch
@@ -114,7 +115,8 @@ class StepCode(ProgramCode):
     def __init__(self, config: ModelConfig, form: str, target: str, bounds: StepBounds) -> None:
         self.num_layers = config.num_layers
         config = replace(config, num_layers=2)
-        super().__init__(build_step(config, dtypes_of(config), bounds, DType.BF16, WeightFormat.parse(form)), target)
+        held, numerics = WeightFormat.parse(form), Numerics.on(get(target))
+        super().__init__(build_step(config, dtypes_of(config), bounds, DType.BF16, held, numerics=numerics), target)
 
     def launches(self, case: Case) -> list[Launched]:
         """Return the launches of a step in order."""

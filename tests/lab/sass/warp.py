@@ -20,6 +20,7 @@ OTHER_LATENCY = 20
 HOLDS = {"BAR": 25, "MEMBAR": 20, "FENCE": 20, "SYNCS": 15, "DEPBAR": 5, "BRA": 8, "BSYNC": 8}
 NAMES_ITSELF = "STRONG.SYS"  # ends the name of the store by which a kernel names itself; with a predicate that holds only when debugging
 FEWEST = 16  # cycles of the smallest wgmma
+SPECIAL_CYCLES = 8  # for which an instruction of a warp keeps the unit for special functions busy
 DRAINS = 30  # cycles from the end of a wgmma until its sums can be read
 _SHAPE = re.compile(r"HGMMA\.64x(\d+)x")
 
@@ -84,6 +85,21 @@ def cycles_of_trip(listing: Listing, loop: Loop, load_cycles: int, trips: Trips,
         before = warp.now
         _run(warp, listing, (loop.begin, loop.end), trips, loop, skipped)
     return warp.now - before
+
+
+def cycles_between(listing: Listing, loop: Loop, first: str, last: str, load_cycles: int, skipped: Sequence[int]) -> float:
+    """Return the cycles from the end of an instruction named `first` to the end of the next one named `last`, which may be in the next trip
+    of a loop. `skipped` are instructions over which trips branch."""
+    warp, begin, found = Warp(load_cycles), 0.0, 0.0
+    for _ in range(4):
+        for at in range(loop.begin, loop.end):
+            if at not in skipped:
+                warp.issue(listing.instructions[at])
+                if listing.instructions[at].name.startswith(first):
+                    begin = warp.now
+                elif listing.instructions[at].name.startswith(last):
+                    found = warp.now - begin
+    return found
 
 
 def _run(

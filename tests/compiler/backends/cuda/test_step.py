@@ -10,6 +10,7 @@ import pytest
 from compiler.driver import Options, plan
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.numerics import Numerics
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.function import BlockKind, Function
@@ -30,7 +31,8 @@ MORE_KERNELS = {"sm_90a": 1}  # attention of long runs, which a decode step does
 @cache
 def built(format: str, layers: int) -> IRModule:
     config = synthetic_config("8b-shape", layers=layers)
-    return build_step(config, dtypes_of(config), StepBounds(64, 64, CONTEXT), DType.BF16, WeightFormat.parse(format))
+    bounds, form = StepBounds(64, 64, CONTEXT), WeightFormat.parse(format)
+    return build_step(config, dtypes_of(config), bounds, DType.BF16, form, numerics=Numerics.on(get("sm_80")))
 
 
 @cache
@@ -42,7 +44,9 @@ def launches(function: Function) -> list[Launch]:
     return [b.value for b in function.body.bindings if isinstance(b.value, Launch)]
 
 
-@pytest.mark.parametrize(("format", "target"), [("bf16", "sm_80"), ("int8", "sm_80"), ("int4-128", "sm_80"), ("bf16", "sm_90a")])
+@pytest.mark.parametrize(
+    ("format", "target"), [("bf16", "sm_80"), ("int8", "sm_80"), ("int4-128", "sm_80"), ("bf16", "sm_90a"), ("int4-128", "sm_90a")]
+)
 def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str, target: str) -> None:
     def count(module: IRModule) -> int:
         return sum(len(statements(module.prim(launch.func).body)) for launch in launches(module.graph(ENTRY)))

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.backends.cuda.schedule import rules
+from compiler.backends.cuda.schedule.attention import warpgroups
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.text.parser import parse
@@ -64,6 +65,26 @@ def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
         np.testing.assert_array_equal(run(by_wgmma, arguments, rows), together[rows])
 
 
+@pytest.mark.gpu
+def test_blocks_of_the_second_launch_compute_several_runs(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a GPU were busy with one block, each block would look at 16 tokens. Here several of them are left for one block."""
+    case = Case(heads=4, kv_heads=1, rows=(*ROWS[:12], *((s, at + i) for i in range(12) for s, at in ((1, 5), (2, 130)))))
+    arguments = case.arguments()
+    expected = run(executable(case.program), arguments)
+    monkeypatch.setattr(warpgroups, "ENOUGH", 1)
+    np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), expected)
+
+
+@pytest.mark.gpu
+def test_a_run_that_sees_no_keys_ends(software_gpu: SoftwareGpu) -> None:
+    """The last position of each token is before its first one, in another split. There is no result, but the launch ends."""
+    case = Case(heads=4, kv_heads=1, rows=ROWS[:12])
+    q, cache, tables, ids, _ = case.arguments()
+    program = case.program.replace("at: i32[t]", "at: i32[t, 2]")
+    found = Session(executable(program)).call("main", q, cache, tables, ids, np.array([[130, 3]] * len(ids), np.int32))
+    assert np.isnan(found).all()
+
+
 def test_long_runs_use_wgmma() -> None:
     assert b"wgmma.mma_async" in executable(CASES["two warpgroups"].program).object_code
 
@@ -78,7 +99,9 @@ OVERWRITES = "still reads|a race|a copy in flight is going to write"
 MISTAKES = {
     "no fence between copied keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 1),
     "no fence between copied values and tensor cores": Mistake(FENCE, "", "without fence.proxy.async", 2),
+    "no fence between the next keys and tensor cores": Mistake(FENCE, "", "without fence.proxy.async|a race", 3),
     "keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 0),
+    "the next keys multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight|a race", 2),
     "values multiplied before they have arrived": Mistake(AWAIT, "setp.eq.u32 p, 1, 1;", "copy in flight", 1),
     "copies announced before they have ended": Mistake(
         r"cp\.async\.mbarrier\.arrive\.noinc\.shared\.b64 ", "mbarrier.arrive.shared::cta.b64 _, ", "copy in flight"

@@ -1,7 +1,7 @@
 """Attention on a GPU in f32. A run is one token. A block computes a split in steps:
 
 score   each thread multiplies one key by the queries of all the block's heads
-weigh   find top, the largest score, and replace each score by exp(score - top), its weight; add up the weights
+weigh   find top, the largest score, and replace each score by its weight; add up the weights
 mix     each thread computes one element of the weighted sum of values, for all heads
 """
 

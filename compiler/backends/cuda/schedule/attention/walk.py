@@ -1,4 +1,8 @@
-"""The walk of a block over the splits of the keys that its rows see."""
+"""The walk of a block over the splits of the keys that its rows see.
+
+The weight of a key is exp(score - top). It is computed as a power of 2, because GPUs have an instruction for it: a score times `unit` is a
+logarithm to base 2, and each `top` is kept as such a logarithm.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
+
+import numpy as np
 
 from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
@@ -21,7 +27,7 @@ from compiler.ir.loops.write import (
     cast,
     const,
     equal,
-    exp,
+    exp2,
     fma,
     halvings,
     index,
@@ -31,6 +37,7 @@ from compiler.ir.loops.write import (
     not_equal,
     select,
 )
+from compiler.llvm.ex2 import LOG2_E
 from compiler.machine.intrinsics.arrive import Arrive
 from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.attention.plain import capped, relative
@@ -45,15 +52,15 @@ LANES = 16  # number of threads that reduce the scores of a row
 ROWS_AT_ONCE, MEANS_AT_ONCE = 4, 16  # maximum numbers of rows whose scores, and whose means, a thread holds in registers at once
 LANE_PITCH = LANES + 1  # distance between rows of `lanes`, so that threads that each read a row use different banks
 
-State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values
+State = tuple[Scalar, Scalar, Scalar]  # top, sum of weights, sum of weighted values
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
     """An array of online softmaxes. Each is over some of a row's keys."""
 
-    top: Array
-    weights: Array  # the sum of exp(score - top)
+    top: Array  # the largest score, as a logarithm to base 2
+    weights: Array  # the sum of weights
     means: Array  # the sum of weighted values, by row and element
 
 
@@ -100,6 +107,9 @@ class Walk(ABC):
         self.shared_heads = self.heads // kv_heads  # number of query heads that share a kv head
         self.block_heads = next(n for n in range(min(MOST_HEADS, self.shared_heads), 0, -1) if self.shared_heads % n == 0)
         self.groups, self.is_few = self.heads // self.block_heads, less(self.tokens, FEW + 1)
+        # A score that is neither capped nor biased is a product of a query and a key: `unit` scales it.
+        self.is_plain = not node.softcap and node.bias is None and node.scale > 0
+        self.unit = float(np.float32(LOG2_E * (node.scale if self.is_plain else 1.0)))
 
     # --- what a unit computes ------------------------------------------------------------------------------------------
 
@@ -135,24 +145,45 @@ class Walk(ABC):
         k, shape = self.k, (dim_min(self.tokens, FEW), self.heads, self.most_splits)
         return Partial(k.workspace("tops", *shape), k.workspace("sums", *shape), k.workspace("means", *shape, self.value_size))
 
+    @property
+    def is_many(self) -> Dim:
+        """0 if there are few tokens, otherwise 1."""
+        return dim_min(1, self.tokens // (FEW + 1))
+
+    @property
+    def few_items(self) -> Dim:
+        """The number of splits, for all tokens and groups of heads, if there are few tokens, otherwise 0."""
+        return dim_min(self.tokens, FEW) * self.groups * self.most_splits * (1 - self.is_many)
+
+    @property
+    def num_items(self) -> Dim:
+        """The number of parts of the work that can run in parallel: splits if there are few tokens, otherwise runs."""
+        return dim_max(self.few_items, self.tokens * self.groups)
+
     def write_blocks(self, stored: Partial) -> None:
-        k, few, splits, groups = self.k, dim_min(self.tokens, FEW), self.most_splits, self.groups
-        arrived = k.counters("arrived", FEW, groups)
-        num_blocks = dim_max(few * groups * splits, self.tokens * groups)
-        with k.grid("b", num_blocks) as b:
-            split, t, group = k.unravel(b, [("split", num_blocks), ("t", self.tokens), ("group", Dim.of(groups))])
-            with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
-                self.allocate()
-                run = self.find_run(t, group)
-                first = k.let("begin", select(self.is_few, index(split), index(run.first_split)), splits)
-                count = k.let("num", select(self.is_few, const(1, I64), index(run.num_splits)), splits)
-                with k.when(less(first, ceil_div(run.high, SPLIT)) & less_equal(run.first_split, first)):
-                    least, *more = self.row_counts
-                    with k.when(less_equal(run.count * self.block_heads, least)) if more else nullcontext():
-                        self._attend(run, least, (first, count), stored, arrived)
-                    for rows in more:
-                        with k.orelse():
-                            self._attend(run, rows, (first, count), stored, arrived)
+        arrived = self.counters()
+        with self.k.grid("b", self.num_items) as b:
+            self.write_item(b, stored, arrived)
+
+    def counters(self) -> Array:
+        """Allocate the numbers of splits that have been computed for each token and group of heads, if there are few tokens."""
+        return self.k.counters("arrived", FEW, self.groups)
+
+    def write_item(self, item: Dim, stored: Partial, arrived: Array) -> None:
+        k, splits = self.k, self.most_splits
+        split, t, group = k.unravel(item, [("split", self.num_items), ("t", self.tokens), ("group", Dim.of(self.groups))])
+        with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
+            self.allocate()
+            run = self.find_run(t, group)
+            first = k.let("begin", select(self.is_few, index(split), index(run.first_split)), splits)
+            count = k.let("num", select(self.is_few, const(1, I64), index(run.num_splits)), splits)
+            with k.when(less(first, ceil_div(run.high, SPLIT)) & less_equal(run.first_split, first)):
+                least, *more = self.row_counts
+                with k.when(less_equal(run.count * self.block_heads, least)) if more else nullcontext():
+                    self._attend(run, least, (first, count), stored, arrived)
+                for rows in more:
+                    with k.orelse():
+                        self._attend(run, rows, (first, count), stored, arrived)
 
     def _attend(self, run: Run, rows: int, splits: tuple[Dim, Dim], stored: Partial, arrived: Array) -> None:
         """Compute some splits of a run: a first split and a number of splits."""
@@ -215,11 +246,11 @@ class Walk(ABC):
         self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
 
     def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
-        """Return the largest score and the sum of weights before the first key. If the head has a sink, these are the sink's score and 1,
-        because a sink is a key without a value."""
+        """Return top and the sum of weights before the first key. If the head has a sink, these are the sink's score and 1, because a sink
+        is a key without a value."""
         if self.node.sinks is None:
             return const(LOWEST, F32), ZERO
-        return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
+        return cast(self.k.array(self.node.sinks)[h], F32) * LOG2_E, const(1.0, F32)
 
     # --- what units share ----------------------------------------------------------------------------------------------
 
@@ -231,19 +262,23 @@ class Walk(ABC):
         return run.group * self.block_heads + r % self.block_heads
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
-        """Scale, cap and bias a score. `distance` is that of the key from the query."""
+        """Return the score of a key, from the product of the query and the key. `distance` is that of the key from the query."""
+        if self.is_plain:
+            return dot
         score = capped(dot * self.node.scale, self.node.softcap)
         if self.node.bias is None:
             return score
         return score + cast(self.k.array(self.node.bias)[head, relative(self.node.bias, distance)], F32)
 
     def weigh(self, rows: int, finish: Callable[[Dim, Dim], Scalar] | None = None, round: Callable[[Scalar], Scalar] = lambda x: x) -> None:
-        """Turn the scores of a split into weights, exp(score - top), and compute the top and the sum of weights of each row. Each lane
-        reduces the keys that are LANES apart, in order; then the lanes of a row are reduced. `finish` returns the scaled, capped, biased
-        and masked score of a row and a key; without it, the stored scores are complete. `round` rounds a weight."""
+        """Turn the scores of a split into weights, and compute the top and the sum of weights of each row. Each lane reduces the keys that
+        are LANES apart, in order; then the lanes of a row are reduced. `finish` returns the finished and masked score of a row and a key;
+        without it, the stored scores are complete. `round` rounds a weight."""
         k, scores, found = self.k, self.scores, self.found
 
-        def replace(value: Callable[[Dim, Dim], Scalar], combine: Callable[[Scalar, Scalar], Scalar], result: Array) -> None:
+        @contextmanager
+        def replaced(value: Callable[[Dim, Dim], Scalar], combine: Callable[[Scalar, Scalar], Scalar]) -> Generator[tuple[Dim, Scalar]]:
+            """Replace scores. Yield each row with the combination of its new scores."""
             with self._lanes_of(rows) as (some, lane):
                 keys = [lane + distance for distance in range(0, SPLIT, LANES)]
                 values = iter(hold(k, [value(r, key) for r in some for key in keys]))
@@ -256,10 +291,13 @@ class Walk(ABC):
                 lanes = hold(k, [self.lanes[r, n] for n in range(LANES)])
                 for half in halvings(LANES):
                     lanes = [combine(lanes[n], lanes[n + half]) for n in range(half)]
-                result[r] = lanes[0]
+                yield r, lanes[0]
 
-        replace(finish or (lambda r, key: scores[r, key]), maximum, found.top)
-        replace(lambda r, key: round(exp(scores[r, key] - found.top[r])), lambda a, b: a + b, found.weights)
+        with replaced(finish or (lambda r, key: scores[r, key]), maximum) as (r, largest):
+            found.top[r] = largest * self.unit
+        unit = const(self.unit, F32)
+        with replaced(lambda r, key: round(exp2(fma(scores[r, key], unit, -found.top[r]))), lambda a, b: a + b) as (r, total):
+            found.weights[r] = total
 
     def join(self, rows: int) -> None:
         """Join the current split with the splits before it, in rows that see a key of the split. In other rows, its weights are NaN."""
@@ -267,8 +305,8 @@ class Walk(ABC):
         with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
             top = k.local("new_top", 1)
             top[0] = maximum(joined.top[r], found.top[r])
-            factors[0, r] = exp(joined.top[r] - top[0])
-            factors[1, r] = exp(found.top[r] - top[0])
+            factors[0, r] = exp2(joined.top[r] - top[0])
+            factors[1, r] = exp2(found.top[r] - top[0])
             joined.weights[r] = fma(found.weights[r], factors[1, r], joined.weights[r] * factors[0, r])
             joined.top[r] = top[0]
         group = at_once(rows, MEANS_AT_ONCE)
@@ -301,5 +339,5 @@ class Walk(ABC):
 def _join(earlier: State, later: State) -> State:
     """Join two online softmaxes over different keys into the softmax over all these keys."""
     top = maximum(earlier[0], later[0])
-    a, b = exp(earlier[0] - top), exp(later[0] - top)
+    a, b = exp2(earlier[0] - top), exp2(later[0] - top)
     return top, fma(later[1], b, earlier[1] * a), fma(later[2], b, earlier[2] * a)

@@ -7,32 +7,35 @@ first, because these tend to see more keys. The first launch notes which tokens 
     tokens of short runs, such as those of decode steps
     tokens of runs in which a mean is not finite where tokens see different keys. It may come from a value that the token does not see
 
-The second launch computes these tokens as `TensorWalk` does. If there are few tokens, the first launch has no blocks.
+The second launch computes these tokens as `TensorWalk` does. In a prefill, few tokens are left or none. So a block looks at several tokens
+at once, which are far apart, because tokens of short runs tend to be adjacent. If there are few tokens, the first launch has no blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from compiler.backends.cuda.schedule.attention.tensors import BF16, TensorWalk, attention_on_pages
-from compiler.backends.cuda.schedule.attention.walk import FEW, I32, I64, Run
+from compiler.backends.cuda.schedule.attention.walk import I32, I64, Partial
 from compiler.backends.cuda.schedule.hold import at_once, hold
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.write import Array, cast, const, equal, index, less, less_equal, maximum, minimum, not_equal, select
+from compiler.ir.loops.write import Array, cast, const, equal, index, less, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
 from compiler.machine.intrinsics.wgmma_attend import ROWS, WgmmaAttend, attends
 from compiler.machine.target import Target
-from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
+from compiler.ops.attention.kv_cache import KEYS, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
 
-THREADS = WgmmaAttend.threads
-AT_ONCE = 16  # maximum number of queries, and of results, that a thread loads at once
+ITEMS = 16  # maximum number of items of a block of the second launch
+ENOUGH = 1024  # number of blocks of the second launch that keep a GPU busy: with at most so many items, a block has one
+SCANNED = 32  # maximum number of tokens that a thread looks at in one iteration of a loop
+LEFT, BEGINS = 1, 2  # whether a token is left, and whether a run of the second launch then begins there
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
@@ -40,22 +43,23 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
     if found is None:
         return None
     node, source = found
-    size = node.queries.shape[2].const
-    if node.bias is not None or node.softcap or not source.has_values or not attends(size, target):
+    walk = WarpgroupWalk(node, source)
+    known = walk.is_plain and source.has_values and node.queries.dtype is DType.F32 and node.out.dtype in (DType.F32, BF16)
+    if not known or not attends(walk.size, target):
         return None
-    return replace(prim, body=WarpgroupWalk(node, source).body(), attrs={**prim.attrs, "schedule": "warpgroup attention"})
+    return replace(prim, body=walk.body(), attrs={**prim.attrs, "schedule": "warpgroup attention"})
 
 
 class WarpgroupWalk(TensorWalk):
     blocks = 3  # many blocks find no token that is left, so they should not wait for each other
-    left: Array  # [tokens, groups]: whether the second launch computes the token
+    left: Array  # [tokens * groups]: LEFT or BEGINS if the second launch computes the token with this group of heads, otherwise 0
 
     def __init__(self, node: Attention, source: Paged) -> None:
         super().__init__(node, source, EIGHT)
 
     def body(self) -> Stmt:
         k, stored = self.k, self.stored()
-        self.left = k.workspace("left", self.tokens, self.groups, dtype=I32)
+        self.left = k.workspace("left", self.tokens * self.groups, dtype=I32)
         with k.scope():
             _LongRuns(self).write()
         with k.scope():
@@ -63,7 +67,19 @@ class WarpgroupWalk(TensorWalk):
         return k.body()
 
     def begins_run(self, t: Dim, group: Dim) -> Scalar:
-        return super().begins_run(t, group) & not_equal(self.left[t, group], 0)
+        return equal(self.left[t * self.groups + group], BEGINS)
+
+    def write_blocks(self, stored: Partial) -> None:
+        """Write the second launch."""
+        k, arrived, items, last = self.k, self.counters(), self.num_items, self.tokens * self.groups - 1
+        blocks = dim_min(items, dim_max(dim_max(self.few_items, ENOUGH), ceil_div(items, ITEMS)))
+        with k.grid("b", blocks) as b:
+            begins = (equal(self.left[dim_min(b + i * blocks, last)], BEGINS) for i in range(ITEMS))  # all in flight together
+            with (
+                k.when(self.is_few | reduce(lambda x, y: x | y, begins)),
+                k.serial("n", dim_min(ceil_div(items - b, dim_max(blocks, 1)), ITEMS)) as n,
+            ):
+                self.write_item(b + n * blocks, stored, arrived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +88,16 @@ class _Tile:
 
     start: Dim  # the first token
     group: Dim
-    begins: Array  # [tokens]: 1 where a run begins, and where there is no token; otherwise 0
-    is_long: Array  # [tokens]: whether a long run begins
+    begins: Array  # [tokens + few]: 1 where a run begins, and where there is no token; otherwise 0
     first: Array  # [tokens]: the first position that the token sees
     end: Array  # [tokens]: one past the last position that the token sees
-    bounds: Array  # five values of a run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
+    starts: Array  # [runs]: the tokens at which long runs begin
+    counts: Array  # [runs]: the numbers of their tokens
+    num_runs: Array  # number of long runs
     broken: Array  # whether the run must be computed again
-    queries: Array
     top: Array
     weights: Array
-    memory: Array  # stages of pages, then means
+    memory: Array  # stages of pages
 
 
 class _LongRuns:
@@ -89,120 +105,94 @@ class _LongRuns:
 
     def __init__(self, walk: WarpgroupWalk) -> None:
         self.walk, self.k, self.node = walk, walk.k, walk.node
-        self.op = WgmmaAttend(walk.size, walk.block_heads, float(walk.node.scale))
+        self.op = WgmmaAttend(walk.size, walk.block_heads, walk.out.dtype is BF16, walk.unit)
         self.tile_tokens = ROWS // walk.block_heads
+        assert self.tile_tokens % walk.most_tokens == 0, "a run of the second launch is in one tile"
 
     def write(self) -> None:
         k, walk, tokens = self.k, self.walk, self.walk.tokens
         tiles = ceil_div(tokens, self.tile_tokens)
-        with k.grid("b", tiles * walk.groups * dim_min(1, tokens // (FEW + 1))) as b:
+        with k.grid("b", tiles * walk.groups * walk.is_many) as b:
             number, group = k.unravel(b, [("number", tiles), ("group", Dim.of(walk.groups))])
             start = (tiles - 1 - number) * self.tile_tokens
             tile = self._allocate(start, group)
+            self._find_tokens(tile)
             self._find_runs(tile)
-            with k.serial("u", dim_min(self.tile_tokens, tokens - start)) as u, k.when(not_equal(tile.is_long[u], 0)):
-                self._attend(tile, u)
+            with k.serial("n", k.let("runs", cast(tile.num_runs[0], I64), self.tile_tokens)) as n:
+                u, count = (k.let(name, cast(x[n], I64), self.tile_tokens) for name, x in (("u", tile.starts), ("count", tile.counts)))
+                self._attend(tile, u, count)
+
+    @property
+    def few(self) -> int:
+        """The number of tokens whose rows fit the lowest tile of the second launch."""
+        return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
         k, tokens = self.k, self.tile_tokens
-        begins, is_long, first, end = (k.shared(name, tokens, dtype=I32) for name in ("begins", "is_long", "first", "end"))
-        bounds, broken = k.shared("bounds", 5, dtype=I32), k.shared("broken", 1, dtype=I32)
-        queries, memory = k.shared("queries", ROWS * self.op.size, dtype=BF16), k.shared("memory", self.op.shared_bytes // 4)
-        top, weights = k.shared("top", ROWS), k.shared("weights", ROWS)
-        return _Tile(start, group, begins, is_long, first, end, bounds, broken, queries, top, weights, memory)
+        begins = k.shared("begins", tokens + self.few, dtype=I32)
+        first, end, starts, counts = (k.shared(name, tokens, dtype=I32) for name in ("first", "end", "starts", "counts"))
+        num_runs, broken = (k.shared(name, 1, dtype=I32) for name in ("num_runs", "broken"))
+        memory, top, weights = k.shared("memory", self.op.shared_bytes // 4), k.shared("top", ROWS), k.shared("weights", ROWS)
+        return _Tile(start, group, begins, first, end, starts, counts, num_runs, broken, top, weights, memory)
 
-    def _find_runs(self, tile: _Tile) -> None:
-        """Find where long runs begin, and the positions that tokens see. Note that all tokens are left."""
+    def _find_tokens(self, tile: _Tile) -> None:
+        """Find the positions that tokens see, and where runs begin. Note that all tokens are left."""
         k, walk, node, tokens = self.k, self.walk, self.node, self.walk.tokens
         assert node.positions is not None
         ids, positions = k.array(node.sequences), k.array(node.positions)
         with k.threads("i", self.tile_tokens) as i:
-            near = dim_min(tile.start + i, tokens - 1)
+            near, exists = dim_min(tile.start + i, tokens - 1), less(tile.start + i, tokens)
             last_seen = k.let("own", last_position(positions, near))
             is_new = equal(index(i), 0) | not_equal(ids[near], ids[dim_max(near - 1, 0)])
-            tile.begins[i] = cast(is_new | less_equal(tokens, tile.start + i), I32)
+            tile.begins[i] = cast(is_new | ~exists, I32)
             tile.first[i] = cast(index(first_position(k, node, positions, near, last_seen)), I32)
             tile.end[i] = cast(index(last_seen + 1), I32)
-        few = EIGHT // walk.block_heads  # the number of tokens whose rows fit the lowest tile of the second launch
-        with k.threads("i", self.tile_tokens) as i:
-            is_long = equal(tile.begins[i], 1) & less(tile.start + i, tokens) & less(i + few, self.tile_tokens)
-            for distance in range(1, few + 1):
-                is_long &= equal(tile.begins[dim_min(i + distance, self.tile_tokens - 1)], 0)
-            tile.is_long[i] = cast(is_long, I32)
-            with k.when(less(tile.start + i, tokens)):
-                walk.left[tile.start + i, tile.group] = const(1, I32)
+            begins = is_new | equal(index((tile.start + i) % walk.most_tokens), 0)
+            with k.when(exists):
+                walk.left[(tile.start + i) * walk.groups + tile.group] = select(begins, const(BEGINS, I32), LEFT)
+            with k.when(less(i, self.few)):
+                tile.begins[self.tile_tokens + i] = const(1, I32)
 
-    def _run(self, tile: _Tile, u: Dim) -> tuple[Run, Dim, Dim]:
-        """Return the long run that begins at token `u` of the tile, the largest first position that its tokens see, and the least end."""
-        k, node, source = self.k, self.node, self.walk.source
-        with k.threads("i", 1):
-            own = k.local("own", 5, dtype=I32)
-            own[0], own[1], own[2], own[3], own[4] = (const(0, I32), tile.first[u], tile.end[u], tile.first[u], tile.end[u])
-            going = k.local("going", 1, dtype=I32)
-            going[0] = const(1, I32)
-            with k.serial("v", self.tile_tokens - u) as v:
-                first, end, begins = hold(k, [tile.first[u + v], tile.end[u + v], tile.begins[u + v]])
-                going[0] = select(less(0, v) & not_equal(begins, 0), const(0, I32), going[0])
-                with k.when(equal(going[0], 1)):
-                    own[0] = own[0] + 1
-                    own[1], own[3] = minimum(own[1], first), maximum(own[3], first)
-                    own[2], own[4] = maximum(own[2], end), minimum(own[4], end)
-            for i in range(5):
-                tile.bounds[i] = own[i]
-            tile.broken[0] = const(0, I32)
-        most_keys = source.tables.shape[1] * PAGE
-        count = k.let("count", cast(tile.bounds[0], I64), self.tile_tokens)
-        low, high, starts, ends = (
-            k.let(n, cast(tile.bounds[i], I64), most_keys) for i, n in enumerate(("low", "high", "starts", "ends"), 1)
-        )
-        sequence = k.let("s", cast(k.array(node.sequences)[tile.start + u], I64))
-        layer = bound_layer(k, source.layer, source.cache)
-        return Run(tile.start + u, tile.group, count, sequence, low, high, Dim.of(0), layer), starts, ends
+    def _find_runs(self, tile: _Tile) -> None:
+        """List the long runs. For each token, a thread looks at all tokens: it counts the long runs that begin earlier, and finds the token
+        where the next run begins."""
+        k, most, few = self.k, self.tile_tokens, self.few
+        group = at_once(most, SCANNED)
+        with k.threads("i", most) as i:
+            following, runs, earlier = (k.local(name, 1, dtype=I32) for name in ("following", "long_runs", "earlier"))
+            following[0], runs[0], earlier[0] = const(most, I32), const(0, I32), const(0, I32)
+            with k.serial("m", most // group) as m:
+                begins = [equal(x, 1) for x in hold(k, [tile.begins[m * group + n] for n in range(group + few)])]
+                for n in range(group):
+                    j = m * group + n
+                    here = select(begins[n] & less(i, j), cast(index(j), I32), most)
+                    following[0] = minimum(following[0], here)
+                    is_long = reduce(lambda x, y: x & ~y, begins[n + 1 : n + few + 1], begins[n])
+                    runs[0] = runs[0] + cast(is_long, I32)
+                    earlier[0] = earlier[0] + cast(is_long & less(j, i), I32)
+            with k.when(less(i, 1)):
+                tile.num_runs[0] = runs[0]
+            count = following[0] - cast(index(i), I32)
+            with k.when(equal(tile.begins[i], 1) & (const(few, I32) < count)):
+                rank = k.let("rank", cast(earlier[0], I64), most - 1)
+                tile.starts[rank] = cast(index(i), I32)
+                tile.counts[rank] = count
 
-    def _attend(self, tile: _Tile, u: Dim) -> None:
-        run, starts, ends = self._run(tile, u)
-        self._load_queries(tile, run)
-        self._join_pages(tile, run, u, (starts, ends))
-        self._store(tile, run)
-
-    def _load_queries(self, tile: _Tile, run: Run) -> None:
-        """Store the queries of the run as groups of 8 rows by 8 elements."""
-        k, walk, size = self.k, self.walk, self.op.size
-        with self._elements() as (rows, elements):
-            tokens = [dim_min(run.token + walk.slot(r), walk.tokens - 1) for r in rows]
-            given = [walk.queries[t, walk.head(run, r), j] for t, r, j in zip(tokens, rows, elements, strict=True)]
-            for r, j, query in zip(rows, elements, hold(k, given), strict=True):
-                at = (r // EIGHT * (size // EIGHT) + j // EIGHT) * (EIGHT * EIGHT) + r % EIGHT * EIGHT + j % EIGHT
-                tile.queries[at] = cast(query, BF16)
+    def _attend(self, tile: _Tile, u: Dim, count: Dim) -> None:
+        """Compute the long run of `count` tokens that begins at token `u` of the tile."""
+        k, walk, node, source = self.k, self.walk, self.node, self.walk.source
+        token, first_head = tile.start + u, tile.group * walk.block_heads
         with k.threads("r", ROWS) as r:
-            tile.top[r], tile.weights[r] = walk.begin(walk.head(run, r))
-
-    def _join_pages(self, tile: _Tile, run: Run, u: Dim, bounds: tuple[Dim, Dim]) -> None:
-        k, walk, source = self.k, self.walk, self.walk.source
-        cache, kv_head = k.array(source.cache), run.group // (walk.shared_heads // walk.block_heads)
-        keys, values = (cache[run.layer, half, 0, kv_head, 0] for half in (KEYS, VALUES))
-        stride = source.cache.shape[3] * source.cache.shape[4]
-        shared = tile.memory[0], tile.top[0], tile.weights[0], tile.broken[0], tile.queries[0]
-        places = keys, values, k.array(source.tables)[run.sequence, 0], tile.first[u], tile.end[u]
-        k.tile(self.op, *shared, *places, dims=(stride, run.count * walk.block_heads, run.low, run.high, *bounds))
-
-    def _store(self, tile: _Tile, run: Run) -> None:
-        """Write the result of the run, and whether its tokens are left for the second launch."""
-        k, walk, op = self.k, self.walk, self.op
-        with self._elements() as (rows, elements):
-            results = hold(k, [tile.memory[r * op.pitch + j] for r, j in zip(rows, elements, strict=True)])
-            for r, j, result in zip(rows, elements, results, strict=True):
-                with k.when(less(walk.slot(r), run.count)):
-                    walk.out[run.token + walk.slot(r), walk.head(run, r), j] = cast(result, walk.out.dtype)
-        with k.threads("i", self.tile_tokens) as i, k.when(less(i, run.count)):
-            walk.left[run.token + i, run.group] = tile.broken[0]
-
-    @contextmanager
-    def _elements(self) -> Generator[tuple[list[Dim], list[Dim]]]:
-        """Distribute the elements of all rows among threads. Yield the rows and the elements that a thread holds at once."""
-        k, size = self.k, self.op.size
-        count = ROWS * size // THREADS  # of a thread
-        group = at_once(count, AT_ONCE)
-        with k.threads("i", THREADS) as i, k.serial("m", count // group) as m:
-            numbers = [(m * group + n) * THREADS + i for n in range(group)]
-            yield [e // size for e in numbers], [e % size for e in numbers]
+            tile.top[r], tile.weights[r] = walk.begin(first_head + r % walk.block_heads)
+            with k.when(less(r, 1)):
+                tile.broken[0] = const(0, I32)
+        sequence, layer = k.let("s", cast(k.array(node.sequences)[token], I64)), bound_layer(k, source.layer, source.cache)
+        cache, kv_head = k.array(source.cache), tile.group // (walk.shared_heads // walk.block_heads)
+        keys, values = (cache[layer, half, 0, kv_head, 0] for half in (KEYS, VALUES))
+        own = token, first_head, 0  # the first row, of queries and of the result
+        rows = tile.memory[0], tile.top[0], tile.weights[0], tile.broken[0], walk.queries[own]
+        places = keys, values, k.array(source.tables)[sequence, 0], tile.first[u], tile.end[u]
+        sizes = source.cache.shape[3] * source.cache.shape[4], Dim.of(walk.heads * walk.size), count * walk.block_heads
+        k.tile(self.op, walk.out[own], *rows, *places, dims=sizes)
+        with k.threads("i", self.tile_tokens) as i, k.when(less(i, count) & equal(tile.broken[0], 0)):
+            walk.left[(token + i) * walk.groups + tile.group] = const(0, I32)

@@ -13,6 +13,7 @@ from compiler.backends.cuda.codegen.kernel import emit_kernel
 from compiler.driver import Options, compile_module
 from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.numerics import Numerics
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
@@ -169,7 +170,8 @@ LARGEST = [("sm_90a", "int8"), ("sm_80", "int4-128")]  # the kernels with the mo
 )
 def test_kernels_of_an_8b_model_assemble_without_spills(name: str, format: str) -> None:
     config = synthetic_config("8b-shape", layers=1)
-    step = build_step(config, dtypes_of(config), StepBounds(8192, 64, 8192), DType.BF16, WeightFormat.parse(format))
+    bounds, form = StepBounds(8192, 64, 8192), WeightFormat.parse(format)
+    step = build_step(config, dtypes_of(config), bounds, DType.BF16, form, numerics=Numerics.on(get(name)))
     said = assembled(step, name).said
     assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"} and not SERIALISED.search(said)
 
