@@ -44,7 +44,7 @@ class Cluster:
 
     def servers(self) -> dict[int, str]:
         """Return the process ids of the replicas' servers that are ready, and their addresses."""
-        found = {pid: _address_of(pid) for pid in self.processes(b"relaxserve-replica-", b"deploy.cli")}
+        found = {pid: address_of(pid) for pid in self.processes(b"relaxserve-replica-", b"deploy.cli")}
         return {pid: url for pid, url in found.items() if url is not None and _answers(f"{url}/health/ready")}
 
     def upgrade(self, **settings: Any) -> None:
@@ -111,7 +111,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     return shipped | {f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in own.items()}
 
 
-def _address_of(pid: int) -> str | None:
+def address_of(pid: int) -> str | None:
     """Read the address of a server in its configuration."""
     with suppress(OSError, KeyError, ValueError):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
