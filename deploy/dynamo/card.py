@@ -34,8 +34,9 @@ def write_card(source: str) -> Card:
     """Write the files of a model. Raise LoadError if they cannot be read."""
     files = load_files(source)
     contents = {name: content for name, content in files.contents.items() if "/" not in name}
-    # Dynamo takes the tokens that end an answer from here, too; the configuration of a GGUF file has none.
-    config = {"model_type": "relaxserve", "eos_token_id": [*files.eos_ids()], **files.object(CONFIG)}
+    # Dynamo requires these fields, which the configuration of a GGUF file lacks, and reads which tokens end an answer.
+    needed = {"model_type": "relaxserve", "architectures": ["relaxserve"], "eos_token_id": [*files.eos_ids()]}
+    config = {**needed, **files.object(CONFIG)}
     return Card(_written({**contents, CONFIG: json.dumps(config).encode()}), _has_template(files))
 
 

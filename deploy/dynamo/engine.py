@@ -39,6 +39,7 @@ from server.settings import SettingsError
 PATH = "/inference/v1/generate"
 RANK = 0  # a server has one worker per model, which Dynamo counts as one rank
 WATCH_S = 1.0  # interval at which Dynamo hears of the load
+DRAIN_POLL_S = 0.1
 MOST_SILENT = 3  # questions without an answer, after which the server counts as lost
 
 
@@ -133,7 +134,10 @@ class Engine(LLMEngine):
         return build_health_check_payload(0)
 
     async def cleanup(self) -> None:
-        """Dynamo calls this when the running requests have ended, or were given up."""
+        """Wait until the running requests have ended, and stop the server. Dynamo calls this when the worker has left the registry for as
+        long as its grace period."""
+        while self._running and self.failure is None:
+            await asyncio.sleep(DRAIN_POLL_S)
         if self._watching is not None:
             self._watching.cancel()
         if self._client is not None:
