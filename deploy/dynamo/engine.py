@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
@@ -194,7 +194,7 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncGenerator[GenerateChun
     async for data in answer.content.iter_any():
         for event in events.push(data):
             if (chunk := chunk_of(event)) is not None:
-                yield chunk  # type: ignore[misc]
+                yield cast("GenerateChunk", chunk)
             is_whole |= event.startswith(b"data: [DONE]")
     if not is_whole:
         raise aiohttp.ServerDisconnectedError("before the end of the stream")

@@ -210,7 +210,7 @@ def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[by
         is_head = node is nodes[0]
         words = ["--head", f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={_free_port()}", "--include-dashboard=false"]
         more = words if is_head else [f"--address={address}"]
-        start(
+        started = start(
             *(node.machine.inside if node.machine is not None else ()),
             *(RAY, "start", "--block", "--disable-usage-stats", *more),
             f"--node-ip-address={near if node.machine is None else node.machine.far}",
@@ -220,7 +220,7 @@ def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[by
             *("--min-worker-port=0", "--max-worker-port=0"),  # other fleets on this machine use ports, too
         )
         if is_head:
-            _wait_for_port(address)
+            _wait_for_port(address, started)
     _wait_for_health(address, start)
     return address
 
@@ -232,7 +232,8 @@ def _wait_for_health(address: str, start: Callable[..., subprocess.Popen[bytes]]
         assert time.monotonic() < end_s, f"the control store of Ray at {address} does not answer"
 
 
-def _wait_for_port(address: str) -> None:
+def _wait_for_port(address: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process listens at an address."""
     host, _, port = address.rpartition(":")
     end_s = time.monotonic() + START_S
     while True:
@@ -240,6 +241,7 @@ def _wait_for_port(address: str) -> None:
             socket.create_connection((host, int(port)), 5).close()
             return
         except OSError:
+            assert process.poll() is None, f"{process.args!r} ended with status {process.returncode}"
             assert time.monotonic() < end_s, f"nothing listens at {address}"
             time.sleep(0.1)
 
