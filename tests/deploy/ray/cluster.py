@@ -41,6 +41,7 @@ class Cluster:
     log: Path
     environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
+    nodes: Sequence[subprocess.Popen[bytes]]  # of a Ray that was started before
 
     def servers(self) -> dict[int, str]:
         """Return the process ids of the replicas' servers that are ready, and their addresses."""
@@ -81,7 +82,7 @@ class Cluster:
     def wait_for(self, num_servers: int) -> None:
         """Wait until so many replicas answer."""
         end_s = time.monotonic() + START_S
-        while time.monotonic() < end_s and self.process.poll() is None:
+        while time.monotonic() < end_s and all(process.poll() is None for process in (self.process, *self.nodes)):
             if len(self.servers()) >= num_servers and _answers(f"{self.url}/health/ready"):
                 return
             if FAILED in self.log.read_bytes():
@@ -175,6 +176,7 @@ def running_fleet(
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "RAY_raylet_start_wait_time_s": f"{START_S:g}",  # otherwise a node gives up after 30 s
         "RAY_AUTH_MODE": "disabled",  # otherwise Ray writes a token into the home folder
         **(haproxy_environment(folder) if has_haproxy else {}),
     }
@@ -188,9 +190,9 @@ def running_fleet(
 
         started.callback(shutil.rmtree, folder, ignore_errors=True)
         started.callback(_kill_marked, mark)
-        address = _start_nodes(nodes, start) if nodes else "local"
+        address, processes = _start_nodes(nodes, start) if nodes else ("local", [])
         process = start(SERVE, "run", "--address", address, str(config))
-        cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process)
+        cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process, processes)
         try:
             cluster.wait_for(num_servers)
             yield cluster
@@ -201,16 +203,17 @@ def running_fleet(
             _kill_marked(mark)
 
 
-def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]]) -> str:
-    """Start the nodes of a Ray. Return its address."""
+def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]]) -> tuple[str, list[subprocess.Popen[bytes]]]:
+    """Start the nodes of a Ray. Return its address, and the processes of the nodes."""
     machines = [node.machine for node in nodes if node.machine is not None]
     near = machines[0].near if machines else "127.0.0.1"
     address = f"{near}:{_free_port()}"
+    started: list[subprocess.Popen[bytes]] = []
     for node in nodes:
         is_head = node is nodes[0]
         words = ["--head", f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={_free_port()}", "--include-dashboard=false"]
         more = words if is_head else [f"--address={address}"]
-        started = start(
+        process = start(
             *(node.machine.inside if node.machine is not None else ()),
             *(RAY, "start", "--block", "--disable-usage-stats", *more),
             f"--node-ip-address={near if node.machine is None else node.machine.far}",
@@ -219,10 +222,11 @@ def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[by
             "--object-store-memory=100000000",
             *("--min-worker-port=0", "--max-worker-port=0"),  # other fleets on this machine use ports, too
         )
+        started.append(process)
         if is_head:
-            _wait_for_port(address, started)
+            _wait_for_port(address, process)
     _wait_for_health(address, start)
-    return address
+    return address, started
 
 
 def _wait_for_health(address: str, start: Callable[..., subprocess.Popen[bytes]]) -> None:
