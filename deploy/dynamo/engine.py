@@ -12,6 +12,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,8 +99,9 @@ class Engine(LLMEngine):
         opening = asyncio.ensure_future(self._client.post(self._server.url + PATH, json=body, headers=headers))
         self._running[context.id()] = opening
         try:
-            async for chunk in _chunks(await opening):
-                yield chunk
+            async with aclosing(_chunks(await opening)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except (asyncio.CancelledError, aiohttp.ClientError, BrokenOff) as error:
             if context.is_stopped():
                 yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("dynamo.llm", reason="needs Dynamo (the extra dynamo)")
 
 from tests.conftest import serving_demo
-from tests.deploy.dynamo.deployment import Deployment, running_dynamo, wait_until  # starts Dynamo
+from tests.deploy.dynamo.deployment import Deployment, Worker, running_dynamo, wait_until  # starts Dynamo
 
 pytestmark = pytest.mark.xdist_group("dynamo")
 
@@ -140,34 +140,29 @@ def test_a_client_that_leaves_stops_its_worker(deployment: Deployment, client: o
     wait_until(lambda: not any(worker.num_running() for worker in deployment.workers), lambda: "the worker computes on")
 
 
-def test_a_killed_worker_is_not_missed(deployment: Deployment) -> None:
-    """Dynamo continues its streams on the other worker, with the bytes of undisturbed ones."""
+@pytest.mark.parametrize("part", ["worker", "server"])
+def test_a_worker_that_dies_is_not_missed(deployment: Deployment, part: str) -> None:
+    """Dynamo continues its streams on the other worker, with the bytes of undisturbed ones. A worker ends with its server."""
     undisturbed = asyncio.run(texts(deployment.url, NUM_STREAMS))
     assert len({*undisturbed}) > NUM_STREAMS // 2
 
-    async def disturbed() -> list[str]:
+    async def disturbed() -> tuple[list[str], Worker, str]:
         begun = asyncio.Event()
         running = asyncio.create_task(texts(deployment.url, NUM_STREAMS, begun))
         await begun.wait()
         struck = next(worker for worker in deployment.workers if worker.num_running())
-        os.kill(struck.process.pid, signal.SIGKILL)
+        found = struck.server()
+        assert found is not None
+        os.kill(struck.process.pid if part == "worker" else found[0], signal.SIGKILL)
         assert not running.done(), "the streams had ended before the blow"
-        deployment.workers.remove(struck)
-        return await running
+        return await running, struck, found[1]
 
-    assert asyncio.run(disturbed()) == undisturbed
-    deployment.add_worker("demo")
-    deployment.wait_for(2)
-
-
-def test_a_worker_ends_with_its_server(deployment: Deployment) -> None:
-    worker = deployment.workers[0]
-    found = worker.server()
-    assert found is not None
-    os.kill(found[0], signal.SIGKILL)
-    assert worker.process.wait(TIMEOUT_S) == 1
-    assert f"error: the server at {found[1]} is lost: the server ended with status -9" in worker.log.read_text()
-    deployment.workers.remove(worker)
+    found, struck, url = asyncio.run(disturbed())
+    assert found == undisturbed
+    assert struck.process.wait(TIMEOUT_S) == (-signal.SIGKILL if part == "worker" else 1)
+    if part == "server":
+        assert f"error: the server at {url} is lost: the server ended with status -9" in struck.log.read_text()
+    deployment.workers.remove(struck)
     deployment.wait_for(1)
     deployment.add_worker("demo")
     deployment.wait_for(2)
