@@ -30,6 +30,9 @@ MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one
 MANIFEST = ROOT / "deploy" / "ray" / "rayservice.yaml"
 RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
 START_S = 900.0
+# Agents of a node whose ports are given: a node that finds ports itself gives up if its agents have not started after 15 s.
+AGENTS = ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent", "metrics-export")
+STARTED = b"Ray runtime started."  # what a node writes when it has registered
 FAILED = b"Exception importing application"  # what Ray writes when a fleet will never start
 
 
@@ -190,7 +193,7 @@ def running_fleet(
 
         started.callback(shutil.rmtree, folder, ignore_errors=True)
         started.callback(_kill_marked, mark)
-        address, processes = _start_nodes(nodes, start) if nodes else ("local", [])
+        address, processes = _start_nodes(nodes, start, log) if nodes else ("local", [])
         process = start(SERVE, "run", "--address", address, str(config))
         cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process, processes)
         try:
@@ -203,8 +206,11 @@ def running_fleet(
             _kill_marked(mark)
 
 
-def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]]) -> tuple[str, list[subprocess.Popen[bytes]]]:
-    """Start the nodes of a Ray. Return its address, and the processes of the nodes."""
+def _start_nodes(
+    nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]], log: Path
+) -> tuple[str, list[subprocess.Popen[bytes]]]:
+    """Start the nodes of a Ray, one after the other, because a node does not wait for the head. Return the address of the head, and the
+    processes of the nodes, which write to `log`."""
     machines = [node.machine for node in nodes if node.machine is not None]
     near = machines[0].near if machines else "127.0.0.1"
     address = f"{near}:{_free_port()}"
@@ -220,34 +226,21 @@ def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[by
             f"--num-cpus={node.num_cpus}",
             f"--resources={json.dumps(dict(node.resources))}",
             "--object-store-memory=100000000",
+            *(f"--{name}-port={_free_port()}" for name in AGENTS),
             *("--min-worker-port=0", "--max-worker-port=0"),  # other fleets on this machine use ports, too
         )
         started.append(process)
-        if is_head:
-            _wait_for_port(address, process)
-    _wait_for_health(address, start)
+        _wait_for_nodes(started, log)
     return address, started
 
 
-def _wait_for_health(address: str, start: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Wait until Ray's control store answers. On a busy machine that takes longer than `serve run` waits."""
+def _wait_for_nodes(started: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
+    """Wait until all of these nodes have registered."""
     end_s = time.monotonic() + START_S
-    while start(RAY, "health-check", "--address", address).wait():
-        assert time.monotonic() < end_s, f"the control store of Ray at {address} does not answer"
-
-
-def _wait_for_port(address: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process listens at an address."""
-    host, _, port = address.rpartition(":")
-    end_s = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection((host, int(port)), 5).close()
-            return
-        except OSError:
-            assert process.poll() is None, f"{process.args!r} ended with status {process.returncode}"
-            assert time.monotonic() < end_s, f"nothing listens at {address}"
-            time.sleep(0.1)
+    while log.read_bytes().count(STARTED) < len(started):
+        assert all(process.poll() is None for process in started), f"a node of Ray has ended: {log.read_text()[-4000:]}"
+        assert time.monotonic() < end_s, f"a node of Ray has not started: {log.read_text()[-4000:]}"
+        time.sleep(0.1)
 
 
 def _free_port() -> int:
