@@ -41,10 +41,8 @@ def body_of(request: Mapping[str, Any], request_id: str, model: str) -> dict[str
     """Return the body for the server. The stop texts stay with the frontend, which has the text of the answer."""
     sampling, stopping, output = (_fields(request, name) for name in ("sampling_options", "stop_conditions", "output_options"))
     guide = _fields(sampling, "guided_decoding")
-    for where, fields in (("", request), ("sampling_options", sampling), ("stop_conditions", stopping)):
+    for where, fields in zip(REFUSED, (request, sampling, stopping, output, guide), strict=True):
         _require_neutral(where, fields)
-    _require_neutral("output_options", output)
-    _require_neutral("guided_decoding", guide)
     params = {name: value for name in SAMPLING if (value := sampling.get(name)) is not None}
     params |= {name: value for name in STOPPING if (value := stopping.get(name)) is not None}
     params["seed"] = _seed_of(request_id) if sampling.get("seed") is None else sampling["seed"]

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0  # longest time for an answer to a question of the worker
 READY_POLL_S = 0.1
-KEYS = ("api_keys", "api_key_file", "admin_key_file")  # settings of a server that only the worker reaches
+KEYS = ("api_keys", "api_key_file", "admin_keys", "admin_key_file")  # settings of a server that only the worker reaches
 
 
 class Server(Protocol):
