@@ -22,6 +22,7 @@
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server
+    cards/KEY/                          files from which Dynamo's frontends make prompts (deploy/dynamo/card.py), and
     batches/PORT/                       uploaded files and batches (server/batches/store.py), which no command of the cache removes
 
 A file is written under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a leftover. A
@@ -114,10 +115,11 @@ class Kept:
         self._quantised = folder / "quantised"
         self._labels = folder / "labels"
         self._tokenizers = folder / "tokenizers"
+        self._cards = folder / "cards"
 
     def require_private(self) -> None:
         """Raise UnsafeCache if another user can write to one of the folders."""
-        within = self._weights, self._kernels, self._exports, self._quantised, self._labels, self._tokenizers
+        within = self._weights, self._kernels, self._exports, self._quantised, self._labels, self._tokenizers, self._cards
         for folder in (self.folder, self.executables.folder, *within):
             require_private(folder)
 
@@ -156,6 +158,10 @@ class Kept:
     def export_of(self, key: str) -> Path:
         """Return the folder with the files of an export."""
         return self._exports / key
+
+    def card_of(self, key: str) -> Path:
+        """Return the folder with the files for the prompts of one model."""
+        return self._cards / key
 
     def models_of(self, key: str) -> list[str]:
         """Return the sources that were loaded with a program, most recent first."""

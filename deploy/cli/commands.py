@@ -17,6 +17,7 @@ from deploy.cli import (
     compile,
     compiler,
     doctor,
+    dynamo,
     export,
     generate,
     inspect,
@@ -42,6 +43,9 @@ app.command("create", rich_help_panel=SERVING)(running.create)
 app.command("chat", rich_help_panel=SERVING)(chat.chat)
 app.command("launch", rich_help_panel=SERVING)(launch.launch)
 app.command("stage", rich_help_panel=SERVING)(stage.stage)
+app.command("dynamo", rich_help_panel=SERVING, add_help_option=False, context_settings=dynamo.CONTEXT, options_metavar="MODEL [OPTIONS]")(
+    dynamo.dynamo
+)
 app.command("replay", rich_help_panel=SERVING)(replay.replay)
 app.command("run", rich_help_panel=SERVING)(models.run)
 app.command("pull", rich_help_panel=MODELS)(models.pull)

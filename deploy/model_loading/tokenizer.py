@@ -40,6 +40,12 @@ class TokenizerSource:
         with _refusal(self.path):
             return Tokenizer(self._files.contents)
 
+    def files(self) -> TokenizerFiles:
+        """Return the files, which are made if the model is a GGUF file."""
+        with _refusal(self.path):
+            self._files.tokenizer()  # raises an error if it is missing
+            return self._files
+
     def eos_ids(self) -> tuple[int, ...]:
         """Return the ids of the tokens that end an answer."""
         with _refusal(self.path):
@@ -67,12 +73,20 @@ class TokenizerSource:
 
 def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
     """Load the tokenizer of a source without opening the other files of the model. The front uses this."""
-    path = locate(source, hub_token=hub_token)
-    with _refusal(path):
-        gguf = _open_gguf(path) if path.is_file() else None
-    tokenizer = TokenizerSource(path, gguf).build()
+    tokenizer = _located(source, hub_token).build()
     return_free_memory()
     return tokenizer
+
+
+def load_files(source: str) -> TokenizerFiles:
+    """Return the files that describe the tokenizer of a source, for programs that make prompts in place of the server."""
+    return _located(source, None).files()
+
+
+def _located(source: str, hub_token: str | None) -> TokenizerSource:
+    path = locate(source, hub_token=hub_token)
+    with _refusal(path):
+        return TokenizerSource(path, _open_gguf(path) if path.is_file() else None)
 
 
 def _open_gguf(path: Path) -> GgufFile:

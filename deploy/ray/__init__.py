@@ -1,1 +1,1 @@
-"""A fleet on Ray Serve: `serve run deploy.ray.app:app`. Only this package imports ray, and nothing else imports this package."""
+"""A fleet on Ray Serve: `serve run deploy.ray.app:app`. Only this package imports ray; the simulator of fleets imports its policies."""

@@ -24,8 +24,8 @@ from deploy.ray.lease import Lease
 from deploy.ray.options import prefill_name
 from deploy.ray.passage import Passage, refusal
 from deploy.ray.prefill import Prefill
-from deploy.ray.session import new_session
 from deploy.ray.wish import BodyTooLarge, BodyTooLate, Wish, read, receive
+from deploy.replicas.session import new_session
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from deploy.ray.lease import Lease
-from deploy.ray.progress import Events, Progress, is_comment
+from deploy.ray.progress import Progress
 from deploy.ray.wish import Reading, Wish, place_of
+from deploy.replicas.events import Events, is_comment
 from server.api.answer.sse import while_connected
 from server.open_values import HEADER
 from server.peers.named import HEADER as GIVER_HEADER

@@ -13,10 +13,10 @@ from ray.serve.config import RequestRouterConfig
 
 from deploy.ray.cache_watch import CacheWatch, follow
 from deploy.ray.lease import Lease
-from deploy.ray.process import ServerProcess
 from deploy.ray.scaling import PAGES, REQUESTS
 from deploy.ray.stage_hosts import StageHosts
 from deploy.ray.wish import Wish
+from deploy.replicas.process import ServerProcess
 
 STATS_S = 2.0  # interval at which routers hear of load and cache
 ROUTER: dict[str, Any] = {"request_router_class": "deploy.ray.router.PrefixRouter", "request_routing_stats_period_s": STATS_S}

@@ -16,8 +16,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.ray.process import StagePlaces
 from deploy.ray.stage_process import StageProcess
+from deploy.replicas.process import StagePlaces
 
 SECRET_BYTES = 32
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 
-from deploy.ray.process import BOUND
+from deploy.replicas.process import BOUND
 from runtime.launch import command
 
 LISTENS = re.compile(r"relaxserve stage at \S+ port (\d+)\n")

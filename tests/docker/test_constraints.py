@@ -66,7 +66,7 @@ def test_all_dependencies_are_pinned(python: str, machine: str) -> None:
 
 
 def test_an_unknown_extra_is_refused() -> None:
-    with pytest.raises(SystemExit, match="the extra is 'hubs'; expected one of clients, cuda, fleet, hub, "):
+    with pytest.raises(SystemExit, match="the extra is 'hubs'; expected one of clients, cuda, dynamo, fleet, hub, "):
         requirements(["hubs"])
 
 

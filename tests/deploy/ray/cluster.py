@@ -30,6 +30,9 @@ MARK = "FLEET_OF_TESTS"  # a variable in the environment of all processes of one
 MANIFEST = ROOT / "deploy" / "ray" / "rayservice.yaml"
 RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
 START_S = 900.0
+# Agents of a node whose ports are given: a node that finds ports itself gives up if its agents have not started after 15 s.
+AGENTS = ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent", "metrics-export")
+STARTED = b"Ray runtime started."  # what a node writes when it has registered
 FAILED = b"Exception importing application"  # what Ray writes when a fleet will never start
 
 
@@ -41,10 +44,11 @@ class Cluster:
     log: Path
     environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
+    nodes: Sequence[subprocess.Popen[bytes]]  # of a Ray that was started before
 
     def servers(self) -> dict[int, str]:
         """Return the process ids of the replicas' servers that are ready, and their addresses."""
-        found = {pid: _address_of(pid) for pid in self.processes(b"relaxserve-replica-", b"deploy.cli")}
+        found = {pid: address_of(pid) for pid in self.processes(b"relaxserve-replica-", b"deploy.cli")}
         return {pid: url for pid, url in found.items() if url is not None and _answers(f"{url}/health/ready")}
 
     def upgrade(self, **settings: Any) -> None:
@@ -81,7 +85,7 @@ class Cluster:
     def wait_for(self, num_servers: int) -> None:
         """Wait until so many replicas answer."""
         end_s = time.monotonic() + START_S
-        while time.monotonic() < end_s and self.process.poll() is None:
+        while time.monotonic() < end_s and all(process.poll() is None for process in (self.process, *self.nodes)):
             if len(self.servers()) >= num_servers and _answers(f"{self.url}/health/ready"):
                 return
             if FAILED in self.log.read_bytes():
@@ -111,7 +115,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     return shipped | {f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in own.items()}
 
 
-def _address_of(pid: int) -> str | None:
+def address_of(pid: int) -> str | None:
     """Read the address of a server in its configuration."""
     with suppress(OSError, KeyError, ValueError):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
@@ -175,6 +179,7 @@ def running_fleet(
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "RAY_raylet_start_wait_time_s": f"{START_S:g}",  # otherwise a node gives up after 30 s
         "RAY_AUTH_MODE": "disabled",  # otherwise Ray writes a token into the home folder
         **(haproxy_environment(folder) if has_haproxy else {}),
     }
@@ -188,9 +193,9 @@ def running_fleet(
 
         started.callback(shutil.rmtree, folder, ignore_errors=True)
         started.callback(_kill_marked, mark)
-        address = _start_nodes(nodes, start) if nodes else "local"
+        address, processes = _start_nodes(nodes, start, log) if nodes else ("local", [])
         process = start(SERVE, "run", "--address", address, str(config))
-        cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process)
+        cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process, processes)
         try:
             cluster.wait_for(num_servers)
             yield cluster
@@ -201,47 +206,41 @@ def running_fleet(
             _kill_marked(mark)
 
 
-def _start_nodes(nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]]) -> str:
-    """Start the nodes of a Ray. Return its address."""
+def _start_nodes(
+    nodes: Sequence[Node], start: Callable[..., subprocess.Popen[bytes]], log: Path
+) -> tuple[str, list[subprocess.Popen[bytes]]]:
+    """Start the nodes of a Ray, one after the other, because a node does not wait for the head. Return the address of the head, and the
+    processes of the nodes, which write to `log`."""
     machines = [node.machine for node in nodes if node.machine is not None]
     near = machines[0].near if machines else "127.0.0.1"
     address = f"{near}:{_free_port()}"
+    started: list[subprocess.Popen[bytes]] = []
     for node in nodes:
         is_head = node is nodes[0]
         words = ["--head", f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={_free_port()}", "--include-dashboard=false"]
         more = words if is_head else [f"--address={address}"]
-        start(
+        process = start(
             *(node.machine.inside if node.machine is not None else ()),
             *(RAY, "start", "--block", "--disable-usage-stats", *more),
             f"--node-ip-address={near if node.machine is None else node.machine.far}",
             f"--num-cpus={node.num_cpus}",
             f"--resources={json.dumps(dict(node.resources))}",
             "--object-store-memory=100000000",
+            *(f"--{name}-port={_free_port()}" for name in AGENTS),
             *("--min-worker-port=0", "--max-worker-port=0"),  # other fleets on this machine use ports, too
         )
-        if is_head:
-            _wait_for_port(address)
-    _wait_for_health(address, start)
-    return address
+        started.append(process)
+        _wait_for_nodes(started, log)
+    return address, started
 
 
-def _wait_for_health(address: str, start: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Wait until Ray's control store answers. On a busy machine that takes longer than `serve run` waits."""
+def _wait_for_nodes(started: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
+    """Wait until all of these nodes have registered."""
     end_s = time.monotonic() + START_S
-    while start(RAY, "health-check", "--address", address).wait():
-        assert time.monotonic() < end_s, f"the control store of Ray at {address} does not answer"
-
-
-def _wait_for_port(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    end_s = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection((host, int(port)), 5).close()
-            return
-        except OSError:
-            assert time.monotonic() < end_s, f"nothing listens at {address}"
-            time.sleep(0.1)
+    while log.read_bytes().count(STARTED) < len(started):
+        assert all(process.poll() is None for process in started), f"a node of Ray has ended: {log.read_text()[-4000:]}"
+        assert time.monotonic() < end_s, f"a node of Ray has not started: {log.read_text()[-4000:]}"
+        time.sleep(0.1)
 
 
 def _free_port() -> int:

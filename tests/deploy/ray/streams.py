@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from deploy.ray.process import ServerProcess
+from deploy.replicas.process import ServerProcess
 
 AT_ONCE = 16
 NUM_TOKENS = 160

@@ -22,8 +22,8 @@ from starlette.datastructures import Headers  # noqa: E402
 from deploy.ray.lease import Lease  # noqa: E402
 from deploy.ray.passage import MOST_LOST, GivenUp, Passage  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
-from deploy.ray.session import new_session  # noqa: E402
 from deploy.ray.wish import Wish, place_of, read  # noqa: E402
+from deploy.replicas.session import new_session  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
 from tests.network import can_cut, other_machine  # noqa: E402
@@ -263,7 +263,7 @@ def test_a_replica_that_is_not_there_is_passed_over() -> None:
 
 def test_a_replica_whose_machine_is_silent_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing answers the connection, as when a machine is lost. The request was not sent, so any request may go elsewhere."""
-    monkeypatch.setattr("deploy.ray.session.CONNECT_S", 0.2)
+    monkeypatch.setattr("deploy.replicas.session.CONNECT_S", 0.2)
     with socket.socket() as silent, ExitStack() as clients:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
@@ -295,7 +295,7 @@ sys.stdin.read()
 @pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 def test_a_stream_goes_on_when_its_machine_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """No packet says that the machine is lost, in the middle of a stream that has sent a few events."""
-    monkeypatch.setattr("deploy.ray.session.LOST_S", 1.0)
+    monkeypatch.setattr("deploy.replicas.session.LOST_S", 1.0)
 
     async def go() -> None:
         with other_machine() as machine:

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.ray.progress import Departure, Events, Progress, is_comment
+from deploy.ray.progress import Departure, Progress
+from deploy.replicas.events import Events
 
 
 def chunk(index: int, text: str) -> bytes:
     return b'data: {"id":"a","choices":[{"index":%d,"delta":{"content":"%s"}}]}\n\n' % (index, text.encode())
-
-
-def test_events_are_whole_however_the_bytes_arrive() -> None:
-    stream = b"".join(chunk(0, f"t{at}") for at in range(5)) + b": still working\n\n" + b"data: [DONE]\n\n"
-    for size in (1, 3, 50, len(stream)):
-        events = Events("text/event-stream")
-        found = [event for at in range(0, len(stream), size) for event in events.push(stream[at : at + size])]
-        assert b"".join(found) == stream
-        assert [is_comment(event) for event in found] == [False] * 5 + [True, False]
-
-
-def test_lines_of_json_are_events() -> None:
-    assert Events("application/x-ndjson").push(b'{"a":1}\n{"b"') == [b'{"a":1}\n']
 
 
 def test_a_second_stream_goes_on_behind_the_first() -> None:

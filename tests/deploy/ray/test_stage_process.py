@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 
 from deploy.ray import stage_process
-from deploy.ray.process import ServerProcess, StagePlaces
 from deploy.ray.stage_process import StageProcess
+from deploy.replicas.process import ServerProcess, StagePlaces
 from tests.deploy.ray.streams import comparable, streams, undisturbed
 from tests.process_states import is_running
 

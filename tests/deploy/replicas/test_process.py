@@ -16,7 +16,7 @@ import yaml
 
 pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 
-from deploy.ray.process import FOLDER, ServerEnded, ServerProcess, StagePlaces, _in_stages
+from deploy.replicas.process import FOLDER, ServerEnded, ServerProcess, StagePlaces, _in_stages
 from deploy.settings import ModelSpec, gather
 from server.settings import SettingsError
 from tests.conftest import ROOT
@@ -24,7 +24,7 @@ from tests.process_states import is_running
 
 OWNER = """
 import time
-from deploy.ray.process import ServerProcess
+from deploy.replicas.process import ServerProcess
 server = ServerProcess(["demo"], {}, address="127.0.0.1")
 print(server.pid, flush=True)
 time.sleep(600)
@@ -123,7 +123,7 @@ def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
     server.wait_until_ready()
     server.require_answer()
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr("deploy.ray.process.ASK_S", 0.5)
+    monkeypatch.setattr("deploy.replicas.process.ASK_S", 0.5)
     with pytest.raises(OSError, match="timed out"):
         server.require_answer()
     server.stop()

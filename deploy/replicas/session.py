@@ -1,4 +1,4 @@
-"""The HTTP client of the ingress."""
+"""The HTTP client that reaches the servers of replicas."""
 
 from __future__ import annotations
 

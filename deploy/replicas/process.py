@@ -1,4 +1,4 @@
-"""The server process of a replica: start it, wait until it is ready, ask it, stop it."""
+"""The server process of a replica of a fleet: start it, wait until it is ready, ask it, stop it."""
 
 from __future__ import annotations
 

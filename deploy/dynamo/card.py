@@ -1,0 +1,60 @@
+"""Write the files from which Dynamo's frontend makes prompts of a model: its tokenizer, chat template and configuration.
+
+They are those that the server reads, or makes from a GGUF file, so both sides have the same tokens. They lie in the cache, in a folder that
+is named by their digest: Dynamo sends requests of a model only to workers whose files have the same paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from deploy.cache import kept
+from deploy.model_loading.tokenizer import load_files
+from server.text.tokenizer_files import TokenizerFiles
+
+CONFIG = "config.json"
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    folder: Path
+    has_template: bool  # for conversations
+
+
+def write_card(source: str) -> Card:
+    """Write the files of a model. Raise LoadError if they cannot be read."""
+    files = load_files(source)
+    contents = {name: content for name, content in files.contents.items() if "/" not in name}
+    # Dynamo requires these fields, which the configuration of a GGUF file lacks, and reads which tokens end an answer.
+    needed = {"model_type": "relaxserve", "architectures": ["relaxserve"], "eos_token_id": [*files.eos_ids()]}
+    config = {**needed, **files.object(CONFIG)}
+    return Card(_written({**contents, CONFIG: json.dumps(config).encode()}), _has_template(files))
+
+
+def _written(contents: Mapping[str, bytes]) -> Path:
+    key = hashlib.blake2b(msgspec.msgpack.encode(sorted(contents.items())), digest_size=16).hexdigest()
+    cache = kept()
+    place = Path(tempfile.mkdtemp(prefix="relaxserve-card-")) / key if cache is None else cache.card_of(key)
+    if not place.is_dir():
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=place.parent))
+        for name, content in contents.items():
+            (made / name).write_bytes(content)
+        try:
+            made.rename(place)
+        except OSError:  # another worker was faster
+            shutil.rmtree(made)
+    return place
+
+
+def _has_template(files: TokenizerFiles) -> bool:
+    return "chat_template" in files.object("tokenizer_config.json") or any(name in files.contents for name in TEMPLATES)

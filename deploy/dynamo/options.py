@@ -1,0 +1,74 @@
+"""The options of a worker: the model and its server, and those that all workers of Dynamo have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
+from dynamo.common.utils.runtime import parse_endpoint
+
+from deploy.settings import KEY_VARIABLE, model_entry, read_config
+from server.models.state import ModelSpec
+from server.settings import SettingsError
+
+PLACE = "backend.generate"  # component and endpoint of a worker, unless --endpoint names others
+TYPES = "chat,completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    spec: ModelSpec
+    entry: str | dict[str, Any]  # the model as in the configuration file of a server
+    settings: Mapping[str, Any]  # of the server that the worker starts
+    url: str | None  # of a server that runs already
+    events: str | None  # address of the cache events of that server
+    key: str | None  # of that server
+    runtime: DynamoRuntimeConfig
+    component: str
+    endpoint: str
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Raise SettingsError if an option is wrong. As all programs with argparse, exit at --help and at an unknown option."""
+    parser = argparse.ArgumentParser("relaxserve dynamo", description="Serve a model as a worker of NVIDIA Dynamo.", allow_abbrev=False)
+    own = parser.add_argument_group("options of relaxserve")
+    own.add_argument("model", nargs="?", metavar="MODEL", help="folder, .gguf file, hub id or 'demo', maybe with =NAME")
+    own.add_argument("--config", type=Path, metavar="FILE", help="settings of the server, or its model, as for `relaxserve serve`")
+    own.add_argument("--url", help=f"use the server at this address, which has the model; {KEY_VARIABLE} is its key")
+    own.add_argument("--kv-events", metavar="ADDRESS", help="with --url: where the server publishes its cache events")
+    DynamoRuntimeArgGroup().add_arguments(parser)
+    found = parser.parse_args(argv)
+    if found.url is not None and found.config is not None:
+        raise SettingsError(f"--url is {found.url} and --config is {found.config}; a server that runs has its settings: leave one out")
+    if found.url is None and found.kv_events is not None:
+        raise SettingsError(f"--kv-events is {found.kv_events} without --url; the worker's own server needs none: leave it out")
+    entry, settings = _model_of(found.model, found.config)
+    runtime = DynamoRuntimeConfig.from_cli_args(found)
+    try:
+        runtime.validate()
+        runtime.namespace, component, endpoint = parse_endpoint(runtime.endpoint or f"dyn://{runtime.namespace}.{PLACE}")
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    spec = model_entry(entry, "MODEL")
+    return Options(spec, entry, settings, found.url, found.kv_events, os.environ.get(KEY_VARIABLE), runtime, component, endpoint)
+
+
+def _model_of(model: str | None, config: Path | None) -> tuple[str | dict[str, Any], Mapping[str, Any]]:
+    """Return the entry of the only model, and the settings of the configuration file."""
+    if config is None:
+        if model is None:
+            raise SettingsError("MODEL is missing; name a folder, a .gguf file, a hub id or 'demo'")
+        return model, {}
+    _, specs = read_config(config)  # says what is wrong with the file
+    settings: dict[str, Any] = yaml.safe_load(config.read_text()) or {}
+    entries = [*settings.pop("models", ()), *([] if model is None else [model])]
+    if len(entries) != 1:
+        names = ", ".join(spec.name for spec in specs) or "none"
+        raise SettingsError(f"models in {config} are {names}, and MODEL is {model}; a worker serves one model: name it in one place")
+    return entries[0], settings
