@@ -24,7 +24,7 @@ from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.chromium import chromium, page
 from tests.forked import ForkServer, commands
-from tests.kept_code import kept_modules
+from tests.kept_code import kept_modules, pytest_runtest_setup
 from tests.kept_programs import kept_programs
 from tests.screens import pytest_runtest_protocol, pytest_terminal_summary
 
@@ -32,6 +32,7 @@ __all__ = [
     "chromium",
     "page",
     "pytest_runtest_protocol",
+    "pytest_runtest_setup",
     "pytest_terminal_summary",
 ]  # fixtures that tests in several folders use, and hooks
 
