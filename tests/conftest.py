@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.chromium import chromium, page
+from tests.covering import mark_uncovered
 from tests.forked import ForkServer, commands
 from tests.kept_code import kept_modules, pytest_runtest_setup
 from tests.kept_programs import kept_programs
@@ -113,6 +114,7 @@ def _group_of(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)  # run before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of a file in one process, because they share servers, workers and compiled programs. Start the slowest groups first."""
+    mark_uncovered(items)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
