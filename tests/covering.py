@@ -1,8 +1,8 @@
 """Let `make test` run some combinations of a test's parameters that together contain each pair of values; the others are marked slow.
 
-`@pytest.mark.covering("kind", "size")` names parameters of a test, or fixtures with parameters. Among equal values of all other parameters,
-each pair of values of two named parameters is in a combination that runs. With `together=1` each single value is, with `together=3` each
-triple. `make test-slow` runs all combinations.
+`@pytest.mark.covering("kind", "size")` names parameters of a test, or fixtures with parameters; without names, it means all of them. Among
+equal values of all other parameters, each pair of values of two named parameters is in a combination that runs. With `together=1` each
+single value is, with `together=3` each triple. `make test-slow` runs all combinations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import cast
 
 import pytest
 
+MIXED = 0.6180339887  # multiples of the golden ratio, without their whole parts, are spread evenly
 Combination = tuple[int, ...]  # a number for the value of each parameter
 
 
@@ -38,7 +39,7 @@ def mark_uncovered(items: Sequence[pytest.Item]) -> None:
 def _asked(item: pytest.Function) -> tuple[tuple[str, ...], int]:
     marker = item.get_closest_marker("covering")
     assert marker is not None
-    names = cast(tuple[str, ...], marker.args)
+    names = cast(tuple[str, ...], marker.args) or (*_values(item),)
     if missing := set(names) - _values(item).keys():
         raise pytest.UsageError(f"{item.nodeid}: covering names {sorted(missing)}; the test's parameters are {sorted(_values(item))}")
     return names, marker.kwargs.get("together", 2)
@@ -50,23 +51,24 @@ def _values(item: pytest.Function) -> Mapping[str, int]:
 
 
 def covering(given: Sequence[Combination], together: int = 2) -> set[int]:
-    """Return the numbers of combinations that contain everything that all combinations contain `together` by `together`. In each turn, the
-    first of those combinations is chosen that contain most of what is missing."""
+    """Return the numbers of combinations that contain everything that all combinations contain `together` by `together`. In each turn, one
+    of those combinations is chosen that contain most of what is missing. Their order is mixed, so that each value is chosen about as often
+    as others."""
 
     def parts(combination: Combination) -> Iterator[tuple[tuple[int, int], ...]]:
         return combinations(enumerate(combination), min(together, len(combination)))
 
     missing = {part for combination in given for part in parts(combination)}
-    queue = [(-sum(1 for _ in parts(combination)), number) for number, combination in enumerate(given)]
+    queue = [(-sum(1 for _ in parts(combination)), number * MIXED % 1, number) for number, combination in enumerate(given)]
     heapify(queue)
     chosen: set[int] = set()
     while missing:
-        _, number = heappop(queue)
+        _, order, number = heappop(queue)
         new = missing.intersection(parts(given[number]))
         if not new:
             continue
-        if queue and (-len(new), number) > queue[0]:  # by now it contains less than another may contain
-            heappush(queue, (-len(new), number))
+        if queue and (-len(new), order) > queue[0][:2]:  # by now it contains less than another may contain
+            heappush(queue, (-len(new), order, number))
             continue
         chosen.add(number)
         missing -= new
