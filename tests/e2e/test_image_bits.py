@@ -19,6 +19,7 @@ from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
+from tests.e2e.test_families_that_see import OTHER_FAMILIES
 from tests.golden.crops import crop_of, tokens_of
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import Subject
@@ -29,23 +30,12 @@ pytestmark = pytest.mark.xdist_group("bits of images")
 @pytest.fixture(
     scope="module",
     params=[
+        # in f32 as in test_families_that_see.py, whose servers find these programs in the cache
+        *((name, "f32") for name in OTHER_FAMILIES if name not in ("llava_siglip", "glm4v_moe")),
         ("idefics3", "bf16"),
-        ("gemma3", "f32"),
-        ("llava", "bf16"),
-        ("internvl", "bf16"),
-        ("qwen2_vl", "f32"),
-        ("qwen2_5_vl", "f32"),
-        ("qwen3_vl", "bf16"),
-        ("mistral3", "bf16"),
-        ("lfm2_vl", "bf16"),
-        ("gemma4", "f32"),
-        ("gemma4_both_ways", "bf16"),
-        ("glm4v", "f32"),
-        ("llama4", "bf16"),
-        # the other format of a family, of which the program differs in nothing but its products
         *(
             pytest.param(case, marks=pytest.mark.slow)
-            for case in (("idefics3", "f32"), ("gemma3", "bf16"), ("qwen2_vl", "bf16"), ("lfm2_vl", "f32"), ("glm4v", "bf16"))
+            for case in (("idefics3", "f32"), *((name, "bf16") for name in ("gemma3", "qwen2_vl", "lfm2_vl", "llama4", "glm4v")))
         ),
     ],
     ids="-".join,
