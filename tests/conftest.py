@@ -45,7 +45,7 @@ AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" /
 # A plain run always uses the same Hypothesis examples, so only a change of the code can make it fail. `make test-slow` uses the profile
 # `full` and draws new examples. No profile has a deadline, because drawing an example may take seconds on a busy machine.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("quick", UNTIMED, derandomize=True)
+settings.register_profile("quick", UNTIMED, derandomize=True, max_examples=40)
 settings.register_profile("full", UNTIMED, max_examples=1000)
 settings.load_profile("quick")
 
@@ -79,6 +79,7 @@ LONGEST = (
     "demo server",
     "GPU server",
     "console",
+    "bits of images",
     "bits of the demo",
     "bits of cache groups",
     "web",
@@ -331,8 +332,10 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
 
 
 @pytest.fixture
-def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """Return a target with AMX. If this machine has no AMX, the emulation runs the code."""
+def amx(matrix_unit: MatrixUnit) -> Iterator[Target]:
+    """Yield a target with AMX. If this machine has no AMX, the emulation runs the code. The fixture does not use `monkeypatch`, with which
+    no kernel would be kept (tests/kept_code.py)."""
     allowed = features() | {"amx-tile", "amx-bf16", "amx-int8"}
-    monkeypatch.setattr("runtime.device.cpu.host.features", lambda: allowed)
-    return get("amx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.device.cpu.host.features", lambda: allowed)
+        yield get("amx")
