@@ -8,7 +8,7 @@ single value is, with `together=3` each triple. `make test-slow` runs all combin
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 from typing import cast
@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 
 MIXED = 0.6180339887  # multiples of the golden ratio, without their whole parts, are spread evenly
-Combination = tuple[int, ...]  # a number for the value of each parameter
+Combination = tuple[Hashable, ...]  # the value of each parameter
 
 
 def mark_uncovered(items: Sequence[pytest.Item]) -> None:
@@ -26,7 +26,7 @@ def mark_uncovered(items: Sequence[pytest.Item]) -> None:
         # A combination that is slow anyway covers nothing in `make test`
         if isinstance(item, pytest.Function) and item.get_closest_marker("covering") and not item.get_closest_marker("slow"):
             names, _ = _asked(item)
-            others = tuple(sorted((name, value) for name, value in _values(item).items() if name not in names))
+            others = tuple((name, value) for name, value in _values(item).items() if name not in names)
             tests[item.path, item.cls, item.originalname, others].append(item)
     for same in tests.values():
         names, together = _asked(same[0])
@@ -45,9 +45,18 @@ def _asked(item: pytest.Function) -> tuple[tuple[str, ...], int]:
     return names, marker.kwargs.get("together", 2)
 
 
-def _values(item: pytest.Function) -> Mapping[str, int]:
-    """Return a number for the value of each parameter. All combinations share the values of a parameter, which may have no hash."""
-    return {name: id(value) for name, value in item.callspec.params.items()} if hasattr(item, "callspec") else {}
+def _values(item: pytest.Function) -> Mapping[str, Hashable]:
+    return {name: _hashable(value) for name, value in item.callspec.params.items()} if hasattr(item, "callspec") else {}
+
+
+def _hashable(value: object) -> Hashable:
+    """Return what tells a value apart from others: the value, or its id if it has no hash. All combinations share the values of a
+    parameter."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
 
 
 def covering(given: Sequence[Combination], together: int = 2) -> set[int]:
@@ -55,7 +64,7 @@ def covering(given: Sequence[Combination], together: int = 2) -> set[int]:
     of those combinations is chosen that contain most of what is missing. Their order is mixed, so that each value is chosen about as often
     as others."""
 
-    def parts(combination: Combination) -> Iterator[tuple[tuple[int, int], ...]]:
+    def parts(combination: Combination) -> Iterator[tuple[tuple[int, Hashable], ...]]:
         return combinations(enumerate(combination), min(together, len(combination)))
 
     missing = {part for combination in given for part in parts(combination)}
