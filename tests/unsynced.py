@@ -1,6 +1,7 @@
 """Keep machine code without waiting until it is on the disk.
 
-Servers wait, because a power failure may leave a file without its content. The tests lose nothing then: a damaged file is compiled again.
+Servers wait, because a power failure may leave a file without its content. Tests would lose nothing: they compile again what a damaged file
+held.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from tests.golden.crops import crop_of, tokens_of
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import Subject
 
+FAMILIES = [name for name in OTHER_FAMILIES if name not in ("llava_siglip", "glm4v_moe")]
 pytestmark = pytest.mark.xdist_group("bits of images")
 
 
@@ -31,12 +32,9 @@ pytestmark = pytest.mark.xdist_group("bits of images")
     scope="module",
     params=[
         # in f32 as in test_families_that_see.py, whose servers find these programs in the cache
-        *((name, "f32") for name in OTHER_FAMILIES if name not in ("llava_siglip", "glm4v_moe")),
+        *((name, "f32") for name in FAMILIES),
         ("idefics3", "bf16"),
-        *(
-            pytest.param(case, marks=pytest.mark.slow)
-            for case in (("idefics3", "f32"), *((name, "bf16") for name in ("gemma3", "qwen2_vl", "lfm2_vl", "llama4", "glm4v")))
-        ),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in (("idefics3", "f32"), *((name, "bf16") for name in FAMILIES))),
     ],
     ids="-".join,
 )
