@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.chromium import chromium, page
+from tests.covering import mark_uncovered
 from tests.forked import ForkServer, commands
-from tests.kept_code import kept_modules
+from tests.kept_code import kept_modules, pytest_runtest_setup
 from tests.kept_programs import kept_programs
 from tests.screens import pytest_runtest_protocol, pytest_terminal_summary
 
@@ -32,6 +33,7 @@ __all__ = [
     "chromium",
     "page",
     "pytest_runtest_protocol",
+    "pytest_runtest_setup",
     "pytest_terminal_summary",
 ]  # fixtures that tests in several folders use, and hooks
 
@@ -43,7 +45,7 @@ AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" /
 # A plain run always uses the same Hypothesis examples, so only a change of the code can make it fail. `make test-slow` uses the profile
 # `full` and draws new examples. No profile has a deadline, because drawing an example may take seconds on a busy machine.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("quick", UNTIMED, derandomize=True)
+settings.register_profile("quick", UNTIMED, derandomize=True, max_examples=40)
 settings.register_profile("full", UNTIMED, max_examples=1000)
 settings.load_profile("quick")
 
@@ -77,6 +79,7 @@ LONGEST = (
     "demo server",
     "GPU server",
     "console",
+    "bits of images",
     "bits of the demo",
     "bits of cache groups",
     "web",
@@ -112,6 +115,7 @@ def _group_of(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)  # run before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of a file in one process, because they share servers, workers and compiled programs. Start the slowest groups first."""
+    mark_uncovered(items)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
@@ -119,16 +123,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(_group_of(item), len(LONGEST)))
 
 
-def pytest_collection_finish() -> None:
-    """Exempt modules and collected tests from garbage collection. They live until the end of the run, so scanning them again would only
-    take time."""
-    gc.collect()
-    gc.freeze()
+# Modules and collected tests live until the end of the run. Scanning them again and again for garbage would take half of the time in which
+# they are imported and collected.
+gc.disable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """Keep the machine code of test files, which are all imported by now."""
+    """Exempt modules and collected tests from garbage collection, which begins here, and collect less often than Python does by default.
+    Keep the machine code of test files, which are all imported by now."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
     with kept_modules():
         return (yield)
 
@@ -325,8 +332,10 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
 
 
 @pytest.fixture
-def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """Return a target with AMX. If this machine has no AMX, the emulation runs the code."""
+def amx(matrix_unit: MatrixUnit) -> Iterator[Target]:
+    """Yield a target with AMX. If this machine has no AMX, the emulation runs the code. The fixture does not use `monkeypatch`, with which
+    no kernel would be kept (tests/kept_code.py)."""
     allowed = features() | {"amx-tile", "amx-bf16", "amx-int8"}
-    monkeypatch.setattr("runtime.device.cpu.host.features", lambda: allowed)
-    return get("amx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.device.cpu.host.features", lambda: allowed)
+        yield get("amx")

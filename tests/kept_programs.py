@@ -1,7 +1,7 @@
 """Keep what servers and loads compile between runs of the tests, in the folder that pytest keeps for itself.
 
 The key of a program holds the digest of the compiler's sources, so a change of the compiler compiles everything again. Tests that compile a
-program without loading a model do not read these files (kept_code.py keeps only the output of LLVM for them).
+program without loading a model do not read these files (kept_code.py keeps their kernels).
 """
 
 from __future__ import annotations

@@ -19,29 +19,22 @@ from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
 from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
+from tests.e2e.test_families_that_see import OTHER_FAMILIES
 from tests.golden.crops import crop_of, tokens_of
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import Subject
 
+FAMILIES = [name for name in OTHER_FAMILIES if name not in ("llava_siglip", "glm4v_moe")]
 pytestmark = pytest.mark.xdist_group("bits of images")
 
 
 @pytest.fixture(
     scope="module",
-    params=[("idefics3", "f32"), ("idefics3", "bf16"), ("gemma3", "f32"), ("gemma3", "bf16"), ("llava", "bf16"), ("internvl", "bf16")]
-    + [
-        ("qwen2_vl", "f32"),
-        ("qwen2_vl", "bf16"),
-        ("qwen2_5_vl", "f32"),
-        ("qwen3_vl", "bf16"),
-        ("mistral3", "bf16"),
-        ("lfm2_vl", "f32"),
-        ("lfm2_vl", "bf16"),
-        ("gemma4", "f32"),
-        ("gemma4_both_ways", "bf16"),
-        ("glm4v", "f32"),
-        ("glm4v", "bf16"),
-        ("llama4", "bf16"),
+    params=[
+        # in f32 as in test_families_that_see.py, whose servers find these programs in the cache
+        *((name, "f32") for name in FAMILIES),
+        ("idefics3", "bf16"),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in (("idefics3", "f32"), *((name, "bf16") for name in FAMILIES))),
     ],
     ids="-".join,
 )
@@ -90,6 +83,7 @@ def test_in_a_batch_and_from_a_warm_cache(rig, submits, alone) -> None:
     check_in_a_batch(rig(), submits, alone)
 
 
+@pytest.mark.covering("loaded", "chunk", together=1)
 @pytest.mark.parametrize("chunk", [16, 21, 64])
 def test_in_chunks(rig, submits, alone, chunk: int) -> None:
     check_in_chunks(rig, submits, alone, chunk)
@@ -161,6 +155,7 @@ def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, al
     assert max(counts) == 1
 
 
+@pytest.mark.covering(together=1)
 @pytest.mark.parametrize(
     ("num_missing", "gap", "crops", "text"),
     [

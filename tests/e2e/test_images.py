@@ -73,46 +73,6 @@ def test_answers_are_those_of_transformers(client: openai.OpenAI, number: int) -
     assert answer.usage.prompt_tokens == len(ARRAYS[f"prompt_{number}"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemma3",
-        "llava",
-        "llava_siglip",
-        "internvl",
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "mistral3",
-        "lfm2_vl",
-        "gemma4",
-        "gemma4_both_ways",
-        "glm4v",
-        "glm4v_moe",
-        "llama4",
-    ],
-)
-def test_other_families_answer_what_transformers_answers(cache_folder: Path, name: str) -> None:
-    """Each of them sees two images in a conversation, several conversations at a time, and the same after its worker was killed."""
-    subject = SUBJECTS[name]
-    transport = openai.DefaultHttpxClient(verify=False)
-    with (
-        serving_demo(cache_folder, str(subject.folder), "--quantize", "f32") as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client,
-        ThreadPoolExecutor(len(CONVERSATIONS)) as pool,
-    ):
-        for kill in (False, True):
-            asking = [pool.submit(answered, client, asked(number, subject), model=name) for number in range(len(CONVERSATIONS))]
-            if kill:
-                kill_worker(server)
-            for number, answer in enumerate(future.result() for future in asking):
-                assert answer.prompt_token_ids == subject.arrays[f"prompt_{number}"].tolist()
-                assert answer.choices[0].token_ids == subject.arrays[f"continuation_{number}"].tolist()
-        body = {"messages": [{"role": "user", "content": f"a {subject.image_text} here"}], "max_tokens": 1}
-        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, verify=False)
-        assert (refused.status_code, subject.image_text in refused.json()["error"]["message"]) == (400, name not in ("gemma3", "llama4"))
-
-
 def test_an_image_of_an_allowed_host_is_fetched(client: openai.OpenAI, files: str) -> None:
     given = answered(client, asked(0)).choices[0].token_ids
     text, images = CONVERSATIONS[0]

@@ -75,6 +75,7 @@ def test_in_a_batch_and_from_a_warm_cache(rig, submits, alone) -> None:
     check_in_a_batch(rig(), submits, alone)
 
 
+@pytest.mark.covering("loaded", "chunk", together=1)
 @pytest.mark.parametrize("chunk", [16, 21, 64])
 def test_in_chunks(rig, submits, alone, chunk: int) -> None:
     check_in_chunks(rig, submits, alone, chunk)

@@ -1,16 +1,19 @@
-"""The commands that the documents show for serving a model, run with SmolLM2. Other models in them are replaced by it."""
+"""The commands that the documents show for serving a model, run with SmolLM2. Other models in them are replaced by it, and of commands that
+are equal then, one runs."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, ROOT, greeting
-from tests.real.conftest import file_of
+from tests.conftest import BIN, ROOT, CommandLine, greeting
+from tests.kept_programs import kept_programs
+from tests.real.conftest import FOLDER, file_of
 
 pytestmark = pytest.mark.xdist_group("documents")
 
@@ -69,27 +72,33 @@ KEYS = {"api-keys": "sk-of-a-client", "admin-keys": "sk-of-an-admin", "keys.txt"
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the variables with which commands find the model by its short name, as after `relaxserve pull smollm2`. Servers of other tests
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Yield the variables with which commands find the model by its short name, as after `relaxserve pull smollm2`. Servers of other tests
     must not find it: they would serve it beside the demo model."""
     cache_folder = tmp_path_factory.mktemp("cache")
-    downloaded = cache_folder / "models" / "smollm2.gguf"
-    downloaded.parent.mkdir(mode=0o700)
-    downloaded.symlink_to(file_of("smollm2"))
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
-    return {**own, "RELAXSERVE_CACHE": str(cache_folder), "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_KEY": KEYS["api-keys"]}
+    with kept_programs(cache_folder):
+        downloaded = cache_folder / "models" / "smollm2.gguf"
+        downloaded.parent.mkdir(mode=0o700)
+        downloaded.symlink_to(file_of("smollm2"))
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
+        yield {**own, "RELAXSERVE_CACHE": str(cache_folder), "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_KEY": KEYS["api-keys"]}
 
 
-def adapted(command: str) -> list[str]:
-    """Return the words of a command with a model, cores and a port that this machine has."""
+def adapted(command: str) -> str:
+    """Return a command with a model, cores and a port that this machine has."""
     for model in MODELS:
-        command = command.replace(model, str(file_of("smollm2")) if model.startswith("~") or model.endswith(".gguf") else "smollm2")
+        command = command.replace(model, str(FOLDER / "smollm2.gguf") if model.startswith("~") or model.endswith(".gguf") else "smollm2")
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    return re.sub(r"-c \S+ relaxserve", f"-c {cores} relaxserve", command).split(" ")
+    return re.sub(r" --port \d+", "", re.sub(r"-c \S+ relaxserve", f"-c {cores} relaxserve", command))
 
 
 def elsewhere(command: str) -> list[str]:
     return [part for part in ELSEWHERE if part in command]
+
+
+def distinct(part: str) -> list[str]:
+    """Return one of the commands that are equal when they are adapted to this machine, for each of them."""
+    return list({adapted(command): command for command in COMMANDS if part in command and not elsewhere(command)}.values())
 
 
 def test_every_shown_command_is_run_or_says_why_not() -> None:
@@ -102,26 +111,24 @@ def test_every_shown_command_is_run_or_says_why_not() -> None:
         assert (ROOT / file).exists() and (not name or f"def {name}(" in (ROOT / file).read_text()), place
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("relaxserve run") and not elsewhere(one)])
+@pytest.mark.parametrize("command", distinct("relaxserve run"))
 def test_a_conversation_begins_with_one_command(command: str, environment: dict[str, str]) -> None:
-    line = " ".join(adapted(command))
-    done = subprocess.run(["bash", "-euc", line], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(["bash", "-euc", adapted(command)], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and len(done.stdout.split()) > 1, done.stderr
     assert len(done.stderr.splitlines()) <= 1, "at most one line is to be read before the answer"
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if "relaxserve serve" in one and not elsewhere(one)])
-def test_a_shown_server_answers(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", distinct("relaxserve serve"))
+def test_a_shown_server_answers(command: str, environment: dict[str, str], command_line: CommandLine, tmp_path: Path) -> None:
     for name, key in KEYS.items():
         (tmp_path / name).write_text(f"{key}\n")
         (tmp_path / name).chmod(0o600)
-    words = [*adapted(re.sub(r" --port \d+", "", command)), "--port", "0"]
+    words = [*adapted(command).split(" "), "--port", "0"]
     with subprocess.Popen(words, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
         try:
             url, _ = greeting(server)
-            ask = ["relaxserve", "chat", QUESTION, "--temperature", "0", "--url", url]
-            answer = subprocess.run(ask, env=environment, capture_output=True, text=True, timeout=300)
-            assert "Paris" in answer.stdout, answer.stderr
+            ask = [BIN / "relaxserve", "chat", QUESTION, "--temperature", "0", "--url", url]
+            assert "Paris" in command_line.run(*ask, RELAXSERVE_KEY=KEYS["api-keys"])
         finally:
             server.terminate()
             server.communicate(timeout=60)
@@ -129,7 +136,7 @@ def test_a_shown_server_answers(command: str, environment: dict[str, str], tmp_p
 
 def test_kept_requests_are_repeated(environment: dict[str, str], tmp_path: Path) -> None:
     def shell(command: str) -> str:
-        done = subprocess.run(["bash", "-euc", command], env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(["bash", "-euc", adapted(command)], env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 

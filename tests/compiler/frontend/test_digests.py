@@ -77,6 +77,7 @@ def named(case: str, format: str, dtype: DType) -> str:
     return f"{case} {format} kv={dtype}"
 
 
+@pytest.mark.covering(together=1)
 @pytest.mark.parametrize("target", list(TARGETS))
 @pytest.mark.parametrize(("case", "format", "dtype"), [_id(c) for c in CASES])
 def test_logits_keep_their_bytes(

@@ -33,6 +33,7 @@ from server.engine.axes import axes_of
 from server.engine.intake import placed_excerpts
 from server.messages import Crop, SamplingParams, Submit
 from tests.compiler.frontend.calls import Call, bound_session, interpreted_call
+from tests.compiler.frontend.test_models import kinds_of_calls
 from tests.golden.crops import crops_of
 from tests.golden.vision import SUBJECTS
 from tests.golden.vision_subject import CONVERSATIONS, SIZES, Subject
@@ -43,6 +44,9 @@ MOST_SQUARES = 160
 NUM_PAGES = 1 + BOUNDS.max_context // 16
 IDEFICS3 = SUBJECTS["idefics3"]
 CONFIG = IDEFICS3.config
+# The interpreter runs every model, and servers compile most families (tests/e2e/test_families_that_see.py). Here `make test` compiles
+# models that together contain every kind of call; `make test-slow` compiles all.
+COMPILED = {"idefics3", "gemma3", "gemma4", "glm4v_moe", "lfm2_vl", "llama4", "qwen2_vl"}
 
 
 @dataclass(frozen=True)
@@ -117,14 +121,14 @@ def compiled(name: str) -> Looker:
     return Looker(SUBJECTS[name], files, bound_session(built(files), files.weights, (BOTH, SEE)).call)
 
 
-@pytest.fixture(params=SUBJECTS)
+@pytest.fixture(params=[pytest.param(name, marks=() if name in COMPILED else pytest.mark.slow) for name in SUBJECTS])
 def looker(request: pytest.FixtureRequest) -> Looker:
     return compiled(request.param)
 
 
-@pytest.fixture(params=[interpreted, compiled])
-def either(request: pytest.FixtureRequest, looker: Looker) -> Looker:
-    return request.param(looker.subject.name)
+@pytest.fixture(params=SUBJECTS)
+def interpreted_looker(request: pytest.FixtureRequest) -> Looker:
+    return interpreted(request.param)
 
 
 @pytest.fixture
@@ -132,10 +136,26 @@ def files() -> ModelFiles:
     return open_files(IDEFICS3.folder)
 
 
+def test_compiled_models_make_every_kind_of_call() -> None:
+    kinds = {name: kinds_of_calls(built(open_files(subject.folder))) for name, subject in SUBJECTS.items()}
+    every = set[Any]().union(*(kinds[name] for name in COMPILED))
+    for name, found in kinds.items():
+        assert found <= every, f"{name} makes a call of a kind that no compiled model makes"
+
+
 @pytest.mark.parametrize("number", range(len(SIZES)))
-def test_rows_of_crops_are_those_of_transformers(either: Looker, number: int) -> None:
-    subject = either.subject
-    assert np.abs(either.seen(crops_of(subject, [number])) - subject.arrays[f"rows_{number}"]).max() < 2e-4
+def test_rows_of_crops_are_those_of_transformers(looker: Looker, number: int) -> None:
+    check_rows(looker, number)
+
+
+@pytest.mark.parametrize("number", range(len(SIZES)))
+def test_interpreted_rows_of_crops_are_those_of_transformers(interpreted_looker: Looker, number: int) -> None:
+    check_rows(interpreted_looker, number)
+
+
+def check_rows(looker: Looker, number: int) -> None:
+    subject = looker.subject
+    assert np.abs(looker.seen(crops_of(subject, [number])) - subject.arrays[f"rows_{number}"]).max() < 2e-4
 
 
 def conversation(subject: Subject, number: int) -> tuple[list[int], list[Crop]]:
@@ -169,7 +189,7 @@ def test_an_image_in_chunks_has_the_same_bits(looker: Looker, chunk: int) -> Non
     np.testing.assert_array_equal(looker.stepped(ids, crops, rows, chunk=chunk), looker.stepped(ids, crops, rows, chunk=256))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
 def test_text_has_the_same_bits_as_in_a_model_that_reads_only_text(name: str) -> None:
     looker = compiled(name)
     blind = replace(looker.files, config=replace(looker.files.config, vision=None))

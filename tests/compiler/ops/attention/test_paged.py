@@ -160,6 +160,7 @@ def test_paged_operators_deduce_and_refuse(deduced):
 # --- attention over dense keys and values ------------------------------------------------------------------------------
 
 
+@pytest.mark.covering("attrs", "kind", "shapes")
 @pytest.mark.parametrize("attrs", [{}, {"causal": True}, {"causal": True, "window": 2}, {"window": 3}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("kind", [None, "bool", "added"])
 @pytest.mark.parametrize("shapes", [None, "b 4 t 3, b 2 s 3, b 2 s 5", "b h t d, c g s d, c g s e"])

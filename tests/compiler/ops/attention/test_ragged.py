@@ -30,6 +30,7 @@ def texts(lengths: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]
 
 # Lengths of texts in tokens. A batch has fewer tokens than a vector has lanes, or several texts within a vector, or texts that end where a
 # vector ends or after that, or an empty text, or no text.
+@pytest.mark.covering("lengths", "size", "furthest")
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 2], [16, 16], [5, 0, 9, 2, 1], [40, 7], []], ids=str)
 @pytest.mark.parametrize("size", [4, 16, 19])
 @pytest.mark.parametrize("furthest", [0, 3])  # the largest relative distance between tokens that has its own bias; 0: no bias

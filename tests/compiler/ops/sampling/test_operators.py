@@ -115,6 +115,7 @@ def equal(found: Arrays, expected: Arrays) -> None:
         np.testing.assert_array_equal(a, b, name)
 
 
+@pytest.mark.covering("vocab", "kind", "spread")
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_machine_code_draws_what_the_meaning_draws(sessions: list[Session], vocab: int, kind: str, spread: str) -> None:

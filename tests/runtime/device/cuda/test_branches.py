@@ -46,6 +46,7 @@ func main(x: bf16[t, {DEPTH}], cos: f32[t, {size // 2}], sin: f32[t, {size // 2}
 }}"""
 
 
+@pytest.mark.covering(together=1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("size", "weight", "interleaved"),

@@ -105,5 +105,5 @@ def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, target: s
     meaning = Interpreter(module).call("main", x, y, *weights.values()).astype(np.float32)
     all_rows = session.call("main", x, y)
     np.testing.assert_allclose(all_rows.astype(np.float32), meaning, rtol=case.rtol, atol=1e-5 * abs(meaning).max())
-    for count in COUNTS:
+    for count in COUNTS[1:]:
         np.testing.assert_array_equal(session.call("main", x[-count:], y[-count:]), all_rows[-count:])

@@ -27,10 +27,11 @@ ABLE = [t for t in NAMED.values() if t.can_run_here]
 HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kernels() -> Callable[..., dict[str, PrimFunc]]:
     """`kernels(program, "avx512")` returns the program's scheduled loop nests, as a dictionary from name to nest."""
 
+    @cache
     def call(program: str, target: str = "avx512") -> dict[str, PrimFunc]:
         module = pipeline(get(target)).until("schedule_kernels")(parse(program))
         verify(module)

@@ -21,7 +21,7 @@ from runtime.device.cpu.team import STACK_SPARE
 from runtime.executable import Executable
 from runtime.session import Session
 
-ROWS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 64, 65]
+ROWS = [1, 2, 7, 9, 15, 16, 17, 31, 33, 47, 65]
 # K leaves a remainder after several parts along k, and N after several pairs of panels. With a single row, a product with SOME columns
 # computes several panels at once. A product with FEW columns computes one panel at a time.
 K, N, SOME, FEW = 576, 530, 140, 70
@@ -223,11 +223,11 @@ def test_few_rows_are_multiplied_in_registers(
     meant = Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", x[:3], w)
     np.testing.assert_allclose(whole[:3], meant, rtol=1e-6, atol=1e-7 * np.abs(meant).max())
     for rows in (*few, tile.few.rows + 1):
-        for begin in (0, 41 - rows):  # the first or the last rows: some batches have rows with two planes, others have none
-            before = matrix_unit.counts
-            found = in_threads(executable, 1, [x[begin : begin + rows].copy(), w])
-            np.testing.assert_array_equal(found, whole[begin : begin + rows], err_msg=f"{rows} rows from {begin}")
-            assert matrix_unit.library is None or (matrix_unit.counts - before).any() == (rows not in few)
+        begin = (41 - rows, 0)[rows % 2]  # the first or the last rows: some batches have rows with two planes, others have none
+        before = matrix_unit.counts
+        found = in_threads(executable, 1, [x[begin : begin + rows].copy(), w])
+        np.testing.assert_array_equal(found, whole[begin : begin + rows], err_msg=f"{rows} rows from {begin}")
+        assert matrix_unit.library is None or (matrix_unit.counts - before).any() == (rows not in few)
 
 
 def test_a_row_alone_has_the_bits_of_its_batch(amx: Target, compiled: Callable[[str, Target], Executable]) -> None:
@@ -274,8 +274,9 @@ def test_rows_of_experts_have_the_same_bits_in_any_batch(
     weights = [rng.normal(size=(len(COUNTS), n, k)).astype(np.float32) for _ in range(2)]
     bias, executable = rng.normal(size=(len(COUNTS), n)).astype(np.float32), compiled(EXPERTS, amx)
     whole = flat(in_threads(executable, 2, [x, *weights, chosen, bias]))
-    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(EXPERTS))).call("main", x, *weights, chosen, bias))
-    np.testing.assert_allclose(whole, meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    few = np.concatenate([np.flatnonzero(chosen == expert)[[0, -1]] for expert in np.unique(chosen)])  # interpreting all takes a minute
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(EXPERTS))).call("main", x[few], *weights, chosen[few], bias))
+    np.testing.assert_allclose(whole[few], meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
     some = rng.permutation(len(chosen))
     for rows in (some, some[:100], some[:5], some[:1], np.arange(len(chosen))[::-1][:40]):
         found = flat(in_threads(executable, 1, [x[rows], *weights, chosen[rows], bias]))
