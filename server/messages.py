@@ -420,6 +420,7 @@ class Ready(Message, frozen=True, tag=True):
     num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
     listening: Listening | None = None  # None: the model hears no recordings in conversations
+    left_out: tuple[str, ...] = ()  # parts of the checkpoint that are models of their own, which are not served
     pools_last: bool = False  # the vector of a text is that of its last token, a special one that truncation has to keep
     padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Joining(StrEnum):
     """How neighbouring frames become a row of the size of token embeddings."""
 
-    MEAN = "mean"  # their mean is normalised, and projected by one matrix (Qwen2-Audio)
+    MEAN = "mean"  # their mean is normalised, and projected by one matrix (Qwen2-Audio, Qwen2.5-Omni)
     JOINED = "joined"  # they follow each other in one vector, which two matrices with an activation between them project (Voxtral)
 
 
@@ -35,6 +35,9 @@ class Listening:
     # Whether frames after the end of a recording give no rows, and no frame attends to them; otherwise a window is filled up with silence.
     ends: bool = False
     most_windows: int = 0  # windows of a recording, whose rest is not heard; 0: any number
+    # Whether both convolutions read zeros in place of what is before and after a clip; otherwise silence that was heard follows it.
+    is_cut: bool = False
+    sinusoids: bool = False  # whether vectors of positions are sines and cosines, which no checkpoint has; otherwise they are learned
 
     @property
     def num_hops(self) -> int:
@@ -45,6 +48,10 @@ class Listening:
     def most_rows(self) -> int:
         """The number of rows, and so of tokens, of a whole window."""
         return self.num_positions // self.merge
+
+    def sounding_of(self, num_hops: int) -> int:
+        """Return the number of hops after which the encoder reads zeros, if `num_hops` hops are heard."""
+        return num_hops if self.is_cut else self.num_hops
 
     def frames_of(self, num_hops: int) -> int:
         """Return the number of frames to which frames attend, if `num_hops` hops are heard."""

@@ -59,6 +59,7 @@ def _ready(known: Timed) -> Ready:
         num_mels=0 if config.hearing is None else config.hearing.num_mels,
         vision=_vision_of(config.vision) if mode.generates or isinstance(mode, Encoder) else None,
         listening=_listening_of(config.listening) if mode.generates else None,
+        left_out=config.left_out,
         pools_last=isinstance(mode, Encoder) and config.classes is None and embedding.pooling is Pooling.LAST,
         padded_to=config.max_context if config.encoder is not None and config.encoder.is_padded else 0,
         normalize=embedding.normalize,

@@ -35,7 +35,7 @@ class Listener(ExcerptEncoder):
         self._session = session
         self._listening = listening
 
-    def _rows_of(self, excerpts: Iterable[Clip]) -> Iterable[Rows]:
+    def rows_of(self, excerpts: Iterable[Clip]) -> Iterable[Rows]:
         return (self._encoded(clip) for clip in excerpts)
 
     def _encoded(self, clip: Clip) -> Rows:
@@ -56,7 +56,7 @@ def inputs_of(listening: Listening, clip: Clip) -> tuple[NDArray[Any], ...]:
     samples = np.zeros(HOP * num_hops + AROUND, np.float32)
     given = np.frombuffer(clip.samples, "<f4")[: len(samples)]
     samples[: len(given)] = given
-    sounding = (np.arange(num_hops) < listening.num_hops).astype(np.float32)[:, None]
+    sounding = (np.arange(num_hops) < listening.sounding_of(clip.num_hops)).astype(np.float32)[:, None]
     frame_ids = (np.arange(frames) >= num_frames).astype(np.int32).reshape(-1, listening.merge)
     ends = np.array([num_frames, frames] if num_frames < frames else [frames], np.int32)
     return frame_ids, ends, samples, np.array([[clip.loudest]], np.float32), sounding

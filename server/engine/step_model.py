@@ -94,8 +94,10 @@ class GroupLimits:
 class SeeingLimits:
     """The crops of images that a model sees. A crop is one square or, if images keep their size, any number of squares of one size."""
 
+    kind: ClassVar[type[Excerpt]] = Crop
     medium: ClassVar[str] = "image"
     parts: ClassVar[str] = "crops of images"
+    reads: ClassVar[str] = "sees images"
     square_bytes: int
     edge_tokens: int  # rows and columns of tokens of the prompt that read a square's rows
     token: int  # the token of the vocabulary in whose places rows are read
@@ -121,8 +123,7 @@ class SeeingLimits:
 
     def fault(self, crop: Excerpt) -> str:
         """Return why the model cannot see a crop, or ""."""
-        if isinstance(crop, Clip):
-            return "the request has audio, and this model sees images"
+        assert isinstance(crop, Crop), crop
         rows, columns = (count / self.edge_tokens for count in (crop.rows, crop.columns))
         if not (rows.is_integer() and columns.is_integer() and min(rows, columns) >= 1 and rows * columns <= self.most_squares):
             most = f"multiples of {self.edge_tokens}, at most {self.most_squares * self.edge_tokens**2} tokens"
@@ -135,8 +136,10 @@ class SeeingLimits:
 class ListeningLimits:
     """The clips of recordings that a model hears in conversations."""
 
+    kind: ClassVar[type[Excerpt]] = Clip
     medium: ClassVar[str] = "audio"
     parts: ClassVar[str] = "clips of recordings"
+    reads: ClassVar[str] = "hears audio"
     three_axes: ClassVar[bool] = False
     both_ways: ClassVar[bool] = False
     has_breaks: ClassVar[bool] = False
@@ -160,8 +163,7 @@ class ListeningLimits:
 
     def fault(self, clip: Excerpt) -> str:
         """Return why the model cannot hear a clip, or ""."""
-        if isinstance(clip, Crop):
-            return "the request has images, and this model hears audio"
+        assert isinstance(clip, Clip), clip
         if not 1 <= clip.num_hops <= self.num_hops or (clip.num_hops < self.num_hops and not self.ends):
             wanted = f"1 to {self.num_hops}" if self.ends else self.num_hops
             return f"a clip has {clip.num_hops} hops; expected {wanted}"
@@ -190,7 +192,17 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # hops of the audio that a sequence is about, 10 ms each; 0: the model hears nothing
     hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
-    excerpts: ExcerptLimits | None = None  # of images or of audio in conversations; None: the model only reads text
+    excerpts: tuple[ExcerptLimits, ...] = ()  # of images, and of audio in conversations; empty: the model only reads text
+
+    @property
+    def three_axes(self) -> bool:
+        """Whether tokens have three coordinates, by which the model rotates queries and keys."""
+        return any(limits.three_axes for limits in self.excerpts)
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether the tokens of some excerpts attend to each other in both directions."""
+        return any(limits.both_ways for limits in self.excerpts)
 
     @property
     def capacity(self) -> int:
