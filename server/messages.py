@@ -382,6 +382,8 @@ class Listening(msgspec.Struct, frozen=True):
     frames_each: int  # frames of a token; a frame is two hops
     ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
     most_windows: int  # windows of a recording, whose rest is not heard; 0: any number
+    piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
+    reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
 
 
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
+from runtime.hops import tokens_of
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.spectrogram import AROUND, HOP
 from server.messages import Clip, Crop, Excerpt
@@ -148,6 +149,7 @@ class ListeningLimits:
     token: int  # the token of the vocabulary in whose places rows are read
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
     ends: bool  # a clip may have fewer hops than a window
+    piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
 
     @property
     def example(self) -> Clip:
@@ -155,7 +157,7 @@ class ListeningLimits:
         return Clip.of(b"", 0.0, self.num_hops, self.num_tokens(self.num_hops))
 
     def num_tokens(self, num_hops: int) -> int:
-        return (num_hops + 1) // 2 // self.frames_each
+        return tokens_of(num_hops, self.frames_each, self.piece_hops)
 
     def share(self, num_tokens: int) -> float:
         """Return the cost of encoding a clip with this number of tokens, as a share of the cost of `example`."""

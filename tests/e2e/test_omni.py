@@ -1,5 +1,6 @@
-"""End-to-end tests of images and recordings in one conversation, with the official client and a real server that serves a small random
-Qwen2.5-Omni: its texts mean nothing, but they are those of transformers (`make_omni.py`), and the same however they are asked for."""
+"""End-to-end tests of images and recordings in one conversation, with the official client and real servers that serve a small random
+Qwen2.5-Omni or Qwen3-Omni: their texts mean nothing, but they are those of transformers (`make_omni.py`), and the same however they are
+asked for."""
 
 from __future__ import annotations
 
@@ -18,12 +19,11 @@ from tests.e2e.test_images import part as image_part
 from tests.e2e.test_listening import part as audio_part
 from tests.e2e.test_listening import sound_of
 from tests.golden.listening import RATE
-from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, LENGTHS, SUBJECTS
+from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, SUBJECTS, Subject
 from tests.server.audio.files import tone, wav
 
 MODEL = SUBJECTS["qwen2_5_omni"]
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "skip_special_tokens": False, "return_token_ids": True}}
-SOUNDS = [sound_of(MODEL, number) for number in range(len(LENGTHS))]
 pytestmark = pytest.mark.xdist_group("omni server")
 
 
@@ -41,15 +41,15 @@ def client(server: DemoServer) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def part(kind: str, value: Any) -> Any:
+def part(kind: str, value: Any, subject: Subject = MODEL) -> Any:
     if kind == IMAGE:
-        return image_part(MODEL.files[value])
-    return audio_part(SOUNDS[value]) if kind == AUDIO else {"type": "text", "text": value}
+        return image_part(subject.files[value])
+    return audio_part(sound_of(subject, value)) if kind == AUDIO else {"type": "text", "text": value}
 
 
-def asked(number: int) -> list[Any]:
+def asked(number: int, subject: Subject = MODEL) -> list[Any]:
     """Return the messages of a conversation of the golden."""
-    return [{"role": "user", "content": [part(*one) for one in CONVERSATIONS[number]]}]
+    return [{"role": "user", "content": [part(*one, subject) for one in CONVERSATIONS[number]]}]
 
 
 def answered(client: openai.OpenAI, messages: list[Any], num_tokens: int = 64, **options: Any) -> Any:
@@ -70,6 +70,24 @@ def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.Ope
         kill_worker(server)
         for number, future in asking:
             assert future.result().choices[0].token_ids == MODEL.arrays[f"continuation_{number}"].tolist()
+
+
+def test_qwen3_omni_answers_what_transformers_answers(cache_folder: Path) -> None:
+    """It reads several conversations at a time, and the same after its worker was killed."""
+    subject = SUBJECTS["qwen3_omni_moe"]
+    transport = openai.DefaultHttpxClient(verify=False)
+    with (
+        serving_demo(cache_folder, str(subject.folder), "--quantize", "f32") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client,
+        ThreadPoolExecutor(len(CONVERSATIONS)) as pool,
+    ):
+        for kill in (False, True):
+            asking = [pool.submit(answered, client, asked(number, subject), model=subject.name) for number in range(len(CONVERSATIONS))]
+            if kill:
+                kill_worker(server)
+            for number, answer in enumerate(future.result() for future in asking):
+                assert answer.prompt_token_ids == subject.arrays[f"prompt_{number}"].tolist()
+                assert answer.choices[0].token_ids == subject.arrays[f"continuation_{number}"].tolist()
 
 
 def test_responses_read_the_same(client: openai.OpenAI) -> None:

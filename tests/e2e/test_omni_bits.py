@@ -25,7 +25,11 @@ SECONDS = (0.3, 1.99, 0.71)  # of recordings
 SHAPES = ((2, 3), (5, 1), (3, 2))  # rows and columns of crops
 
 
-@pytest.fixture(scope="module", params=[("qwen2_5_omni", "f32"), ("qwen2_5_omni", "bf16"), ("qwen2_5_omni", "int8-fast")], ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[("qwen2_5_omni", "f32"), ("qwen2_5_omni", "int8-fast"), ("qwen3_omni_moe", "f32"), ("qwen3_omni_moe", "bf16")],
+    ids="-".join,
+)
 def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
     name, format = request.param
     subject = SUBJECTS[name]
@@ -55,7 +59,7 @@ def excerpt(subject: Subject, model: LoadedModel, seed: int) -> Excerpt:
         rows, columns = SHAPES[number]
         return Crop.of(random.integers(0, 256, rows * columns * subject.square**2 * 3, dtype=np.uint8).tobytes(), rows, columns)
     (limits,) = (one for one in model.step_model.limits.excerpts if isinstance(one, ListeningLimits))
-    given = Listening(limits.token, 128, limits.num_hops, limits.frames_each, limits.ends, 150)
+    given = Listening(limits.token, 128, limits.num_hops, limits.frames_each, limits.ends, 0, limits.piece_hops)
     return clips_of(random.normal(0, 0.1, round(16_000 * SECONDS[number])).astype(np.float32), given)[0]
 
 

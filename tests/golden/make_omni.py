@@ -21,12 +21,14 @@ import numpy as np
 from tests.golden.continuing import continued
 from tests.golden.listening import recording
 from tests.golden.make_listening import fill
-from tests.golden.make_vision import picture, shown, tokenizer, whole
-from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, LENGTHS, SUBJECTS, TEXT, Subject
+from tests.golden.make_vision import one_by_one, picture, shown, tokenizer, whole
+from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, SUBJECTS, TEXT, Subject
 from tests.golden.vision_subject import SIZES
 
 OF_IMAGES = ("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "rescale_factor", "resample")
 OF_SQUARES = ("max_pixels", "min_pixels", "merge_size", "patch_size", "temporal_patch_size")
+CLASSES = {"qwen2_5_omni": "Qwen2_5Omni", "qwen3_omni_moe": "Qwen3OmniMoe"}  # beginnings of the names of classes of transformers
+SPEAKING = {"qwen2_5_omni": ("talker", "token2wav"), "qwen3_omni_moe": ("talker", "code2wav")}  # parts beside the thinker
 PREFIXES = {"model.language_model.": "thinker.model.", "model.": "thinker.", "lm_head.": "thinker.lm_head."}
 
 
@@ -48,18 +50,19 @@ def make(subject: Subject) -> None:
 
     fields = write_files(subject)
     thinker = transformers.AutoConfig.from_pretrained(subject.folder).thinker_config
-    model = transformers.Qwen2_5OmniThinkerForConditionalGeneration._from_config(thinker, attn_implementation="eager", dtype=torch.float32)
-    model = model.eval()
+    family = CLASSES[subject.name]
+    kind = getattr(transformers, f"{family}ThinkerForConditionalGeneration")
+    model = kind._from_config(thinker, attn_implementation="eager", dtype=torch.float32).eval()
     words = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(subject.folder / "tokenizer.json"), **fields, extra_special_tokens=dict(subject.special_names)
     )
     options = {name: subject.processor[name] for name in (*OF_IMAGES, *OF_SQUARES)}
     extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=subject.processor["chunk_length"])
-    processor = transformers.Qwen2_5OmniProcessor(
+    processor = getattr(transformers, f"{family}Processor")(
         Cutter(**options), transformers.Qwen2VLVideoProcessor(), extractor, words, chat_template=subject.template
     )
     files = [picture(number) for number in range(len(SIZES))]
-    sounds = [recording(number, length) for number, length in enumerate(LENGTHS)]
+    sounds = [recording(number, length) for number, length in enumerate(subject.lengths)]
     given = {IMAGE: [shown(file) for file in files], AUDIO: [sound.astype(np.float32) / 32_768 for sound in sounds]}
     arrays: dict[str, Any] = {}
     for seed in itertools.count():
@@ -68,6 +71,9 @@ def make(subject: Subject) -> None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 fill(name, parameter)
+                if subject.name == "qwen3_omni_moe" and (".experts." in name or name.endswith("embed_tokens.weight")):
+                    # Stacks of matrices; and with larger embeddings, its layers would decide little, and the text repeat itself.
+                    parameter.normal_(0, 1.6 * parameter.shape[-1] ** -0.5)
             for parts in CONVERSATIONS:
                 if (one := answered(subject, model, processor, parts, given)) is None:
                     break
@@ -79,10 +85,12 @@ def make(subject: Subject) -> None:
     for number, (file, image) in enumerate(zip(files, given[IMAGE], strict=True)):
         crop = whole(subject, plain([[image]], return_tensors="np"))[0].transpose(1, 2, 0).astype(np.uint8)
         with torch.no_grad():
-            seen = model.get_image_features(**processor.image_processor([[image]], return_tensors="pt")).pooler_output[0].numpy()
+            features = model.get_image_features(**processor.image_processor([[image]], return_tensors="pt"))
+        depths = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
+        seen = np.concatenate([rows.numpy() for rows, *_ in depths], axis=1)
         arrays |= {f"image_{number}": np.frombuffer(file, np.uint8), f"crops_{number}": crop, f"seen_{number}": seen}
     for number, (sound, samples) in enumerate(zip(sounds, given[AUDIO], strict=True)):
-        inputs = processor(text="<|AUDIO|>", audio=[samples], return_tensors="pt")
+        inputs = processor(text=subject.special_names["audio_token"], audio=[samples], return_tensors="pt")
         features = {name: inputs[name] for name in ("input_features", "feature_attention_mask")}
         with torch.no_grad():
             heard = model.get_audio_features(**features).last_hidden_state.numpy()
@@ -90,8 +98,9 @@ def make(subject: Subject) -> None:
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
     np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    tensors = {named(name): tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    others = {f"{part}.proj.weight": torch.ones(2, 3) for part in ("talker", "token2wav")}
+    stored = one_by_one(model.state_dict())
+    tensors = {named(name): tensor.contiguous().clone() for name, tensor in stored.items()}
+    others = {f"{part}.proj.weight": torch.ones(2, 3) for part in SPEAKING[subject.name]}
     save_file({**tensors, **others}, subject.folder / "model.safetensors", metadata={"format": "pt"})
     print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
 

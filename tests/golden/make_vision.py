@@ -153,17 +153,18 @@ def make(subject: Subject) -> None:
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
     np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in one_by_one(subject, model.state_dict()).items()}
+    stored = one_by_one(model.state_dict()) if subject.name == "glm4v_moe" else model.state_dict()
+    tensors = {name: tensor.contiguous().clone() for name, tensor in stored.items()}
     save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
     print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
 
 
-def one_by_one(subject: Subject, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return tensors as checkpoints of the hub have them: those of GLM-4.5V store experts one by one."""
+def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors as some checkpoints of the hub have them: those of GLM-4.5V and Qwen3-Omni store experts one by one."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         whole, _, part = name.partition(".experts.")
-        if subject.name != "glm4v_moe" or not part:
+        if not part:
             found[name] = tensor
             continue
         for number, matrix in enumerate(tensor):

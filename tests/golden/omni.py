@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,7 @@ from tests.golden.vision_any_size import LATER_ENCODER
 from tests.golden.vision_subject import LETTERS, PATCH, PIXELS, SIZES, text_of, token_of
 
 FOLDER = Path(__file__).parent / "omni_models"
-LENGTHS = (
-    9_041,
-    31_999,
-    75_123,
-    32_201,
-)  # samples of the recordings: the third needs three windows, the last ends with one frame of a second
+NUM_SOUNDS = 4
 IMAGE, AUDIO, TEXT = "image", "audio", "text"
 # The parts of the user's message: a kind, and the number of an image or of a recording, or a text.
 CONVERSATIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
@@ -43,6 +38,7 @@ class Subject:
     special_names: Mapping[str, str]  # attributes of the tokenizer, and the special tokens that they name
     template: str
     square: int  # pixels of an edge of a square of a crop
+    lengths: tuple[int, ...]  # samples of the recordings
 
     @property
     def folder(self) -> Path:
@@ -157,7 +153,69 @@ def _qwen2_5_omni() -> Subject:
         special_names=names,
         template=QWEN2_5_OMNI_TEMPLATE,
         square=2 * PATCH,
+        lengths=(9_041, 31_999, 75_123, 32_201),  # the third needs three windows, the last ends with one frame of a second
     )
 
 
-SUBJECTS = {subject.name: subject for subject in (_qwen2_5_omni(),)}
+def _qwen3_omni_moe() -> Subject:
+    like = _qwen2_5_omni()
+    names = {
+        **{f"{name}_token": f"<|{name}_pad|>" for name in ("image", "audio", "video")},
+        **{f"{name}_{end}_token": f"<|{name}_{text}|>" for name in ("vision", "audio") for end, text in (("bos", "start"), ("eos", "end"))},
+    }
+    special, template = ("<|im_start|>", "<|im_end|>", *names.values()), like.template
+    for name, text in like.special_names.items():
+        template = template.replace(text, names[name])
+    thinker = like.config["thinker_config"]
+    text = {name: value for name, value in thinker["text_config"].items() if name not in ("init_std", "use_sliding_window")}
+    experts = {"moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True, "mlp_only_layers": []}
+    sections = {"mrope_section": [4, 2, 2], "mrope_interleaved": True, "interleaved": True, "rope_type": "default", "type": "default"}
+    parts = {"audio_start": "<|audio_start|>", "vision_start": "<|vision_start|>"}
+    ids = {**{name: names[f"{name}_token"] for name in ("image", "audio", "video")}, **parts}
+    return replace(
+        like,
+        name="qwen3_omni_moe",
+        config={
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "model_type": "qwen3_omni_moe",
+            "enable_audio_output": True,
+            "thinker_config": {
+                "model_type": "qwen3_omni_moe_thinker",
+                **{f"{name}_token_id": token_of(special, text) for name, text in ids.items()},
+                "position_id_per_seconds": 13,
+                "tie_word_embeddings": False,
+                "text_config": {
+                    **text,
+                    **experts,
+                    "model_type": "qwen3_omni_moe_text",
+                    "head_dim": 16,
+                    "num_hidden_layers": 3,
+                    "vocab_size": len(LETTERS) + len(special),
+                    "rope_scaling": sections,
+                },
+                "vision_config": {
+                    "model_type": "qwen3_omni_moe_vision_encoder",
+                    **LATER_ENCODER,
+                    "num_position_embeddings": 36,
+                    "deepstack_visual_indexes": [0, 1],
+                },
+                "audio_config": {
+                    **{name: value for name, value in thinker["audio_config"].items() if name != "n_window"},
+                    "model_type": "qwen3_omni_moe_audio_encoder",
+                    "n_window": 50,
+                    "n_window_infer": 200,
+                    "conv_chunksize": 500,
+                    "downsample_hidden_size": 12,
+                },
+            },
+        },
+        processor={**like.processor, "processor_class": "Qwen3OmniMoeProcessor"},
+        special=special,
+        special_names=names,
+        template=template,
+        # None is shorter than a piece. Those of one conversation have one length: the processor would fill up shorter ones with silence.
+        lengths=(17_041, 75_123, 75_123, 33_333),
+    )
+
+
+SUBJECTS = {subject.name: subject for subject in (_qwen2_5_omni(), _qwen3_omni_moe())}

@@ -31,6 +31,7 @@ from compiler.frontend.seeing import ENTRY as SEE
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.types import TensorType
+from deploy.model_loading.description import listening_of
 from deploy.model_loading.files import ModelFiles, dtypes_of, open_files
 from deploy.model_loading.listening import heard, listening_limits
 from deploy.model_loading.patches import encoded
@@ -43,7 +44,7 @@ from server.engine.intake import placed_excerpts
 from server.messages import Clip, Crop, Excerpt, SamplingParams, Submit
 from server.messages import Listening as Heard
 from tests.compiler.frontend.calls import Call, bound_session, interpreted_call
-from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, LENGTHS, SUBJECTS, Subject
+from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, NUM_SOUNDS, SUBJECTS, Subject
 from tests.golden.vision_subject import SIZES
 
 BOUNDS = StepBounds(max_tokens=512, max_seqs=64, max_context=512)
@@ -77,14 +78,15 @@ class Reader:
     def rows(self, excerpts: Sequence[Excerpt]) -> NDArray[np.float32]:
         """Return the rows of crops and clips, [rows, size]."""
         vision, listening = self.config.vision, self.config.listening
-        found = [np.empty((0, self.config.hidden_size), np.float32)]
+        size = self.config.hidden_size * (1 if vision is None else vision.num_depths)
+        found = [np.empty((0, size), np.float32)]
         for one in excerpts:
             if isinstance(one, Crop):
                 assert vision is not None
                 found += encoded(vision, [one], self.call)
             else:
                 assert listening is not None
-                found.append(heard(listening, one, self.call))
+                found.append(heard(listening, one, self.call, size))
         return np.concatenate(found)
 
     def stepped(self, ids: Sequence[int], excerpts: Sequence[Excerpt], num_prompt: int, *, chunk: int) -> NDArray[np.float32]:
@@ -113,9 +115,9 @@ class Reader:
 
 
 def heard_as(config: ModelConfig) -> Heard:
-    own = config.listening
-    assert own is not None
-    return Heard(own.audio_token, own.num_mels, own.num_hops, own.merge, own.ends, own.most_windows)
+    found = listening_of(config.listening)
+    assert found is not None
+    return found
 
 
 def built(files: ModelFiles) -> Any:
@@ -153,13 +155,14 @@ def test_rows_of_images_are_those_of_transformers(either: Reader, number: int) -
     assert np.abs(found - wanted).max() < 2e-4
 
 
-@pytest.mark.parametrize("number", range(len(LENGTHS)))
+@pytest.mark.parametrize("number", range(NUM_SOUNDS))
 def test_rows_of_recordings_are_those_of_transformers(either: Reader, number: int) -> None:
     """They are as many, and nearly the same: the begin and the end of a window, and of a recording, have an effect."""
     wanted = either.subject.arrays[f"heard_{number}"]
-    found = either.rows(either.clips(number))
+    found, others = np.split(either.rows(either.clips(number)), [wanted.shape[1]], axis=1)
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).max() < 2e-4
+    assert not others.any()  # which the decoder would add to audio tokens, as it adds those of images
 
 
 def conversation(reader: Reader, number: int) -> tuple[list[int], list[Excerpt]]:
@@ -195,27 +198,29 @@ def test_chunks_that_cut_images_and_audio_have_the_same_bits(reader: Reader, chu
     ],
     ids=["alone", "transformers"],
 )
-def test_other_layouts_of_the_same_model_have_the_same_bits(tmp_path: Path, names: dict[str, str]) -> None:
-    for file in OMNI.folder.glob("*.json"):
+def test_other_layouts_of_the_same_model_have_the_same_bits(tmp_path: Path, reader: Reader, names: dict[str, str]) -> None:
+    subject = reader.subject
+    for file in subject.folder.glob("*.json"):
         shutil.copy(file, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(THINKER))
-    tensors = {name: tensor for name, tensor in load_file(OMNI.folder / "model.safetensors").items() if name.startswith("thinker.")}
+    (tmp_path / "config.json").write_text(json.dumps(subject.config["thinker_config"]))
+    tensors = {name: tensor for name, tensor in load_file(subject.folder / "model.safetensors").items() if name.startswith("thinker.")}
     before = {name: next(part for part in names if name.startswith(part)) for name in tensors}
     save_file({names[before[name]] + name.removeprefix(before[name]): of for name, of in tensors.items()}, tmp_path / "model.safetensors")
-    files, known = open_files(tmp_path), compiled("qwen2_5_omni")
+    files = open_files(tmp_path)
     require_weights(built(files), files.weights, UNUSED)
-    assert files.config == known.config
-    other = Reader(OMNI, files, bound_session(built(files), files.weights, (BOTH, SEE, LISTEN)).call)
-    ids, excerpts = conversation(known, 0)
-    num_prompt = len(OMNI.arrays["prompt_0"])
-    np.testing.assert_array_equal(*(one.stepped(ids, excerpts, num_prompt, chunk=512) for one in (other, known)))
+    assert files.config == reader.config
+    other = Reader(subject, files, bound_session(built(files), files.weights, (BOTH, SEE, LISTEN)).call)
+    ids, excerpts = conversation(reader, 0)
+    num_prompt = len(subject.arrays["prompt_0"])
+    np.testing.assert_array_equal(*(one.stepped(ids, excerpts, num_prompt, chunk=512) for one in (other, reader)))
 
 
-def test_parts_that_speak_are_left_out() -> None:
-    files = open_files(OMNI.folder)
-    assert files.config.left_out == ("talker", "token2wav")
-    assert not any(name.startswith(files.config.left_out) for name in files.weights.tensors)
-    assert any(name.startswith("talker.") for name in load_file(OMNI.folder / "model.safetensors"))
+def test_parts_that_speak_are_left_out(reader: Reader) -> None:
+    spoken = {"qwen2_5_omni": ("talker", "token2wav"), "qwen3_omni_moe": ("talker", "code2wav")}[reader.subject.name]
+    assert reader.config.left_out == spoken
+    assert not any(name.startswith(spoken) for name in reader.files.weights.tensors)
+    stored = load_file(reader.subject.folder / "model.safetensors")
+    assert all(any(name.startswith(part) for name in stored) for part in spoken)
 
 
 def test_a_folder_without_the_image_processor_hears_and_reads(tmp_path: Path) -> None:
@@ -230,13 +235,20 @@ def test_a_folder_without_the_image_processor_hears_and_reads(tmp_path: Path) ->
     assert logits.argmax(axis=1).tolist() == arrays["continuation_2"].tolist()
 
 
-def test_windows_of_the_size_of_the_real_model() -> None:
+REAL = {"qwen2_5_omni": [50, 50, 21], "qwen3_omni_moe": [63]}  # tokens of the clips of a recording
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_windows_of_the_size_of_real_models(name: str) -> None:
     """Heads have 64 elements; the last window is not full, and has odd numbers of hops and of frames."""
-    audio = {**THINKER["audio_config"], "d_model": 128, "encoder_attention_heads": 2, "encoder_ffn_dim": 512}
-    config = parse_config({**THINKER, "audio_config": audio})
+    subject = SUBJECTS[name]
+    thinker = subject.config["thinker_config"]
+    audio = {**thinker["audio_config"], "d_model": 128, "encoder_attention_heads": 2, "encoder_ffn_dim": 512}
+    audio |= {"n_window_infer": 800, "downsample_hidden_size": 80} if name == "qwen3_omni_moe" else {}
+    config = parse_config({**thinker, "audio_config": audio})
     listening = config.listening
     assert listening is not None
-    module = build_step(config, dtypes_of(open_files(OMNI.folder).weights), BOUNDS, DType.F32, F32, entry=BOTH)
+    module = build_step(config, dtypes_of(open_files(subject.folder).weights), BOUNDS, DType.F32, F32, entry=BOTH)
     random, fixed = np.random.default_rng(0), tables(listening.num_mels, listening)
     weights: dict[str, NDArray[np.float32]] = {}
     for weight in module.graph(LISTEN).weights:
@@ -248,8 +260,8 @@ def test_windows_of_the_size_of_the_real_model() -> None:
     session = Session(executable, device_threads=2)
     bind_values(session, executable, LISTEN, weights)
     interpreter = Interpreter(module)
-    clips = clips_of(random.normal(0, 0.1, 77_590).astype(np.float32), heard_as(config))
-    assert [clip.num_tokens for clip in clips] == [50, 50, 21] and clips[-1].num_hops % 2
+    clips = clips_of(random.normal(0, 0.1, 77_600).astype(np.float32), heard_as(config))
+    assert [clip.num_tokens for clip in clips] == REAL[name] and clips[-1].num_hops % 2
     for clip in clips:
         found = heard(listening, clip, session.call)
         wanted = heard(listening, clip, lambda entry, *args: interpreter.call(entry, *args, *weights.values()))
@@ -287,3 +299,21 @@ def test_configurations_that_are_not_understood(part: str, changes: dict[str, An
     for config in (thinker, {**OMNI.config, "thinker_config": thinker}):
         with pytest.raises(ConfigError, match=text):
             parse_config(config)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "text"),
+    [
+        ("", {"audio_token_id": 10_000}, "audio_token_id .* below"),
+        ("text_config", {"model_type": "qwen3_moe"}, "model_type .* expected 'qwen3_omni_moe_text'"),
+        ("vision_config", {"out_hidden_size": 32}, "out_hidden_size .* expected 64"),
+        ("audio_config", {"n_window": 40}, "n_window .* expected 50"),
+        ("audio_config", {"n_window_infer": 250}, "n_window_infer .* a multiple of 100"),
+        ("audio_config", {"output_dim": 32}, "output_dim .* expected 64"),
+    ],
+)
+def test_configurations_of_qwen3_omni_that_are_not_understood(part: str, changes: dict[str, Any], text: str) -> None:
+    thinker = SUBJECTS["qwen3_omni_moe"].config["thinker_config"]
+    thinker = {**thinker, **({part: {**thinker[part], **changes}} if part else changes)}
+    with pytest.raises(ConfigError, match=text):
+        parse_config(thinker)
