@@ -382,6 +382,8 @@ class Listening(msgspec.Struct, frozen=True):
     frames_each: int  # frames of a token; a frame is two hops
     ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
     most_windows: int  # windows of a recording, whose rest is not heard; 0: any number
+    piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
+    reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
 
 
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -420,6 +422,7 @@ class Ready(Message, frozen=True, tag=True):
     num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
     listening: Listening | None = None  # None: the model hears no recordings in conversations
+    left_out: tuple[str, ...] = ()  # parts of the checkpoint that are models of their own, which are not served
     pools_last: bool = False  # the vector of a text is that of its last token, a special one that truncation has to keep
     padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise

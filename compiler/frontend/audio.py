@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from runtime.hops import tokens_of
+
 if TYPE_CHECKING:
     from compiler.frontend.config import Activation
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 class Joining(StrEnum):
     """How neighbouring frames become a row of the size of token embeddings."""
 
-    MEAN = "mean"  # their mean is normalised, and projected by one matrix (Qwen2-Audio)
+    MEAN = "mean"  # their mean is normalised, and projected by one matrix (Qwen2-Audio, Qwen2.5-Omni)
+    PERCEPTRON = "perceptron"  # two matrices with an activation between them project each (Qwen3-Omni)
     JOINED = "joined"  # they follow each other in one vector, which two matrices with an activation between them project (Voxtral)
 
 
@@ -23,7 +26,7 @@ class Listening:
     """The encoder of audio, and the connector that turns its results into rows. A recording is heard in windows."""
 
     num_mels: int
-    num_positions: int  # frames of a window, each of 20 ms
+    num_positions: int  # frames of a window, each of 20 ms; of a piece, if windows consist of pieces
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -35,16 +38,33 @@ class Listening:
     # Whether frames after the end of a recording give no rows, and no frame attends to them; otherwise a window is filled up with silence.
     ends: bool = False
     most_windows: int = 0  # windows of a recording, whose rest is not heard; 0: any number
+    # Whether both convolutions read zeros in place of what is before and after a clip; otherwise silence that was heard follows it.
+    is_cut: bool = False
+    # Hops of a piece, which three convolutions read apart from other pieces of its window; 0: two convolutions read the window as a whole.
+    piece_hops: int = 0
+    num_pieces: int = 0  # pieces of a window
+    channels: int = 0  # of the results of these three convolutions
+    reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
+    sinusoids: bool = False  # whether vectors of positions are sines and cosines, which no checkpoint has; otherwise they are learned
 
     @property
     def num_hops(self) -> int:
         """The hops of a window, of 10 ms. The second convolution makes one frame of two hops."""
-        return 2 * self.num_positions
+        return self.piece_hops * self.num_pieces or 2 * self.num_positions
 
     @property
     def most_rows(self) -> int:
         """The number of rows, and so of tokens, of a whole window."""
-        return self.num_positions // self.merge
+        return tokens_of(self.num_hops, self.merge, self.piece_hops)
+
+    @property
+    def num_frames(self) -> int:
+        """The number of vectors of a whole window that the layers compute."""
+        return self.most_rows if self.piece_hops else self.num_positions
+
+    def sounding_of(self, num_hops: int) -> int:
+        """Return the number of hops after which the encoder reads zeros, if `num_hops` hops are heard."""
+        return num_hops if self.is_cut else self.num_hops
 
     def frames_of(self, num_hops: int) -> int:
         """Return the number of frames to which frames attend, if `num_hops` hops are heard."""

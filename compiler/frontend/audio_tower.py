@@ -9,7 +9,7 @@ from compiler.frontend.audio import Listening
 from compiler.frontend.config import read_activation
 from compiler.frontend.fields import Fields
 
-# Names of a size of the encoder: in Whisper's and Qwen2-Audio's files, and in Voxtral's.
+# Names of a size of the encoder: in Whisper's and Qwen's files, and in Voxtral's.
 SIZES: Mapping[str, str] = {
     "d_model": "hidden_size",
     "encoder_layers": "num_hidden_layers",
@@ -27,9 +27,10 @@ LARGE_V3: Mapping[str, Any] = {  # the encoder of Whisper-large-v3, which transf
 UNREAD = ("model_type", "vocab_size", "head_dim", "num_key_value_heads", "encoder_layerdrop", "layerdrop", "init_std")
 
 
-def read_listening(fields: Fields, *, merge: int | None = None, **others: Any) -> Listening:
+def read_listening(fields: Fields, *, merge: int | None = None, window: str = "max_source_positions", **others: Any) -> Listening:
     """Return the encoder of a model with these fields. `merge` is the number of frames of a row; None: as many as fill a vector
-    of the size inside the encoder's perceptrons, as in Voxtral. `others` are the fields of Listening that the family determines."""
+    of the size inside the encoder's perceptrons, as in Voxtral. `window` is the field with the frames of a window. `others` are the fields
+    of Listening that the family determines."""
     inner = fields.fields("audio_config")
     names = {name: other if other in inner.values and name not in inner.values else name for name, other in SIZES.items()}
     inner.fill(**{names.get(name, name): value for name, value in LARGE_V3.items()})
@@ -44,9 +45,10 @@ def read_listening(fields: Fields, *, merge: int | None = None, **others: Any) -
         raise inner.error("activation_function", "gelu")
     if merge is None and wide % size:
         raise inner.error(wide_name, f"a multiple of {size_name} ({size})")
-    each, positions = merge or wide // size, inner.integer("max_source_positions", maximum=1 << 16)
+    each, most = merge or wide // size, inner.integer("max_source_positions", maximum=1 << 16)
+    positions = inner.integer(window, maximum=most)
     if positions % each:
-        raise inner.error("max_source_positions", f"a multiple of {each}, the frames of a token")
+        raise inner.error(window, f"a multiple of {each}, the frames of a token")
     return Listening(
         num_mels=inner.integer("num_mel_bins", maximum=1 << 12),
         num_positions=positions,

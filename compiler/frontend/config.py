@@ -200,6 +200,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     apart: bool = False  # matrices that checkpoints of the hub stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
+    left_out: tuple[str, ...] = ()  # parts of the checkpoint that are models of their own, which are not served
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None

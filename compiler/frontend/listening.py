@@ -4,10 +4,11 @@ in place of the embeddings of audio tokens.
     listen(frame_ids[n, m], ends[groups], samples[s], loudest[1, 1], sounding[hops, 1]) -> rows[n, hidden size]
 
 A call computes `n` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its
-own. `sounding` is 1 for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero. `loudest` is
-the largest energy of the whole recording: much lower energies are raised to a floor below it. Frames of one group attend to each other,
-and `ends` says after which frame each group ends; frames after the end of a recording are in a group of their own. A row depends only on
-its own window.
+own. `sounding` is 1 for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero; in Qwen2.5-Omni,
+it is 0 for all hops behind the recording, which the second convolution does not read either. `loudest` is the largest energy of the whole
+recording: much lower energies are raised to a floor below it. Frames of one group attend to each other, and `ends` says after which frame
+each group ends; frames after the end of a recording are in a group of their own. A row depends only on its own window. In Qwen3-Omni, a
+call computes `n` whole pieces of a window, of `m` rows each (`layers/audio_pieces.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 
 from compiler.frontend.audio import Joining, Listening
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.layers.audio import AudioLayers, log_mel
+from compiler.frontend.layers.audio import POSITIONS, AudioLayers, log_mel
+from compiler.frontend.layers.audio_pieces import Pieces
 from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.nn import Net, WeightFormat, prefix_of
 from compiler.ir.dims import Dim, DimVar
@@ -31,7 +33,7 @@ from runtime.spectrogram import AROUND, HOP
 
 ENTRY = "listen"
 ENCODERS = ("model.audio_tower.", "audio_tower.")  # beginnings of the names of weights, in newer and in older files
-CONNECTORS = ("model.multi_modal_projector.", "multi_modal_projector.")
+CONNECTORS = ("model.multi_modal_projector.", "multi_modal_projector.", "model.audio_tower.projector.", "audio_tower.projector.")
 NEXT = 1  # hops after those of the frames that a call computes
 
 
@@ -45,29 +47,37 @@ def add_listening(net: Net, config: ModelConfig) -> None:
     listening = config.listening
     assert listening is not None
     i32, f32 = DType.I32, DType.F32
-    n = DimVar("n", 1, listening.most_rows)
-    frames = listening.merge * Dim.of(n)
-    num_hops = 2 * frames + NEXT
+    if listening.piece_hops:
+        pieces = Dim.of(DimVar("n", 1, listening.num_pieces))
+        n, num_hops, ids = pieces * listening.num_positions, pieces * listening.piece_hops, (pieces, listening.num_positions)
+    else:
+        n = Dim.of(DimVar("n", 1, listening.most_rows))
+        num_hops, ids = 2 * listening.merge * n + NEXT, (n, listening.merge)
     samples = Var("samples", tensor((HOP * num_hops + AROUND,), f32))
     loudest = Var("loudest", tensor((1, 1), f32))
     sounding = Var("sounding", tensor((num_hops, 1), f32))
-    frame_ids = Var("frame_ids", tensor((n, listening.merge), i32))
+    frame_ids = Var("frame_ids", tensor(ids, i32))
     ends = Var("ends", tensor((DimVar("groups", 1, 2),), i32))
     with net.function(ENTRY, (frame_ids, ends, samples, loudest, sounding)):
         spectrogram = log_mel(net, listening.num_mels, num_hops, samples, loudest, sounding)
-        net.builder.returns(_rows(net, config, listening, spectrogram, Dim.of(n), frame_ids, ends))
+        net.builder.returns(_rows(net, config, listening, spectrogram, sounding, n, frame_ids, ends))
 
 
-def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, n: Dim, frame_ids: Var, ends: Var) -> Var:
-    size, frames = listening.hidden_size, listening.merge * n
+def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, sounding: Var, n: Dim, frame_ids: Var, ends: Var) -> Var:
+    size, frames = listening.hidden_size, n if listening.piece_hops else listening.merge * n
     encoder, connector = (
         next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)
     )
     # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
     format = WeightFormat(32 if net.format.bits == 32 else 16)
-    layers = AudioLayers(net, encoder, size, listening.num_heads, listening.intermediate_size, format)
+    layers = AudioLayers(
+        net, encoder, size, listening.num_heads, listening.intermediate_size, format, POSITIONS if listening.sinusoids else ""
+    )
     frame_ids, starts = net.reshape(frame_ids, frames), net.call(CONCAT, Constant(np.zeros(1, np.int32)), ends, axis=0)
-    x = layers.embedded(x, listening.num_mels, frames, listening.num_positions)
+    if listening.piece_hops:
+        x = Pieces(layers, listening, frames // listening.num_positions).embedded(x)
+    else:
+        x = layers.embedded(x, listening.num_mels, frames, listening.num_positions, sounding if listening.is_cut else None)
     scale = (size // listening.num_heads) ** -0.5
 
     def attend(queries: Var, keys: Var, values: Var) -> Var:
@@ -90,5 +100,10 @@ def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, n: Dim, f
             wide = net.linear(joined, f"{connector}linear_1", listening.merge * size, config.hidden_size, format=format)
             active = plain_activation(net, listening.connector_activation, wide)
             return net.linear(active, f"{connector}linear_2", config.hidden_size, config.hidden_size, format=format)
+        case Joining.PERCEPTRON:
+            assert listening.connector_activation is not None
+            wide = net.linear(layers.normalised(x), f"{connector}linear_1", size, size, bias=True, format=format)
+            active = plain_activation(net, listening.connector_activation, wide)
+            return net.linear(active, f"{connector}linear_2", size, config.hidden_size, bias=True, format=format)
         case _:
             assert_never(listening.joining)

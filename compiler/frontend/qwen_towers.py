@@ -1,4 +1,4 @@
-"""Emit the encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""Emit the encoders of images of Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni and Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Qwen2(AnySize):
 
 
 class Qwen2_5(LikeDecoders, Qwen2):
-    """Qwen2.5-VL's encoder: patches attend within windows, and layers are like those of decoders."""
+    """The encoder of Qwen2.5-VL and Qwen2.5-Omni: patches attend within windows, and layers are like those of decoders."""
 
 
 class Qwen3(Qwen2):

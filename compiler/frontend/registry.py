@@ -20,7 +20,7 @@ from compiler.frontend.errors import ConfigError, ModelError, UnknownModel, list
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.joint import joint
-from compiler.frontend.layers.audio import WithTables
+from compiler.frontend.layers.audio import WithTables, tables
 from compiler.frontend.metadata import require_read
 from compiler.frontend.mixture import joint_experts, without
 from compiler.frontend.quantized.source import FIELDS as QUANTISATION
@@ -82,10 +82,11 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
     if not config.is_causal:
         return files
     family = decoder_family(config.family)
-    used = without(files, config.unused) if config.unused else files
+    unused = (*config.unused, *(f"{part}.*" for part in config.left_out))
+    used = without(files, unused) if unused else files
     named = Renamed(used, family.renamed) if family.renamed else used
     joined = joint(joint_experts(named, family.experts), family.joined)
-    return joined if config.num_mels is None else WithTables(joined, config.num_mels)
+    return joined if config.num_mels is None else WithTables(joined, tables(config.num_mels, config.listening))
 
 
 def load_config(path: str | Path) -> ModelConfig:

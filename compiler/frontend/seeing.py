@@ -25,6 +25,7 @@ ENTRY = "see"
 ENCODERS = {  # encoders of crops of any size
     Tower.QWEN2: Qwen2,
     Tower.QWEN2_5: Qwen2_5,
+    Tower.OMNI: Qwen2_5,
     Tower.QWEN3: Qwen3,
     Tower.PIXTRAL: Pixtral,
     Tower.SIGLIP2: Siglip2,

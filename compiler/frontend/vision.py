@@ -25,6 +25,7 @@ class Tower(StrEnum):
     INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
     QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
     QWEN2_5 = "qwen2_5"  # like QWEN2 with windows, and with the norms and the gated perceptrons of decoders
+    OMNI = "omni"  # like QWEN2_5, with separate matrices for queries, keys and values
     PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
     GEMMA4 = "gemma4"  # crops of any size, in which each half of a head rotates by itself, with norms before and after each branch

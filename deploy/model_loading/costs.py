@@ -28,7 +28,7 @@ from server.stages.relay import fastest
 ENOUGH_S = 0.4
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 NUM_RUNS, BRIEF_S = 4, 0.1  # runs of a step, and seconds after which it is not run again
-SHORTEST_S = 1e-6  # least time of encoding an excerpt, so that 0 means that it was not measured
+SHORTEST_S = 1e-6  # least time of encoding an excerpt: noise may make a step without one seem to take longer
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
 
@@ -50,7 +50,7 @@ def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
     """Return the step times that an earlier start stored, or measure them now and store them. Measuring large steps of a large model takes
     seconds."""
     costs = None if kept_at is None else _read(kept_at)
-    if costs is None or (model.limits.excerpts is not None and not costs.excerpt_s):
+    if costs is None or any(limits.medium not in costs.excerpts_s for limits in model.limits.excerpts):
         costs = measured(model)
         if kept_at is not None:
             _keep(kept_at, costs)
@@ -67,7 +67,7 @@ def measured(model: StepModel) -> Measured:
         if len(steps) > 1 and spent_s + extrapolated_s(steps, size) > ENOUGH_S:
             break
         steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
-    return Measured(steps, _context_s(model, StepCosts(steps)), _excerpt_s(model, steps[1]))
+    return Measured(steps, _context_s(model, StepCosts(steps)), _excerpts_s(model, steps[1]))
 
 
 def sizes_of(most: int) -> list[int]:
@@ -102,16 +102,16 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
     return max(far - near, 0.0) / (num_seqs * behind)
 
 
-def _excerpt_s(model: StepModel, one_s: float) -> float:
-    """Return the seconds that encoding an example adds to a step, whose single token takes `one_s`; 0 if the model reads
-    only text. Each batch has another key, because rows are kept."""
-    limits = model.limits.excerpts
-    if limits is None:
-        return 0.0
+def _excerpts_s(model: StepModel, one_s: float) -> dict[str, float]:
+    """Return the seconds that encoding an example of each medium adds to a step, whose single token takes `one_s`. Each batch has another
+    key, because rows are kept."""
     batch = step_of(model.limits, num_seqs=1, num_each=1, context=1)
-    example = limits.example
-    batches = (replace(batch, seen=(Seen(example, b"measured %d" % number, 0, 0, 1),)) for number in range(NUM_RUNS))
-    return max(_fastest(model, batches) - one_s, SHORTEST_S)
+    found: dict[str, float] = {}
+    for limits in model.limits.excerpts:
+        example, name = limits.example, f"measured {limits.medium}"
+        batches = (replace(batch, seen=(Seen(example, f"{name} {number}".encode(), 0, 0, 1),)) for number in range(NUM_RUNS))
+        found[limits.medium] = max(_fastest(model, batches) - one_s, SHORTEST_S)
+    return found
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
@@ -170,7 +170,7 @@ def _read(path: Path) -> Measured | None:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    others = costs.context_s, costs.excerpt_s
+    others = costs.context_s, *costs.excerpts_s.values()
     usable = all(size > 0 and 0 < seconds < MOST_S for size, seconds in costs.steps.items()) and all(0 <= s < MOST_S for s in others)
     return costs if costs.steps and usable else None
 

@@ -58,7 +58,8 @@ def _ready(known: Timed) -> Ready:
         num_hops=0 if config.hearing is None else config.hearing.num_hops,
         num_mels=0 if config.hearing is None else config.hearing.num_mels,
         vision=_vision_of(config.vision) if mode.generates or isinstance(mode, Encoder) else None,
-        listening=_listening_of(config.listening) if mode.generates else None,
+        listening=listening_of(config.listening) if mode.generates else None,
+        left_out=config.left_out,
         pools_last=isinstance(mode, Encoder) and config.classes is None and embedding.pooling is Pooling.LAST,
         padded_to=config.max_context if config.encoder is not None and config.encoder.is_padded else 0,
         normalize=embedding.normalize,
@@ -93,10 +94,19 @@ def _vision_of(vision: Seeing | None) -> Vision | None:
     )
 
 
-def _listening_of(audio: Audio | None) -> Listening | None:
+def listening_of(audio: Audio | None) -> Listening | None:
     if audio is None:
         return None
-    return Listening(audio.audio_token, audio.num_mels, audio.num_hops, audio.merge, audio.ends, audio.most_windows)
+    return Listening(
+        audio_token=audio.audio_token,
+        num_mels=audio.num_mels,
+        num_hops=audio.num_hops,
+        frames_each=audio.merge,
+        ends=audio.ends,
+        most_windows=audio.most_windows,
+        piece_hops=audio.piece_hops,
+        reflects=audio.reflects,
+    )
 
 
 def _cache_groups(known: Timed) -> tuple[CachePages, ...]:

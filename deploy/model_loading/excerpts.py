@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class ExcerptEncoder(ABC):
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # least recently used first
 
     @abstractmethod
-    def _rows_of(self, excerpts: Iterable[Any]) -> Iterable[Rows]:
+    def rows_of(self, excerpts: Iterable[Any]) -> Iterable[Rows]:
         """Return the rows of each excerpt, in the order of its tokens."""
 
     def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
@@ -36,7 +36,7 @@ class ExcerptEncoder(ABC):
             return np.empty(0, np.int32), np.empty((0, self._row_size), np.float32)
         found = {one.key: rows for one in seen if (rows := self._kept.get(one.key)) is not None}
         unknown: dict[bytes, Excerpt] = {one.key: one.excerpt for one in seen if one.key not in found}
-        found |= zip(unknown, self._rows_of(unknown.values()), strict=True)
+        found |= zip(unknown, self.rows_of(unknown.values()), strict=True)
         for key, rows in found.items():
             self._kept[key] = rows
             self._kept.move_to_end(key)
@@ -46,3 +46,19 @@ class ExcerptEncoder(ABC):
             num_bytes -= rows.nbytes
         at = np.concatenate([np.arange(one.at, one.at + one.count, dtype=np.int32) for one in seen])
         return at, np.concatenate([found[one.key][one.row : one.row + one.count] for one in seen])
+
+
+class BothEncoders(ExcerptEncoder):
+    """Encodes crops of images and clips of recordings, each with the encoder of its kind."""
+
+    def __init__(self, row_size: int, encoders: Mapping[type[Excerpt], ExcerptEncoder]) -> None:
+        super().__init__(row_size)
+        self.encoders = encoders
+
+    def rows_of(self, excerpts: Iterable[Excerpt]) -> Iterable[Rows]:
+        wanted = list(excerpts)
+        by_kind = {
+            kind: iter(encoder.rows_of([excerpt for excerpt in wanted if isinstance(excerpt, kind)]))
+            for kind, encoder in self.encoders.items()
+        }
+        return [next(by_kind[type(excerpt)]) for excerpt in wanted]

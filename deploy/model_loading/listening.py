@@ -21,10 +21,10 @@ from server.messages import Clip
 
 def listening_limits(listening: Listening, config: ModelConfig) -> ListeningLimits:
     """Return the limits of a model that listens. The cost of a clip is estimated by the weights that its frames multiply."""
-    limits = ListeningLimits(listening.num_hops, listening.merge, listening.audio_token, 1, listening.ends)
+    limits = ListeningLimits(listening.num_hops, listening.merge, listening.audio_token, 1, listening.ends, listening.piece_hops)
     own = listening.num_layers * listening.hidden_size * (4 * listening.hidden_size + 2 * listening.intermediate_size)
     decoder = config.num_layers * config.hidden_size * (4 * config.hidden_size + 3 * config.intermediate_size)
-    return replace(limits, cost=-(-listening.num_positions * own // decoder))
+    return replace(limits, cost=-(-listening.num_frames * own // decoder))
 
 
 class Listener(ExcerptEncoder):
@@ -35,28 +35,36 @@ class Listener(ExcerptEncoder):
         self._session = session
         self._listening = listening
 
-    def _rows_of(self, excerpts: Iterable[Clip]) -> Iterable[Rows]:
+    def rows_of(self, excerpts: Iterable[Clip]) -> Iterable[Rows]:
         return (self._encoded(clip) for clip in excerpts)
 
     def _encoded(self, clip: Clip) -> Rows:
-        return heard(self._listening, clip, self._session.call)
+        return heard(self._listening, clip, self._session.call, self._row_size)
 
 
-def heard(listening: Listening, clip: Clip, call: Callable[..., Rows]) -> Rows:
-    """Return the rows of a clip. `call` runs the program with this name."""
-    return call(ENTRY, *inputs_of(listening, clip))[: clip.num_tokens].copy()
+def heard(listening: Listening, clip: Clip, call: Callable[..., Rows], row_size: int = 0) -> Rows:
+    """Return the rows of a clip. `call` runs the program with this name. If rows of images are longer, zeros fill up those of audio."""
+    rows = call(ENTRY, *inputs_of(listening, clip))[: clip.num_tokens]
+    found = np.zeros((len(rows), max(row_size, rows.shape[1])), np.float32)
+    found[:, : rows.shape[1]] = rows
+    return found
 
 
 def inputs_of(listening: Listening, clip: Clip) -> tuple[NDArray[Any], ...]:
     """Return the inputs of the program `listen` for a clip. Silence fills up the frames of its last row, to which no other frame attends
     if the model hears only the sound."""
-    num_frames = listening.frames_of(clip.num_hops)
-    frames = -(-num_frames // listening.merge) * listening.merge
-    num_hops = 2 * frames + NEXT
+    if listening.piece_hops:
+        num_frames, each = clip.num_tokens, listening.num_positions
+        pieces = -(-clip.num_hops // listening.piece_hops)
+        frames, num_hops = pieces * each, pieces * listening.piece_hops
+    else:
+        num_frames, each = listening.frames_of(clip.num_hops), listening.merge
+        frames = -(-num_frames // each) * each
+        num_hops = 2 * frames + NEXT
     samples = np.zeros(HOP * num_hops + AROUND, np.float32)
     given = np.frombuffer(clip.samples, "<f4")[: len(samples)]
     samples[: len(given)] = given
-    sounding = (np.arange(num_hops) < listening.num_hops).astype(np.float32)[:, None]
-    frame_ids = (np.arange(frames) >= num_frames).astype(np.int32).reshape(-1, listening.merge)
+    sounding = (np.arange(num_hops) < listening.sounding_of(clip.num_hops)).astype(np.float32)[:, None]
+    frame_ids = (np.arange(frames) >= num_frames).astype(np.int32).reshape(-1, each)
     ends = np.array([num_frames, frames] if num_frames < frames else [frames], np.int32)
     return frame_ids, ends, samples, np.array([[clip.loudest]], np.float32), sounding

@@ -45,7 +45,7 @@ class Seer(ExcerptEncoder):
             return found
         return *found, np.repeat(np.array([one.last for one in seen], np.int32), [one.count for one in seen])
 
-    def _rows_of(self, excerpts: Iterable[Crop]) -> Iterable[Rows]:
+    def rows_of(self, excerpts: Iterable[Crop]) -> Iterable[Rows]:
         return (rows for crops in together(self._vision, excerpts) for rows in self._encoded(crops))
 
     def _encoded(self, crops: Sequence[Crop]) -> list[Rows]:

@@ -15,7 +15,7 @@ from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.hearing import ENTRY as HEAR
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from compiler.frontend.vision import Vision
-from deploy.model_loading.excerpts import ExcerptEncoder
+from deploy.model_loading.excerpts import BothEncoders, ExcerptEncoder
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
 from deploy.model_loading.listening import Listener, listening_limits
@@ -33,7 +33,7 @@ from runtime.step_arguments import step_arguments
 from server.engine.axes import along_positions
 from server.engine.step_model import NO_ROWS, EmbedLimits, ExcerptLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
 from server.interfaces import LoadError
-from server.messages import Crop, ErrorCode
+from server.messages import Clip, Crop, ErrorCode
 from server.stages.relay import Relay
 
 Texts = Sequence[Sequence[int]]
@@ -98,14 +98,16 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
 
 
 def _excerpt_encoder(config: ModelConfig, session: Session) -> ExcerptEncoder | None:
-    if config.vision is not None:
-        return Seer(session, config.vision, config.hidden_size * config.vision.num_depths)
-    return None if config.listening is None else Listener(session, config.listening, config.hidden_size)
+    row_size = config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
+    seer = None if config.vision is None else Seer(session, config.vision, row_size)
+    listener = None if config.listening is None else Listener(session, config.listening, row_size)
+    if seer is None or listener is None:
+        return seer or listener
+    return BothEncoders(row_size, {Crop: seer, Clip: listener})
 
 
 def _is_finite(model: Model, *, looks: bool) -> bool:
-    """Run a step of one token, with an image or audio if the model reads some and `looks` is true. Return whether all results are
-    finite."""
+    """Run a step of one token; if `looks` is true, one with each medium that the model reads. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
         seeing = model.limits.seeing
         seen = model.see([seeing.example]) if looks and seeing is not None else 0.0
@@ -115,10 +117,10 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
     silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
     heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
-    limits = model.limits.excerpts
-    seen = () if limits is None or not looks else (Seen(limits.example, b"", 0, 0, 1),)
-    logits = model.run(StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard, seen=seen))
-    return bool(np.isfinite(model.download(logits)).all() and np.isfinite(model.hidden()).all())
+    batch = StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard)
+    examples = [limits.example for limits in model.limits.excerpts] if looks else []
+    batches = [replace(batch, seen=(Seen(example, example.digest, 0, 0, 1),)) for example in examples] or [batch]
+    return all(np.isfinite(model.download(model.run(one))).all() and np.isfinite(model.hidden()).all() for one in batches)
 
 
 def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]) -> StepLimits:
@@ -132,14 +134,13 @@ def limits_of(mode: Generator | Transcriber | Embedder, num_pages: Sequence[int]
         return StepLimits(
             *sizes, groups, embedding_size=len(hearing.aligned) * hearing.num_frames, num_hops=hearing.num_hops, hearing_cost=cost
         )
-    excerpts = _excerpt_limits(config) if mode.generates else None
+    excerpts = _excerpt_limits(config) if mode.generates else ()
     return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates, excerpts=excerpts)
 
 
-def _excerpt_limits(config: ModelConfig) -> ExcerptLimits | None:
-    if config.vision is not None:
-        return seeing_limits(config.vision, config)
-    return None if config.listening is None else listening_limits(config.listening, config)
+def _excerpt_limits(config: ModelConfig) -> tuple[ExcerptLimits, ...]:
+    seeing = () if config.vision is None else (seeing_limits(config.vision, config),)
+    return seeing if config.listening is None else (*seeing, listening_limits(config.listening, config))
 
 
 def _vector_size(config: ModelConfig) -> int:
@@ -226,12 +227,12 @@ class HearingModel(CompiledModel):
 
 
 class MultimodalModel(CompiledModel):
-    """A decoder that reads images, or audio in conversations. Before a step, it encodes the excerpts that have tokens in that step."""
+    """A decoder that reads images or audio in conversations. Before a step, it encodes the excerpts that have tokens in that step."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits, encoder: ExcerptEncoder) -> None:
         super().__init__(session, pool, limits)
         self._encoder = encoder
-        self._has_axes = limits.excerpts is not None and limits.excerpts.three_axes
+        self._has_axes = limits.three_axes
 
     def run(self, batch: StepBatch) -> Logits:
         axes = (along_positions(batch.positions) if batch.axes is None else batch.axes,) if self._has_axes else ()

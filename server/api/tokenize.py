@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from server.api.answer.respond import Pieces
 from server.api.answer.shapes import LlamaPiece, LlamaTokenIds, Text, TokenIds
 from server.api.context import Caller, Context, caller
-from server.api.openai.chat import Conversation, conversation_of, marker_of, written_prompt
+from server.api.openai.chat import Conversation, conversation_of, markers_of, written_prompt
 from server.api.request.fields import check_unknown, ignored_header
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import check_ids, context_of, invalid, off_loop
@@ -112,7 +112,7 @@ async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, s
 
     def make(chat: ChatBody) -> Conversation:
         check_sizes(body.model_copy(update={"messages": chat.messages}))
-        return conversation_of(chat, functions_among(body.tools), marker_of(loaded))
+        return conversation_of(chat, functions_among(body.tools), markers_of(loaded))
 
     chat = ChatBody(
         messages=body.messages,

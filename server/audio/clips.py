@@ -1,7 +1,8 @@
 """Cut a recording into the clips that a model hears in a conversation, as the processors of transformers do.
 
-The recording is filled up with silence to whole windows, as much as the encoder takes at once, and mirrored at both ends. Qwen2-Audio hears
-the first window, and its tokens end with the sound. Voxtral hears every window to its end.
+Silence fills up a recording to whole windows, as much as the encoder takes at once, or to the longest recording, if there is one; this is
+mirrored at both ends. Qwen2-Audio hears the first window, and its tokens end with the sound. Voxtral hears every window to its end.
+Qwen2.5-Omni hears 150 short windows, and its tokens end with the sound. For Qwen3-Omni, a recording is mirrored at its own end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.spectrogram import AROUND, BEFORE, HOP, RATE
+from runtime.hops import tokens_of
+from runtime.spectrogram import AROUND, BEFORE, HOP, RATE, WINDOW
 from server.audio.loudest import loudest_energy
 from server.audio.sound import AudioError
 from server.messages import Clip, Listening
@@ -22,26 +24,31 @@ def clips_of(samples: NDArray[np.float32], listening: Listening) -> tuple[Clip, 
         samples = samples[: window * listening.most_windows]
     starts = range(0, len(samples), window)
     hops = [_hops(len(samples) - start, listening) for start in starts]
-    tokens = [(count + 1) // 2 // listening.frames_each for count in hops]
+    tokens = [tokens_of(count, listening.frames_each, listening.piece_hops) for count in hops]
     if not any(tokens):
         raise AudioError(f"it lasts {len(samples) / RATE:.3f} s, which is too short for a token; expected a longer recording")
-    around = _mirrored(samples, len(starts) * window)
-    loudest = loudest_energy(around[: len(samples) + 2 * AROUND], listening.num_mels)
+    size = len(samples) if listening.reflects else len(starts) * window
+    around = _mirrored(samples, size, ends=len(starts) == (listening.most_windows or len(starts)))
+    heard = sum(hops) * HOP + WINDOW - HOP if listening.reflects else len(samples) + 2 * AROUND
+    loudest = loudest_energy(around[:heard], listening.num_mels)
     parts = [np.trim_zeros(around[start : start + window + AROUND], "b").astype("<f4").tobytes() for start in starts]
     return tuple(Clip.of(part, loudest, *counts) for part, *counts in zip(parts, hops, tokens, strict=True) if counts[-1])
 
 
-def _mirrored(samples: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return a recording that silence fills up to `size` samples, with its reflection before and after it. It is copied only once, because
-    it may last an hour."""
+def _mirrored(samples: NDArray[np.float32], size: int, *, ends: bool) -> NDArray[np.float32]:
+    """Return a recording that silence fills up to `size` samples, with its reflection before it. If it `ends` there, its reflection also
+    follows it, otherwise silence. It is copied only once, because it may last an hour."""
     end, after = BEFORE + size, AROUND - BEFORE
     found = np.zeros(size + AROUND, np.float32)
     found[BEFORE : BEFORE + len(samples)] = samples
     found[:BEFORE] = found[BEFORE + 1 : 2 * BEFORE + 1][::-1]
-    found[end:] = found[end - 1 - after : end - 1][::-1]
+    if ends:
+        found[end:] = found[end - 1 - after : end - 1][::-1]
     return found
 
 
 def _hops(num_samples: int, listening: Listening) -> int:
     """Return how many hops of a window are heard if the recording has `num_samples` from its begin on."""
-    return min(-(-num_samples // HOP), listening.num_hops) if listening.ends else listening.num_hops
+    if not listening.ends:
+        return listening.num_hops
+    return min(num_samples // HOP if listening.reflects else -(-num_samples // HOP), listening.num_hops)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from server.audio.clip_decoder import ClipDecoder, HeardRecording
 from server.interfaces import Tokenizer
@@ -13,6 +13,7 @@ from server.text.media import Markers
 
 @dataclass(frozen=True, slots=True)
 class Ears:
+    reads: ClassVar = HeardRecording
     listening: Listening
     decoder: ClipDecoder
     markers: Markers
@@ -27,9 +28,6 @@ class Ears:
     def marker(self) -> str:
         return self.markers.marker
 
-    def expanded(self, prompt: str, recordings: Sequence[HeardRecording]) -> str:
-        """Return a prompt with the tokens of each recording in place of its marker."""
-        return self.markers.filled(prompt, [self.marker * recording.num_tokens for recording in recordings])
-
-    def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        return self.markers.in_parts(messages)
+    def written(self, recording: HeardRecording) -> str:
+        """Return the tokens of a recording."""
+        return self.marker * recording.num_tokens

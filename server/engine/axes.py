@@ -1,8 +1,8 @@
 """The three coordinates of tokens, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
 
-The three coordinates of a text token are equal. An image token has the coordinate at which its image begins, and the sums of this and of
-the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may take fewer
-coordinates than it has tokens. Everything follows from the sizes of the excerpts before a token.
+The three coordinates of a token of text or audio are equal. An image token has the coordinate at which its image begins, and the sums of
+this and of the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may
+take fewer coordinates than it has tokens. Everything follows from the sizes of the excerpts before a token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.request import PlacedExcerpt
+from server.engine.request import PlacedExcerpt, among, num_before
+from server.messages import Clip
 
 NUM_AXES = 3
 
@@ -24,13 +25,13 @@ def along_positions(positions: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def axes_of(excerpts: Sequence[PlacedExcerpt], start: int, stop: int) -> NDArray[np.int32]:
     """Return the coordinates of the tokens start .. stop of a sequence with these excerpts: [tokens, 3]."""
-    found = along_positions(np.arange(start, stop, dtype=np.int32))
-    for placed in excerpts:
-        if placed.start >= stop:
-            break
+    before = num_before(excerpts, start)
+    found = along_positions(np.arange(start, stop, dtype=np.int32) + (excerpts[before - 1].offset if before else 0))
+    for placed in among(excerpts, start, stop):
         found[max(placed.stop - start, 0) :] = np.arange(max(placed.stop, start), stop, dtype=np.int32)[:, None] + placed.offset
+        if isinstance(placed.excerpt, Clip):
+            continue  # its tokens follow each other in time, as those of text do
         first, last = max(placed.start, start), min(placed.stop, stop)
-        if first < last:
-            rows, columns = np.divmod(np.arange(first - placed.start, last - placed.start, dtype=np.int32), placed.excerpt.columns)
-            found[first - start : last - start] = placed.origin + np.stack([np.zeros_like(rows), rows, columns], axis=1)
+        rows, columns = np.divmod(np.arange(first - placed.start, last - placed.start, dtype=np.int32), placed.excerpt.columns)
+        found[first - start : last - start] = placed.origin + np.stack([np.zeros_like(rows), rows, columns], axis=1)
     return found

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.axes import along_positions, axes_of
-from server.engine.request import Sequence
+from server.engine.request import Sequence, among
 from server.engine.scheduling.scheduler import Item, Plan
 from server.engine.step_model import NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
 
@@ -39,8 +39,8 @@ class _Prepared:
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._hears = limits.num_hops > 0
-        self._reads_excerpts = limits.excerpts is not None
-        self._has_axes = limits.excerpts is not None and limits.excerpts.three_axes
+        self._reads_excerpts = bool(limits.excerpts)
+        self._has_axes = limits.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
@@ -159,7 +159,7 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
             continue
         found += (
             Seen(placed.excerpt, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
-            for placed in excerpts
+            for placed in among(excerpts, item.start, item.stop)
             for start, count, row in placed.runs(item.start, item.stop)
         )
     return tuple(found)

@@ -13,7 +13,7 @@ from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
 from server.engine.step_model import ExcerptLimits, StepLimits
 from server.interfaces import RequestError
-from server.messages import Embed, ErrorCode, SamplingParams, Submit
+from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Submit
 
 SAMPLE_BYTES = 4
 
@@ -40,7 +40,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             "model with a larger kv_cache_bytes",
         )
     params = submit.params
-    if params.prompt_logprobs is not None and excerpts and limits.excerpts is not None and limits.excerpts.both_ways:
+    if params.prompt_logprobs is not None and excerpts and limits.both_ways:
         text = "prompt_logprobs is given with images, whose tokens this model computes in one step; ask without prompt_logprobs"
         raise RequestError(ErrorCode.INVALID_VALUE, text)
     marks = tuple((placed.start, placed.excerpt.digest) for placed in excerpts)
@@ -140,33 +140,44 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
         raise RequestError(ErrorCode.INVALID_VALUE, text)
 
 
-def placed_excerpts(submit: Submit, limits: ExcerptLimits | None) -> tuple[PlacedExcerpt, ...]:
+def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
     """Return the excerpts of a request, each with the positions of its run of tokens in the prompt. Raise RequestError unless each has one
     such run and there are no other tokens of this kind: an image token without an image means nothing."""
-    if limits is None:
-        if submit.excerpts:
-            raise RequestError(ErrorCode.INVALID_VALUE, "the request has images or audio, and this model only reads text")
+    by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
+    if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
+        what = "images" if isinstance(stray, Crop) else "audio"
+        reads = " and ".join((*(one.reads for one in limits), "reads text"))
+        raise RequestError(ErrorCode.INVALID_VALUE, f"the request has {what}, and this model {reads}")
+    if not limits:
         return ()
-    for excerpt in submit.excerpts:
-        if fault := limits.fault(excerpt):
-            raise RequestError(ErrorCode.INVALID_VALUE, fault)
-    places = np.flatnonzero(np.asarray(submit.prompt_ids) == limits.token)
+    ids = np.asarray(submit.prompt_ids)
+    for one in limits:
+        _check_kind([excerpt for excerpt in submit.excerpts if isinstance(excerpt, one.kind)], one, int(np.count_nonzero(ids == one.token)))
+    places = np.flatnonzero(np.isin(ids, [one.token for one in limits]))
     ends = list(accumulate((excerpt.num_tokens for excerpt in submit.excerpts), initial=0))
-    if len(places) != ends[-1]:
-        wanted = f"{len(submit.excerpts)} {limits.parts} take {ends[-1]}"
-        raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {len(places)} {limits.medium} tokens ({limits.token}); {wanted}")
     found: list[PlacedExcerpt] = []
     for excerpt, first, end in zip(submit.excerpts, ends, ends[1:], strict=False):
+        own = by_kind[type(excerpt)]
         start, stop = int(places[first]), int(places[end - 1]) + 1
-        stride = excerpt.columns + limits.has_breaks
+        stride = excerpt.columns + own.has_breaks
         wanted = start + np.add.outer(np.arange(excerpt.rows) * stride, np.arange(excerpt.columns)).ravel()
-        if not np.array_equal(places[first:end], wanted):
+        if not np.array_equal(places[first:end], wanted) or (ids[wanted] != own.token).any():
             rows = f"{excerpt.rows} rows of {excerpt.columns}"
-            text = f"the {limits.medium} tokens from {start} to {stop} have others between them; expected {rows}"
+            text = f"the {own.medium} tokens from {start} to {stop} have others between them; expected {rows}"
             raise RequestError(ErrorCode.INVALID_VALUE, text)
         origin = start + (found[-1].offset if found else 0)
         found.append(PlacedExcerpt(excerpt, submit.cache_salt.encode() + b"\0" + excerpt.digest, start, stop, origin, stride))
     return tuple(found)
+
+
+def _check_kind(excerpts: Collection[Excerpt], limits: ExcerptLimits, num_tokens: int) -> None:
+    """Raise RequestError if the model cannot read one of the excerpts, which have one kind, or if the prompt has not as many tokens of this
+    kind as they take."""
+    if fault := next(filter(None, map(limits.fault, excerpts)), ""):
+        raise RequestError(ErrorCode.INVALID_VALUE, fault)
+    if num_tokens != (wanted := sum(excerpt.num_tokens for excerpt in excerpts)):
+        takes = f"{len(excerpts)} {limits.parts} take {wanted}"
+        raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {num_tokens} {limits.medium} tokens ({limits.token}); {takes}")
 
 
 def _ends(ids: Collection[int]) -> tuple[int, ...]:

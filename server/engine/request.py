@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -57,6 +59,20 @@ class PlacedExcerpt:
     def offset(self) -> int:
         """The number that is added to the positions of the tokens between this excerpt and the next one to get their coordinates."""
         return self.origin + max(self.excerpt.rows, self.excerpt.columns) - self.stop
+
+
+def among(excerpts: Values[PlacedExcerpt], start: int, stop: int) -> Iterator[PlacedExcerpt]:
+    """Yield the excerpts, in order of position, that have tokens among the positions start .. stop, or between their tokens. A prompt may
+    have hundreds of them."""
+    for index in range(num_before(excerpts, start), len(excerpts)):
+        if excerpts[index].start >= stop:
+            return
+        yield excerpts[index]
+
+
+def num_before(excerpts: Values[PlacedExcerpt], start: int) -> int:
+    """Return how many excerpts end at or before a position."""
+    return bisect_right(excerpts, start, key=lambda placed: placed.stop)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
+from runtime.hops import tokens_of
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.spectrogram import AROUND, HOP
 from server.messages import Clip, Crop, Excerpt
@@ -94,8 +95,10 @@ class GroupLimits:
 class SeeingLimits:
     """The crops of images that a model sees. A crop is one square or, if images keep their size, any number of squares of one size."""
 
+    kind: ClassVar[type[Excerpt]] = Crop
     medium: ClassVar[str] = "image"
     parts: ClassVar[str] = "crops of images"
+    reads: ClassVar[str] = "sees images"
     square_bytes: int
     edge_tokens: int  # rows and columns of tokens of the prompt that read a square's rows
     token: int  # the token of the vocabulary in whose places rows are read
@@ -121,8 +124,7 @@ class SeeingLimits:
 
     def fault(self, crop: Excerpt) -> str:
         """Return why the model cannot see a crop, or ""."""
-        if isinstance(crop, Clip):
-            return "the request has audio, and this model sees images"
+        assert isinstance(crop, Crop), crop
         rows, columns = (count / self.edge_tokens for count in (crop.rows, crop.columns))
         if not (rows.is_integer() and columns.is_integer() and min(rows, columns) >= 1 and rows * columns <= self.most_squares):
             most = f"multiples of {self.edge_tokens}, at most {self.most_squares * self.edge_tokens**2} tokens"
@@ -135,8 +137,10 @@ class SeeingLimits:
 class ListeningLimits:
     """The clips of recordings that a model hears in conversations."""
 
+    kind: ClassVar[type[Excerpt]] = Clip
     medium: ClassVar[str] = "audio"
     parts: ClassVar[str] = "clips of recordings"
+    reads: ClassVar[str] = "hears audio"
     three_axes: ClassVar[bool] = False
     both_ways: ClassVar[bool] = False
     has_breaks: ClassVar[bool] = False
@@ -145,6 +149,7 @@ class ListeningLimits:
     token: int  # the token of the vocabulary in whose places rows are read
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
     ends: bool  # a clip may have fewer hops than a window
+    piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
 
     @property
     def example(self) -> Clip:
@@ -152,7 +157,7 @@ class ListeningLimits:
         return Clip.of(b"", 0.0, self.num_hops, self.num_tokens(self.num_hops))
 
     def num_tokens(self, num_hops: int) -> int:
-        return (num_hops + 1) // 2 // self.frames_each
+        return tokens_of(num_hops, self.frames_each, self.piece_hops)
 
     def share(self, num_tokens: int) -> float:
         """Return the cost of encoding a clip with this number of tokens, as a share of the cost of `example`."""
@@ -160,8 +165,7 @@ class ListeningLimits:
 
     def fault(self, clip: Excerpt) -> str:
         """Return why the model cannot hear a clip, or ""."""
-        if isinstance(clip, Crop):
-            return "the request has images, and this model hears audio"
+        assert isinstance(clip, Clip), clip
         if not 1 <= clip.num_hops <= self.num_hops or (clip.num_hops < self.num_hops and not self.ends):
             wanted = f"1 to {self.num_hops}" if self.ends else self.num_hops
             return f"a clip has {clip.num_hops} hops; expected {wanted}"
@@ -190,7 +194,17 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # hops of the audio that a sequence is about, 10 ms each; 0: the model hears nothing
     hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
-    excerpts: ExcerptLimits | None = None  # of images or of audio in conversations; None: the model only reads text
+    excerpts: tuple[ExcerptLimits, ...] = ()  # of images, and of audio in conversations; empty: the model only reads text
+
+    @property
+    def three_axes(self) -> bool:
+        """Whether tokens have three coordinates, by which the model rotates queries and keys."""
+        return any(limits.three_axes for limits in self.excerpts)
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether the tokens of some excerpts attend to each other in both directions."""
+        return any(limits.both_ways for limits in self.excerpts)
 
     @property
     def capacity(self) -> int:

@@ -11,8 +11,8 @@ that begins an image, the text of that token. Then each marker becomes the token
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from runtime.fits import Canvas, Mixed, Tiles
 from server.images.cutting import Plan
@@ -28,6 +28,7 @@ THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-
 
 @dataclass(frozen=True, slots=True)
 class Sight:
+    reads: ClassVar = Picture
     vision: Vision
     image_text: str  # text of the image token
     decoder: ImageDecoder
@@ -46,11 +47,8 @@ class Sight:
     def plan(self, detail: str | None) -> Plan:
         return plan_of(self.vision, detail)
 
-    def expanded(self, prompt: str, pictures: Sequence[Picture]) -> str:
-        """Return a prompt with the tokens of each image in place of its marker."""
-        return self.markers.filled(prompt, [self._written(picture) for picture in pictures])
-
-    def _written(self, picture: Picture) -> str:
+    def written(self, picture: Picture) -> str:
+        """Return the tokens of an image, with the texts around and between them."""
         fit = self.vision.fit
         if isinstance(fit, Mixed) and picture.rows:
             return self._with_places(picture)
@@ -79,9 +77,6 @@ class Sight:
         places = [f"<|img_row_{row + 1}_col_{column + 1}|>" for row in range(picture.rows) for column in range(picture.columns)]
         crops = zip([*places, THUMBNAIL], picture.crops, strict=False)
         return f"{begin}{''.join(place + self.image_text * crop.num_tokens for place, crop in crops)}{end}"
-
-    def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        return self.markers.in_parts(messages)
 
 
 def texts_of(image_token: int, marker: str, tokenizer: Tokenizer) -> tuple[str, Markers] | None:

@@ -40,6 +40,8 @@ def _notes(model: Model, loaded: Loaded, least_bytes: int) -> Iterator[str]:
     name, ready, quantize = model.spec.name, loaded.ready, model.spec.quantize
     if ready.generates and not loaded.chats:
         yield f"{name} has no chat template: it answers /v1/completions and refuses conversations"
+    if ready.left_out:
+        yield f"{name}: {' and '.join(ready.left_out)} of its checkpoint are left out: answers are text only"
     for note in loaded.dialect.notes if loaded.chats else ():
         yield f"{name}: {note}"
     if ready.label is not None:

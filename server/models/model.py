@@ -25,7 +25,7 @@ from server.models.prompts import LatestPrompts
 from server.models.state import ModelSpec
 from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
-from server.text.media import Sense
+from server.text.media import Senses
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
@@ -123,9 +123,9 @@ class Loaded:
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 
     @property
-    def sense(self) -> Sense | None:
-        """The object that writes images or recordings into prompts, or None if the model only reads text."""
-        return self.sight or self.ears
+    def senses(self) -> Senses:
+        """The object that writes images and recordings into prompts."""
+        return Senses(tuple(sense for sense in (self.sight, self.ears) if sense is not None))
 
     @property
     def fingerprint(self) -> str:

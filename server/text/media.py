@@ -1,4 +1,4 @@
-"""Write images or recordings into a conversation and into its prompt, for models that read either.
+"""Write images and recordings into a conversation and into its prompt, for models that read them.
 
 Until the chat template has rendered the prompt, a marker stands for an image or a recording in texts. It is the text of a special token,
 which the chat template writes, too; no text of a client may contain it.
@@ -8,61 +8,94 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, ClassVar, Protocol
 
 from server.errors import INVALID_VALUE, ApiError
 
 
-class Sense(Protocol):
-    """Writes what a model reads beside text."""
-
-    @property
-    def marker(self) -> str: ...
-
-    def expanded(self, prompt: str, found: Sequence[Any], /) -> str:
-        """Return a prompt with the tokens of each image or recording in place of its marker."""
-        ...
-
-    def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        """Return messages in which a content with markers is a list of parts, as templates expect."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Markers:
+    """The texts by which prompts show what a sense reads."""
+
     marker: str
     part: str  # type of a part in the content that a chat template reads
     names: str  # what the markers stand for
     begin: str = ""  # text of the token that the tokenizer puts before every text; empty: there is none
 
-    def filled(self, prompt: str, written: Sequence[str]) -> str:
-        """Return a prompt with these texts in place of the markers. If the template does not write the token that the tokenizer puts before
-        texts, add it: LLaVA's template leaves this to transformers' processor."""
-        pieces = prompt.split(self.marker)
-        if len(pieces) != len(written) + 1:
-            message = (
-                f"the chat template writes {len(pieces) - 1} {self.names}, and the messages have {len(written)}: "
-                f"put {self.names} only where the template shows them, and {self.marker!r} in no text"
-            )
-            raise ApiError(INVALID_VALUE, message, param="messages")
-        found = [pieces[0]]
-        for text, piece in zip(written, pieces[1:], strict=True):
-            found += [text, piece]
-        text = "".join(found)
-        return text if text.startswith(self.begin) else self.begin + text
+
+class Sense(Protocol):
+    """Writes what a model reads beside text: images, or recordings."""
+
+    reads: ClassVar[type[Any]]  # class of a decoded image or recording
+
+    @property
+    def markers(self) -> Markers: ...
+
+    def written(self, found: Any, /) -> str:
+        """Return the tokens of an image or a recording, which take the place of its marker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """All senses of a model: it sees images, hears recordings, does both, or only reads text."""
+
+    senses: tuple[Sense, ...]
+
+    def filled(self, prompt: str, found: Sequence[Any]) -> tuple[str, list[Any]]:
+        """Return a prompt with the tokens of images and recordings in place of their markers, and the images and recordings in the order of
+        the prompt. If the template does not write the token that the tokenizer puts before texts, add it: LLaVA's template leaves this to
+        transformers' processor."""
+        pieces = self._pieces(prompt)
+        marks = pieces[1::2]
+        for sense in self.senses:
+            self._check_count(sense, marks, found)
+        by_marker = {sense.markers.marker: (sense, iter([one for one in found if isinstance(one, sense.reads)])) for sense in self.senses}
+        ordered: list[Any] = []
+        for number, mark in enumerate(marks):
+            sense, waiting = by_marker[mark]
+            ordered.append(next(waiting))
+            pieces[2 * number + 1] = sense.written(ordered[-1])
+        text = "".join(pieces)
+        for sense in self.senses:
+            text = text if text.startswith(sense.markers.begin) else sense.markers.begin + text
+        return text, ordered
 
     def in_parts(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         """Return messages in which a content with markers is a list of parts, as templates expect: texts, and a part for each marker."""
         return [
-            {**message, "content": self._parts(content)}
-            if isinstance(content := message.get("content"), str) and self.marker in content
+            {**message, "content": self._parts(pieces)}
+            if isinstance(content := message.get("content"), str) and len(pieces := self._pieces(content)) > 1
             else {**message}
             for message in messages
         ]
 
-    def _parts(self, content: str) -> list[dict[str, str]]:
-        first, *others = content.split(self.marker)
-        parts = [{"type": "text", "text": first}] if first else []
-        for text in others:
-            parts += [{"type": self.part}, *([{"type": "text", "text": text}] if text else [])]
-        return parts
+    def _pieces(self, text: str) -> list[str]:
+        """Divide a text at its markers: a text and a marker take turns, and a text is last. A text may have megabytes, which `split` reads
+        faster than a regular expression."""
+        pieces = [text]
+        for sense in self.senses:
+            marker = sense.markers.marker
+            pieces = [part for number, piece in enumerate(pieces) for part in ([piece] if number % 2 else _divided(piece, marker))]
+        return pieces
+
+    def _parts(self, pieces: Sequence[str]) -> list[dict[str, str]]:
+        types = {sense.markers.marker: sense.markers.part for sense in self.senses}
+        parts = [{"type": types[piece]} if number % 2 else {"type": "text", "text": piece} for number, piece in enumerate(pieces)]
+        return [part for part in parts if part.get("text") != ""]
+
+    def _check_count(self, sense: Sense, marks: Sequence[str], found: Sequence[Any]) -> None:
+        markers, given = sense.markers, sum(isinstance(one, sense.reads) for one in found)
+        if (written := marks.count(markers.marker)) != given:
+            message = (
+                f"the chat template writes {written} {markers.names}, and the messages have {given}: "
+                f"put {markers.names} only where the template shows them, and {markers.marker!r} in no text"
+            )
+            raise ApiError(INVALID_VALUE, message, param="messages")
+
+
+def _divided(text: str, marker: str) -> list[str]:
+    """Divide a text at each marker, which stands between what precedes and follows it."""
+    first, *others = text.split(marker)
+    return [first, *chain.from_iterable((marker, other) for other in others)]

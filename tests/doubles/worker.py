@@ -204,6 +204,7 @@ class NullScript:
     label: QualityLabel | None = None
     vision: Vision | None = None
     listening: Listening | None = None
+    left_out: tuple[str, ...] = ()
     pages: Iterable[bytes] = ()  # the frames that another server gets which asks for pages
 
 
@@ -267,6 +268,7 @@ class NullWorker:
             label=script.label,
             vision=script.vision,
             listening=script.listening,
+            left_out=script.left_out,
         )
         return self.ready
 

@@ -32,14 +32,16 @@ def drawn_submits(
     excerpt_of: Callable[[int], Any],
     tokens_of: Callable[[Any], Sequence[int]],
     scored: int | None = 1,
+    distinct: int = 3,
 ) -> list[Submit]:
     """Draw requests of which several have the same excerpts, and several have the same tokens and other excerpts. `numbers` are the numbers
-    of excerpts that a request may have. `scored` is the number of log-probabilities of prompt tokens that some requests ask for."""
+    of excerpts that a request may have. `scored` is the number of log-probabilities of prompt tokens that some requests ask for. There are
+    `distinct` excerpts."""
     rng, found = random.Random(1), []
     for i in range(count):
         prompt, excerpts = [rng.choice(words[:4]) for _ in range(rng.choice((1, 16, 20)))], list[Crop | Clip]()
         for _ in range(rng.choice(numbers)):
-            excerpts.append(excerpt_of(rng.randrange(3)))
+            excerpts.append(excerpt_of(rng.randrange(distinct)))
             prompt += [*rng.sample(words, rng.choice((0, 2))), *tokens_of(excerpts[-1])]
         prompt += rng.sample(words, 3)
         params = SamplingParams(

@@ -70,7 +70,7 @@ def crop(subject: Subject, seed: int, shape: int | None = None) -> Crop:
 def submits(subject: Subject, model: LoadedModel) -> list[Submit]:
     """Return requests of which several have the same images, and several have the same tokens and other images."""
     words = [number for number in range(len(subject.tokens)) if number != subject.image]
-    scored = None if model.step_model.limits.excerpts.both_ways else 1  # images whose tokens are in one step have no scores of the prompt
+    scored = None if model.step_model.limits.both_ways else 1  # images whose tokens are in one step have no scores of the prompt
     return drawn_submits(24, words, (0, 1, 2, 5), partial(crop, subject), partial(tokens_of, subject), scored)
 
 
@@ -128,7 +128,7 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
 
 def test_a_step_of_text_needs_no_coordinates(model) -> None:
     """Measurements of costs and of quality know nothing of images."""
-    if not model.step_model.limits.excerpts.three_axes:
+    if not model.step_model.limits.three_axes:
         pytest.skip("tokens of this model have one coordinate")
     batch = step_of(model.step_model.limits, num_seqs=2, num_each=3, context=5)
     logits = [
@@ -138,9 +138,9 @@ def test_a_step_of_text_needs_no_coordinates(model) -> None:
 
 
 def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
-    seeing, counts = model.step_model.limits.excerpts, []
+    (seeing,), counts = model.step_model.limits.excerpts, []
     # Even a crop with a single token costs as much as a step's budget of prompt tokens.
-    worker = rig(excerpts=replace(seeing, cost=512 * seeing.example.num_tokens))
+    worker = rig(excerpts=(replace(seeing, cost=512 * seeing.example.num_tokens),))
     seer = model.step_model._encoder
     look = seer.look
 
@@ -185,7 +185,7 @@ def test_crops_of_another_size_and_embeddings_of_images_are_refused(rig, subject
 def test_scores_of_a_prompt_whose_images_are_in_one_step_are_refused(rig, subject, model) -> None:
     params = SamplingParams(max_tokens=3, prompt_logprobs=0)
     scored = Submit("r", tuple(tokens_of(subject, crop(subject, 0))), params, excerpts=(crop(subject, 0),))
-    if model.step_model.limits.excerpts.both_ways:
+    if model.step_model.limits.both_ways:
         assert "prompt_logprobs is given with images" in _failure(rig(), scored).message
     else:
         assert rig().run([scored])["r", 0].prompt_logprobs

@@ -53,7 +53,7 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
 
 def clip(model: LoadedModel, seed: int, seconds: float | None = None) -> Clip:
     """Return a clip of random sound."""
-    limits = model.step_model.limits.excerpts
+    (limits,) = model.step_model.limits.excerpts
     given = Listening(limits.token, 128, limits.num_hops, limits.frames_each, limits.ends, 1)
     sound = np.random.default_rng(seed).normal(0, 0.1, round(16_000 * (SECONDS[seed] if seconds is None else seconds)))
     return clips_of(sound.astype(np.float32), given)[0]
@@ -116,7 +116,7 @@ def test_equal_tokens_with_other_recordings_share_no_prefix(rig, subject, model)
 
 
 def test_clips_that_the_model_cannot_hear_are_refused(rig, subject, model) -> None:
-    limits, one = model.step_model.limits.excerpts, clip(model, 0)
+    (limits,), one = model.step_model.limits.excerpts, clip(model, 0)
     most = limits.num_tokens(limits.num_hops)
     for wrong, text in (
         (Clip.of(b"", 0.0, limits.num_hops + 1, most), "hops; expected"),
@@ -124,7 +124,7 @@ def test_clips_that_the_model_cannot_hear_are_refused(rig, subject, model) -> No
         (Clip.of(b"", 0.0, limits.num_hops, most - 1), f"tokens; expected {most}"),
         (Clip.of(b"abc", 0.0, limits.num_hops, most), "a clip has 3 bytes"),
         (Clip.of(bytes(4 * HOP * (limits.num_hops + 3)), 0.0, limits.num_hops, most), "at most"),
-        (Crop.of(b"abc", 1, 1), "the request has images, and this model hears audio"),
+        (Crop.of(b"abc", 1, 1), "the request has images, and this model hears audio and reads text"),
     ):
         prompt = (subject.audio,) * max(1, wrong.num_tokens)
         failure = _failure(rig(), Submit("r", prompt, SamplingParams(max_tokens=3), excerpts=(wrong,)))

@@ -51,9 +51,9 @@ class Subject:
         return dict(np.load(self.folder / "golden.npz"))
 
 
-def recording(number: int) -> NDArray[np.int16]:
+def recording(number: int, length: int | None = None) -> NDArray[np.int16]:
     """Return the samples of a recording: tones that glide, with pauses and some noise."""
-    random, t = np.random.default_rng(number), np.arange(LENGTHS[number]) / RATE
+    random, t = np.random.default_rng(number), np.arange(LENGTHS[number] if length is None else length) / RATE
     tones = sum(np.sin(2 * np.pi * t * (random.uniform(100, 3000) + random.uniform(-200, 200) * t)) for _ in range(4))
     loud = np.sin(2 * np.pi * t * random.uniform(0.7, 2.0)) > -0.6
     return (4000 * tones * loud + random.normal(0, 60, len(t))).clip(-32_000, 32_000).astype(np.int16)

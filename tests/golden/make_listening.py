@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.golden.continuing import continued
 from tests.golden.listening import CONVERSATIONS, LENGTHS, NUM_POSITIONS, RATE, SUBJECTS, WINDOW, Subject, recording
-from tests.golden.make_vision import MIN_MARGIN, tokenizer
-from tests.golden.vision_subject import CONTINUATION
+from tests.golden.make_vision import tokenizer
 
 
 def write_files(subject: Subject) -> dict[str, Any]:
@@ -138,19 +138,12 @@ def answered(subject: Subject, model: Any, prompt: str, given: dict[str, Any]) -
     import torch
 
     ids = given.pop("input_ids")[0].tolist()
-    prompt_ids, rows = list(ids), []
-    for _ in range(CONTINUATION):
+
+    def row_of(ids: list[int]) -> Any:
         every = torch.tensor([ids])
-        row = model(input_ids=every, attention_mask=torch.ones_like(every), use_cache=False, **given).logits[0, -1].numpy()
-        second, first = np.sort(row)[-2:]
-        if first - second < MIN_MARGIN * row.std() or row.argmax() == subject.audio:
-            return None
-        rows.append(row)
-        ids.append(int(row.argmax()))
-    continuation = ids[len(prompt_ids) :]
-    if len(set(continuation)) < 8:
-        return None
-    return {"text": np.array(prompt), "prompt": np.int32(prompt_ids), "logits": np.stack(rows), "continuation": np.int32(continuation)}
+        return model(input_ids=every, attention_mask=torch.ones_like(every), use_cache=False, **given).logits[0, -1].numpy()
+
+    return continued(prompt, ids, row_of, (subject.audio,))
 
 
 if __name__ == "__main__":

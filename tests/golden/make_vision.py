@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.golden.continuing import continued
 from tests.golden.vision import SUBJECTS
-from tests.golden.vision_subject import CONTINUATION, CONVERSATIONS, PATCH, SIZES, Subject
+from tests.golden.vision_subject import CONVERSATIONS, PATCH, SIZES, Subject
 
 FEATURES = (
     "pixel_values",
@@ -31,7 +32,6 @@ FEATURES = (
     "image_position_ids",
 )  # what image processors give to the encoder
 MASK = "pixel_attention_mask"
-MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
 
 
 def tokenizer(subject: Subject) -> dict[str, Any]:
@@ -153,17 +153,18 @@ def make(subject: Subject) -> None:
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
     np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in one_by_one(subject, model.state_dict()).items()}
+    stored = one_by_one(model.state_dict()) if subject.name == "glm4v_moe" else model.state_dict()
+    tensors = {name: tensor.contiguous().clone() for name, tensor in stored.items()}
     save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
     print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
 
 
-def one_by_one(subject: Subject, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return tensors as checkpoints of the hub have them: those of GLM-4.5V store experts one by one."""
+def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors as some checkpoints of the hub have them: those of GLM-4.5V and Qwen3-Omni store experts one by one."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         whole, _, part = name.partition(".experts.")
-        if subject.name != "glm4v_moe" or not part:
+        if not part:
             found[name] = tensor
             continue
         for number, matrix in enumerate(tensor):
@@ -276,21 +277,14 @@ def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: 
     given = processor(text=prompt, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
     ids = given["input_ids"][0].tolist()
     pixels = {name: given[name] for name in (*FEATURES, MASK) if name in given}
-    prompt_ids, rows = list(ids), []
-    for _ in range(CONTINUATION):
-        kind, is_qwen = subject.config["model_type"], "merge_size" in subject.processor
-        which = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids" if is_qwen or kind == "gemma4" else ""
+    kind, is_qwen = subject.config["model_type"], "merge_size" in subject.processor
+    which = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids" if is_qwen or kind == "gemma4" else ""
+
+    def row_of(ids: list[int]) -> Any:
         types = {which: (torch.tensor([ids]) == subject.image).long()} if which else {}
-        row = model(input_ids=torch.tensor([ids]), use_cache=False, **pixels, **types).logits[0, -1].numpy()
-        second, first = np.sort(row)[-2:]
-        if first - second < MIN_MARGIN * row.std() or row.argmax() == subject.image:
-            return None
-        rows.append(row)
-        ids.append(int(row.argmax()))
-    continuation = ids[len(prompt_ids) :]
-    if len(set(continuation)) < 8:
-        return None
-    return {"text": np.array(prompt), "prompt": np.int32(prompt_ids), "logits": np.stack(rows), "continuation": np.int32(continuation)}
+        return model(input_ids=torch.tensor([ids]), use_cache=False, **pixels, **types).logits[0, -1].numpy()
+
+    return continued(prompt, ids, row_of, (subject.image,))
 
 
 if __name__ == "__main__":

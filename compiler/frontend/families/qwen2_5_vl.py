@@ -24,14 +24,15 @@ WINDOWED: Mapping[str, Any] = {
 
 
 def read(fields: Fields) -> ModelConfig:
-    vision = _read_vision(fields) if "vision_config" in fields else None
+    vision = read_windowed(fields, Tower.QWEN2_5) if "vision_config" in fields else None
     text = text_of(fields, "qwen2_5_vl_text")
     config = qwen2.read(text)
     fields.fields("vision_config").require_equal("out_hidden_size", config.hidden_size, "hidden_size of the decoder")
     return seeing(fields, text, config, vision)
 
 
-def _read_vision(fields: Fields) -> Vision:
+def read_windowed(fields: Fields, tower: Tower, **others: Any) -> Vision:
+    """Return an encoder whose patches attend within windows. `others` are fields of Vision that the family determines."""
     inner = fields.fields("vision_config", WINDOWED)
     inner.skip("tokens_per_second")  # which concerns videos
     whole, edge = inner.raw("fullatt_block_indexes"), inner.integer("patch_size") * inner.integer("spatial_merge_size")
@@ -39,7 +40,7 @@ def _read_vision(fields: Fields) -> Vision:
         raise inner.error("fullatt_block_indexes", "a list of numbers of layers")
     if not (window := inner.integer("window_size") // edge):
         raise inner.error("window_size", f"at least {edge}, the pixels of an edge of a token")
-    return read_like_qwen(fields, Tower.QWEN2_5, WINDOWED, norm_eps=NORM_EPS, window=window, whole_layers=frozenset(whole))
+    return read_like_qwen(fields, tower, WINDOWED, norm_eps=NORM_EPS, window=window, whole_layers=frozenset(whole), **others)
 
 
 FAMILY = DecoderFamily(("qwen2_5_vl", "qwen2_5_vl_text"), read, llama.layer, gguf=Gguf("qwen2vl"))

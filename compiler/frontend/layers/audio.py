@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.frontend.audio import Listening
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dims import Dim, DimLike
@@ -19,6 +20,8 @@ from compiler.ops.products.matmul import LINEAR
 from runtime.spectrogram import BINS, HOP, LEAST, RANGE, ROWS, WINDOW, fourier_table, mel_filters
 
 FOURIER, FILTERS = "hearing.fourier", "hearing.filters"  # names of the tables, which no checkpoint has
+POSITIONS = "hearing.positions"
+LONGEST = 10_000.0  # base of the wave lengths of positions that are sines and cosines
 LOG_10 = float(np.log(10.0))
 NORM_EPS = 1e-5
 Attend = Callable[[Var, Var, Var], Var]  # returns what each frame reads: from queries, keys and values of all frames
@@ -44,17 +47,27 @@ def _log_10(net: Net, energies: Var) -> Var:
     return net.scale(net.call(LOG, net.call(MAXIMUM, energies, ScalarValue(LEAST, "f32"))), 1 / LOG_10)
 
 
-def tables(num_mels: int) -> Mapping[str, NDArray[np.float32]]:
-    """Return the tables of the spectrogram by name. Rows of the Fourier transform end in zeros, because a window is read in whole hops."""
+def tables(num_mels: int, listening: Listening | None = None) -> Mapping[str, NDArray[np.float32]]:
+    """Return the tables of the spectrogram by name, and that of positions if they are sines and cosines. Rows of the Fourier transform end
+    in zeros, because a window is read in whole hops."""
     fourier = np.pad(fourier_table(), ((0, 0), (0, ROWS * HOP - WINDOW)))
-    return {FOURIER: fourier.astype(np.float32), FILTERS: mel_filters(num_mels).astype(np.float32)}
+    found = {FOURIER: fourier.astype(np.float32), FILTERS: mel_filters(num_mels).astype(np.float32)}
+    if listening is not None and listening.sinusoids:
+        found[POSITIONS] = sinusoids(listening.num_positions, listening.hidden_size).astype(np.float32)
+    return found
+
+
+def sinusoids(num_positions: int, size: int) -> NDArray[np.float64]:
+    """Return the vectors of positions, [positions, size]: sines, then cosines, whose wave lengths grow from one to the next."""
+    turns = np.arange(num_positions)[:, None] * LONGEST ** -np.linspace(0, 1, size // 2)
+    return np.concatenate([np.sin(turns), np.cos(turns)], axis=1)
 
 
 class WithTables:
-    """The weights of a model with an encoder of audio together with the tables of its spectrogram."""
+    """The weights of a model with an encoder of audio together with the tables that no checkpoint has."""
 
-    def __init__(self, source: WeightSource, num_mels: int) -> None:
-        self._source, self._tables = source, tables(num_mels)
+    def __init__(self, source: WeightSource, given: Mapping[str, NDArray[np.float32]]) -> None:
+        self._source, self._tables = source, given
         own = {name: TensorInfo(table.shape, table.dtype, table.nbytes) for name, table in self._tables.items()}
         self.tensors: Mapping[str, TensorInfo] = {**source.tensors, **own}
 
@@ -82,15 +95,18 @@ class AudioLayers:
     heads: int
     intermediate_size: int
     format: WeightFormat | None = None  # None: that of all weights
+    positions: str = ""  # name of the table of positions; empty: that of the checkpoint
 
-    def embedded(self, x: Var, num_mels: int, frames: DimLike, num_positions: int) -> Var:
+    def embedded(self, x: Var, num_mels: int, frames: DimLike, num_positions: int, heard: Var | None = None) -> Var:
         """Return the vectors of frames, [frames, size]. A frame is made of two hops and their neighbours. `x` has two hops for each frame,
-        and one more unless there are `num_positions` frames, the most that there may be."""
+        and one more unless there are `num_positions` frames, the most that there may be. `heard` is 1 for hops that the second convolution
+        reads and 0 for others, [hops, 1]; None: it reads all."""
         frames = Dim.of(frames)
         is_whole = frames == Dim.of(num_positions)
         x = self.net.call(GELU, self._convolution(x, "conv1", num_mels, 2 * frames, 1, has_next=not is_whole))
+        x = x if heard is None else self.net.call(MULTIPLY, x, self.net.slice(heard, 0, 0, 2 * frames))
         x = self.net.call(GELU, self._convolution(x, "conv2", self.size, 2 * frames, 2))
-        positions = self.net.as_f32(self.net.weight(f"{self.prefix}embed_positions.weight", num_positions, self.size))
+        positions = self.net.as_f32(self.net.weight(self.positions or f"{self.prefix}embed_positions.weight", num_positions, self.size))
         return self.net.add(x, positions if is_whole else self.net.slice(positions, 0, 0, frames))
 
     def _convolution(self, x: Var, name: str, in_size: int, length: Dim, stride: int, *, has_next: bool = False) -> Var:

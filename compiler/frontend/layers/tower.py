@@ -65,6 +65,7 @@ NAMES = {
     ),
     Tower.QWEN2: QWEN,
     Tower.QWEN2_5: QWEN,
+    Tower.OMNI: replace(QWEN, qkv=("q", "k", "v")),
     Tower.PIXTRAL: Names(
         patch="patch_conv",
         layers="transformer.layers",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -13,7 +13,7 @@ from server.api.answer.respond import respond, response_headers
 from server.api.answer.shapes import ChatChunk, ChatCompletion, Render
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat_answer import ChatAnswer
-from server.api.request.conversation import for_template
+from server.api.request.conversation import NO_MARKERS, for_template
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.request.media import excerpts_of, media_of
@@ -31,7 +31,7 @@ from server.api.request.prepare import (
     sampling_params,
     seed_of,
 )
-from server.api.request.schema import ChatBody, Tool
+from server.api.request.schema import AUDIO_PARTS, IMAGE_PART, ChatBody, Tool
 from server.api.request.texts import check_chars, encode_prompts, kept_of, most_chars
 from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use, with_tools
 from server.api.routes import gives, new_router
@@ -97,10 +97,11 @@ async def written_prompt(
     template."""
     emptied, found = await media_of(body, model, loaded, settings)
     if make is None:
-        text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, marker_of(loaded)), loaded, who)
+        text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, markers_of(loaded)), loaded, who)
     else:
         text = await render_prompt(lambda: make(emptied), loaded, who)
-    return (text if loaded.sense is None else loaded.sense.expanded(text, found)), excerpts_of(found)
+    text, ordered = loaded.senses.filled(text, found)
+    return text, excerpts_of(ordered)
 
 
 async def num_prompt_tokens(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings, param: str) -> int:
@@ -111,8 +112,10 @@ async def num_prompt_tokens(body: ChatBody, model: Model, loaded: Loaded, who: C
     return len(encoded[0])
 
 
-def marker_of(loaded: Loaded) -> str | None:
-    return None if loaded.sense is None else loaded.sense.marker
+def markers_of(loaded: Loaded) -> dict[str, str]:
+    """Return the texts that stand for images and recordings until a prompt is rendered, by the type of a part."""
+    seen = {} if loaded.sight is None else {IMAGE_PART: loaded.sight.marker}
+    return seen if loaded.ears is None else {**seen, **dict.fromkeys(AUDIO_PARTS, loaded.ears.marker)}
 
 
 def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
@@ -120,7 +123,7 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
     check_sizes(body)
     if body.truncate_prompt_tokens is None:
         _check_conversation(body, loaded)
-    return conversation_of(body, tool_use(body).tools, marker_of(loaded))
+    return conversation_of(body, tool_use(body).tools, markers_of(loaded))
 
 
 def _planned(
@@ -177,9 +180,9 @@ class Conversation:
     variables: dict[str, object]
 
 
-def conversation_of(body: ChatBody, tools: Sequence[Tool], marker: str | None = None) -> Conversation:
-    """Return the arguments for the chat template. `marker` stands for an image or a recording; without it, these are refused."""
-    messages = for_template(body.messages, marker)
+def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str, str] = NO_MARKERS) -> Conversation:
+    """Return the arguments for the chat template. `markers` stand for parts of their types; other images and recordings are refused."""
+    messages = for_template(body.messages, markers)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", body.reasoning_effort)
@@ -203,10 +206,9 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))
-    sense = loaded.sense
     try:
         return await loaded.renderer.render(
-            made.messages if sense is None else sense.in_parts(made.messages),
+            loaded.senses.in_parts(made.messages),
             made.tools,
             add_generation_prompt=made.adds_prompt,
             continue_final_message=made.continues,

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from server.api.request.limits import read_json
 from server.api.request.prepare import invalid
-from server.api.request.schema import AUDIO_PARTS, IMAGE_PARTS, MEDIA_PARTS, TEXT_PARTS, ContentPart, Message, MessageCall
+from server.api.request.schema import AUDIO_PARTS, IMAGE_PARTS, TEXT_PARTS, VIDEO_PARTS, ContentPart, Message, MessageCall
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
+NO_MARKERS: Mapping[str, str] = MappingProxyType({})
+NOT_UNDERSTOOD = {
+    **dict.fromkeys(IMAGE_PARTS, "no images are understood here"),
+    **dict.fromkeys(AUDIO_PARTS, "no audio is understood here"),
+    **dict.fromkeys(VIDEO_PARTS, "no model here understands video; send some of its images, or its sound"),
+}
 
 
-def for_template(messages: Sequence[Message], marker: str | None = None) -> list[dict[str, object]]:
-    """Return the messages for a template. `marker` stands for an image or a recording in their contents; without it, these are refused."""
-    return [_message(message, f"messages[{index}]", marker) for index, message in enumerate(messages)]
+def for_template(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> list[dict[str, object]]:
+    """Return the messages for a template. `markers` stand for parts of their types in the contents; other parts are refused unless they are
+    texts."""
+    return [_message(message, f"messages[{index}]", markers) for index, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, marker: str | None) -> dict[str, object]:
+def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[str, object]:
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = ROLES.get(message.role, message.role)
-    rendered["content"] = text_of(message.content, f"{where}.content", marker) or message.refusal or ""
+    rendered["content"] = text_of(message.content, f"{where}.content", markers) or message.refusal or ""
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     for name, value in (
         ("name", message.name),
@@ -39,23 +47,22 @@ def _message(message: Message, where: str, marker: str | None) -> dict[str, obje
     return rendered
 
 
-def text_of(content: str | Sequence[ContentPart] | None, where: str = "content", marker: str | None = None) -> str:
-    """Return the text of a content, with the marker in place of each image or recording."""
+def text_of(content: str | Sequence[ContentPart] | None, where: str = "content", markers: Mapping[str, str] = NO_MARKERS) -> str:
+    """Return the text of a content, with the marker of its type in place of each image or recording."""
     if content is None or isinstance(content, str):
-        return _without(marker, content or "", where)
+        return _without(markers, content or "", where)
     texts: list[str] = []
     for index, part in enumerate(content):
-        if part.type in MEDIA_PARTS and marker is not None:
+        if (marker := markers.get(part.type)) is not None:
             texts.append(marker)
             continue
-        texts.append(_without(marker, part_text(part, f"{where}[{index}]"), f"{where}[{index}].text"))
+        texts.append(_without(markers, part_text(part, f"{where}[{index}]"), f"{where}[{index}].text"))
     return "".join(texts)
 
 
 def part_text(part: ContentPart, where: str) -> str:
     if part.type not in TEXT_PARTS:
-        known = {**dict.fromkeys(IMAGE_PARTS, "no images are understood here"), **dict.fromkeys(AUDIO_PARTS, "no audio is understood here")}
-        what = known.get(part.type, "only text is understood")
+        what = NOT_UNDERSTOOD.get(part.type, "only text is understood")
         raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
@@ -63,9 +70,9 @@ def part_text(part: ContentPart, where: str) -> str:
     return text
 
 
-def _without(marker: str | None, text: str, where: str) -> str:
-    """Return a text. Raise ApiError if it has the marker, which stands for an image or a recording."""
-    if marker and marker in text:
+def _without(markers: Mapping[str, str], text: str, where: str) -> str:
+    """Return a text. Raise ApiError if it has a marker, which stands for an image or a recording."""
+    if marker := next((marker for marker in markers.values() if marker and marker in text), ""):
         raise invalid(
             where, f"{where} has the text {marker!r}, which stands for an image or a recording; leave it out, or write it otherwise"
         )

@@ -40,16 +40,16 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: Serve
         _require_sense(where, part, model, loaded)
     _require_few(places, settings)
     if body.truncate_prompt_tokens is not None:
-        what = "images" if loaded.sight is not None else "audio"
+        what = _named([part for _, part in places], "audio")
         message = f"truncate_prompt_tokens is given, and the messages have {what}, which cannot be truncated"
         raise invalid("truncate_prompt_tokens", message)
     found: list[Found] = []
     num_tokens, num_bytes, context = 0, 0, context_of(loaded)
-    for where, part in places:
+    for number, (where, part) in enumerate(places, 1):
         found.append(await (_picture(where, part, loaded) if part.type == IMAGE_PART else _recording(where, part, loaded)))
         num_tokens += found[-1].num_tokens
         num_bytes += sum(excerpt.num_bytes for excerpt in excerpts_of(found[-1:]))
-        what, less = ("images", "smaller") if part.type == IMAGE_PART else ("recordings", "shorter")
+        what, less = _named([before for _, before in places[:number]], "recordings"), "smaller" if part.type == IMAGE_PART else "shorter"
         if num_tokens > context:
             raise too_long(context, f"the {what} up to {where} alone have {num_tokens} tokens", "messages")
         if num_bytes > MOST_BYTES:
@@ -94,6 +94,12 @@ def _require_few(places: Sequence[tuple[str, ContentPart]], settings: ServerSett
     ):
         if count > most:
             raise invalid("messages", f"messages have {count} {names}; expected at most {most} ({limit})")
+
+
+def _named(parts: Sequence[ContentPart], audio: str) -> str:
+    """Return the kinds of the parts in words: images, or what audio is called, or both."""
+    kinds = {part.type == IMAGE_PART for part in parts}
+    return " and ".join(name for is_image, name in ((True, "images"), (False, audio)) if is_image in kinds)
 
 
 async def _picture(where: str, part: ContentPart, loaded: Loaded) -> Picture:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from server.api.request.conversation import text_of
 from server.api.request.prepare import ChatPlan, off_loop
-from server.api.request.schema import ChatBody, Message, Tool
+from server.api.request.schema import MEDIA_PARTS, ChatBody, Message, Tool
 from server.models.model import Loaded
 
 
@@ -27,7 +27,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
     messages = list(_named(body.messages))
     end, following = 0, 0  # the end of the last message found, and the index of the one after it
     for index, (name, message) in enumerate(messages):
-        said = text_of(message.content, marker="")  # an image is no text
+        said = text_of(message.content, markers=dict.fromkeys(MEDIA_PARTS, ""))  # an image is no text
         text = said.strip()  # templates write texts without white space around them
         start = prompt.find(text, end) if text else -1
         if start < 0:

@@ -38,6 +38,7 @@ IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # an image in chat, and in 
 IMAGE_PARTS = (IMAGE_PART, ITEM_IMAGE)
 AUDIO_PART, AUDIO_URL_PART = "input_audio", "audio_url"  # a recording in OpenAI's APIs, and at a URL, as in vLLM's
 AUDIO_PARTS = (AUDIO_PART, AUDIO_URL_PART)
+VIDEO_PARTS = ("video_url", "input_video", "video")  # names of a video in other servers; no model here reads one
 MEDIA_PARTS = (IMAGE_PART, *AUDIO_PARTS)  # parts of a conversation that are no texts
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]

@@ -34,7 +34,8 @@ class Measured:
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
-    excerpt_s: float = 0.0  # seconds to encode the example of an excerpt of an image or of audio; 0: not measured
+    # what is encoded, "image" or "audio" -> seconds to encode the example of an excerpt
+    excerpts_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class StepCosts:
@@ -110,7 +111,7 @@ class Pace:
         self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
         tokens_per_s = 0.0 if chunk is None else chunk / self._costs(chunk)
         self._context_tokens = measured.context_s * tokens_per_s
-        self._excerpt_tokens = max(1, round(measured.excerpt_s * tokens_per_s)) if measured.excerpt_s else 0
+        self._excerpt_tokens = {medium: max(1, round(example_s * tokens_per_s)) for medium, example_s in measured.excerpts_s.items()}
         self._owed_s = 0.0  # seconds by which idle sequences may lengthen the steps of others from now on
         self._alone_s = 0.0  # seconds of the steps of idle sequences alone since the last step of others
 
@@ -168,10 +169,10 @@ class Pace:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""
         return int(self._context_tokens * context)
 
-    def excerpt_tokens(self, estimated: int) -> int:
+    def excerpt_tokens(self, medium: str, estimated: int) -> int:
         """Return the number of prompt tokens that cost as much as encoding the example of an excerpt. Return the estimate if that was not
         measured."""
-        return self._excerpt_tokens or estimated
+        return self._excerpt_tokens.get(medium, estimated)
 
 
 def extrapolated_s(steps: Mapping[int, float], size: int) -> float:

@@ -9,6 +9,7 @@ In a group with a window, a sequence gives back the pages that no later token re
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Chain:
     `CachePool.rewind` removes the digests that cover them."""
 
     salt: bytes
-    marks: tuple[tuple[int, bytes], ...] = ()  # position of the first token of each excerpt of an image or of audio, and its digest
+    # Position of the first token of each excerpt of an image or of audio, in ascending order, and the digest of the excerpt.
+    marks: tuple[tuple[int, bytes], ...] = ()
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
@@ -38,7 +40,8 @@ class Chain:
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE
             tokens = np.asarray(token_ids[first : first + PAGE_SIZE], "<i4")
-            pixels = b"".join(mark for start, mark in self.marks if first <= start < first + PAGE_SIZE)
+            begin, end = (bisect_left(self.marks, place, key=lambda mark: mark[0]) for place in (first, first + PAGE_SIZE))
+            pixels = b"".join(mark for _, mark in self.marks[begin:end])
             self.digests.append(blake2b(parent + tokens.tobytes() + pixels, digest_size=16).digest())
         return self.digests[index]
 

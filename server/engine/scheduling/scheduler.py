@@ -23,7 +23,7 @@ from math import ceil
 
 from msgspec import Struct
 
-from server.engine.request import Request, Sequence, Stage
+from server.engine.request import Request, Sequence, Stage, among
 from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
@@ -326,9 +326,9 @@ class Scheduler:
         """Return how many of the next `count` prompt tokens to plan, so that they and the encoding of their images or audio take at most as
         long as `budget` tokens. A chunk that begins with an excerpt may always have this one excerpt."""
         start = seq.num_computed
-        for placed in seq.request.excerpts:
+        for placed in among(seq.request.excerpts, start, start + count):
             cut = placed.start - start
-            if 0 < cut < count and cut + self._excerpts_cost(seq, start, placed.stop) > budget:
+            if cut > 0 and cut + self._excerpts_cost(seq, start, placed.stop) > budget:
                 return cut
         return count
 
@@ -336,11 +336,12 @@ class Scheduler:
         """Return how many of the next `count` tokens to plan, so that no excerpt is divided whose tokens attend to each other in
         both directions. Tokens before it are planned without it. A chunk that begins with it has all of it, even beyond the budget; if
         this step has no place for it, return 0."""
-        limits, start = self.limits.excerpts, seq.num_computed
-        if limits is None or not limits.both_ways or count < 1:
+        start = seq.num_computed
+        kinds = tuple(limits.kind for limits in self.limits.excerpts if limits.both_ways)
+        if not kinds or count < 1:
             return count
-        for placed in seq.request.excerpts:
-            if placed.start < start + count < placed.stop:
+        for placed in among(seq.request.excerpts, start, start + count):
+            if start + count < placed.stop and isinstance(placed.excerpt, kinds):
                 if placed.start > start:
                     return placed.start - start
                 whole = placed.stop - start
@@ -350,16 +351,16 @@ class Scheduler:
     def _excerpts_cost(self, seq: Sequence, start: int, stop: int) -> int:
         """Return the cost, in prompt tokens, of encoding the excerpts of images or audio that are first read by the tokens start .. stop.
         If the sequence begins within an excerpt, after tokens from the prefix cache, that excerpt is included."""
-        limits, excerpts = self.limits.excerpts, seq.request.excerpts
-        if limits is None or not excerpts or start >= excerpts[-1].stop:
+        excerpts = seq.request.excerpts
+        if not excerpts or start >= excerpts[-1].stop:
             return 0
         begins = start == seq.num_reused
-        num_tokens = sum(
-            placed.excerpt.num_tokens
-            for placed in excerpts
-            if placed.start < stop and (placed.start >= start or (begins and placed.stop > start))
-        )
-        return ceil(self.pace.excerpt_tokens(limits.cost) * limits.share(num_tokens))
+        read = [placed.excerpt for placed in among(excerpts, start, stop) if placed.start >= start or begins]
+        cost = 0
+        for limits in self.limits.excerpts:
+            num_tokens = sum(excerpt.num_tokens for excerpt in read if isinstance(excerpt, limits.kind))
+            cost += ceil(self.pace.excerpt_tokens(limits.medium, limits.cost) * limits.share(num_tokens))
+        return cost
 
     # --- admission and preemption ----------------------------------------------------------------------------------------
 

@@ -142,9 +142,9 @@ def test_every_model_type_has_a_case() -> None:
     nesting = {"gemma3", "gemma3n", "gemma4_unified"}
     same = {"kimi_k2"}  # read as deepseek_v3 is; see test_config.py
     heard, seen = (
-        {"whisper", "qwen2_audio", "voxtral"},
+        {"whisper", "qwen2_audio", "voxtral", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"},
         {"idefics3", "internvl", "llava", "smolvlm", "clip", "siglip", "siglip2"},
-    )  # see test_hearing.py, test_listening.py, test_seeing.py
+    )  # see test_hearing.py, test_listening.py, test_omni.py, test_seeing.py
     seen |= {"glm4v", "glm46v", "glm4v_text", "glm4v_moe", "glm4v_moe_text"}
     assert types == FAMILIES.keys() - nesting - same - heard - seen - {
         "embeddinggemma"

@@ -79,7 +79,7 @@ class Looker:
         counts = [crop.num_tokens for crop in crops]
         lasts = np.repeat(places[np.cumsum(counts, dtype=int) - 1], counts)  # of the image of each place
         limits = seeing_limits(self.vision, self.files.config)
-        placed = placed_excerpts(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), excerpts=tuple(crops)), limits)
+        placed = placed_excerpts(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), excerpts=tuple(crops)), (limits,))
         start = 0
         while start < len(ids):
             stop = min(start + chunk, len(ids))

@@ -25,7 +25,7 @@ def write(folder: Path, **fields: Any) -> Path:
 
 YARN = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}
 WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "hunyuan_v1_dense"}
-WITHOUT_ADVICE |= {"qwen2_audio", "voxtral"}
+WITHOUT_ADVICE |= {"qwen2_audio", "voxtral", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"}
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma3n", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 WITHOUT_ADVICE |= {
     "clip",

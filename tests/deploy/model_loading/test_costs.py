@@ -76,7 +76,7 @@ class Looking(Counted):
     """Waits for each crop that it has not seen."""
 
     def __init__(self, clock: list[float]) -> None:
-        super().__init__(replace(LIMITS, excerpts=SEEING))
+        super().__init__(replace(LIMITS, excerpts=(SEEING,)))
         self.clock, self.known = clock, set[bytes]()
 
     def run(self, batch: StepBatch) -> Logits:
@@ -90,16 +90,16 @@ def test_a_crop_of_an_image_has_a_cost(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("deploy.model_loading.costs.time.perf_counter", lambda: clock[0])
     kept = tmp_path / "costs"
     costs = step_costs(Looking(clock), kept)
-    assert costs.excerpt_s == pytest.approx(0.03)
-    assert Pace(128, costs, 1.0).excerpt_tokens(SEEING.cost) == 30
+    assert costs.excerpts_s == pytest.approx({"image": 0.03})
+    assert Pace(128, costs, 1.0).excerpt_tokens("image", SEEING.cost) == 30
     again = Looking(clock)
     assert step_costs(again, kept) == costs and not again.sizes
 
 
 def test_costs_without_that_of_a_crop_are_measured_again(tmp_path: Path) -> None:
     kept = tmp_path / "costs"
-    assert step_costs(Counted(), kept).excerpt_s == 0
-    assert step_costs(Counted(replace(LIMITS, excerpts=SEEING)), kept).excerpt_s > 0
+    assert step_costs(Counted(), kept).excerpts_s == {}
+    assert step_costs(Counted(replace(LIMITS, excerpts=(SEEING,))), kept).excerpts_s["image"] > 0
 
 
 def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_without_a_measurement_the_cost_of_a_crop_is_estimated() -> None:
-    assert Pace(128, Measured(), 1.0).excerpt_tokens(7) == 7
+    assert Pace(128, Measured(), 1.0).excerpt_tokens("image", 7) == 7
 
 
 def test_few_pages_are_shared() -> None:

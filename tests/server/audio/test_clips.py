@@ -13,6 +13,8 @@ from server.messages import Clip, Listening
 HOPS = 40
 WINDOW = HOPS * HOP
 ENDING = Listening(1, num_mels=80, num_hops=HOPS, frames_each=2, ends=True, most_windows=1)  # like Qwen2-Audio
+MANY = Listening(1, num_mels=80, num_hops=HOPS, frames_each=2, ends=True, most_windows=4)  # like Qwen2.5-Omni
+PIECES = Listening(1, num_mels=80, num_hops=HOPS, frames_each=4, ends=True, most_windows=0, piece_hops=20, reflects=True)  # like Qwen3-Omni
 WHOLE = Listening(1, num_mels=80, num_hops=HOPS, frames_each=4, ends=False, most_windows=0)  # like Voxtral
 
 
@@ -33,6 +35,34 @@ def test_every_window_has_the_same_tokens_if_silence_fills_it_up(num_samples: in
     clips = clips_of(noise(num_samples), WHOLE)
     assert len(clips) == -(-num_samples // WINDOW)
     assert {(clip.num_hops, clip.num_tokens) for clip in clips} == {(HOPS, HOPS // 2 // 4)}
+
+
+@pytest.mark.parametrize(
+    "num_samples", [3 * HOP, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 3 * HOP, 2 * WINDOW + 1234, 4 * WINDOW, 4 * WINDOW + 1, 9 * WINDOW]
+)
+def test_tokens_of_several_windows_whose_end_is_heard(num_samples: int) -> None:
+    """The formula is that of transformers' Qwen2_5OmniProcessor. A window whose only frame fills no token is not heard."""
+    clips = clips_of(noise(num_samples), MANY)
+    hops = min(-(-num_samples // HOP), 4 * HOPS)
+    assert sum(clip.num_tokens for clip in clips) == (((hops - 1) // 2 + 1) - 2) // 2 + 1
+    assert all(clip.num_hops == HOPS for clip in clips[:-1])
+
+
+def test_silence_follows_a_recording_that_is_shorter_than_the_longest() -> None:
+    short, long = (np.frombuffer(clips_of(noise(count * WINDOW), MANY)[-1].samples, "<f4") for count in (3, 4))
+    np.testing.assert_array_equal(short[BEFORE:], noise(3 * WINDOW)[2 * WINDOW :])
+    np.testing.assert_array_equal(long[BEFORE + WINDOW :], noise(4 * WINDOW)[:-1][::-1][: AROUND - BEFORE])
+
+
+@pytest.mark.parametrize("num_samples", [HOP, 5 * HOP + 77, WINDOW - 1, WINDOW + 1, 2 * WINDOW + 1234])
+def test_a_recording_is_reflected_at_its_own_end_if_the_processor_does(num_samples: int) -> None:
+    """Only whole hops are heard."""
+    given = noise(num_samples)
+    clips = clips_of(given, PIECES)
+    assert sum(clip.num_hops for clip in clips) == num_samples // HOP
+    last, before = np.frombuffer(clips[-1].samples, "<f4"), (len(clips) - 1) * WINDOW - BEFORE
+    whole = np.concatenate([given, given[:-1][::-1][: AROUND - BEFORE]])
+    np.testing.assert_array_equal(last[max(-before, 0) :], whole[max(before, 0) :][: len(last) - max(-before, 0)])
 
 
 @pytest.mark.parametrize(("listening", "num_samples"), [(ENDING, 0), (ENDING, 1), (ENDING, 2 * HOP), (WHOLE, 0)])

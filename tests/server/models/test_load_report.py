@@ -36,3 +36,10 @@ def test_the_log_names_a_load_and_its_end(serve: Any, caplog: pytest.LogCaptureF
     said = [record.getMessage() for record in caplog.records if record.name == LOADS]
     assert said[0] == "loading null from null" and said[1].startswith("null is ready after ")
     assert "null: its weights take 1.0 MiB as f32; auto keeps the numbers of its files, about 256.0 KiB" in said
+
+
+def test_the_log_names_parts_of_the_checkpoint_that_are_left_out(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, LOADS):
+        serve(script=with_answer("", left_out=("talker", "token2wav")))
+    said = [record.getMessage() for record in caplog.records if record.name == LOADS]
+    assert "null: talker and token2wav of its checkpoint are left out: answers are text only" in said

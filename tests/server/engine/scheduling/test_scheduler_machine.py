@@ -276,7 +276,7 @@ class WholeCrops(NullModel):
 class ImagesMachine(OverlappedMachine):
     """Repeat the test with images whose tokens must all be in one step. The first two tokens MARK of a prompt become images."""
 
-    limits = replace(LIMITS, excerpts=SEEING, groups=(*LIMITS.groups, GroupLimits(9, window=20)))
+    limits = replace(LIMITS, excerpts=(SEEING,), groups=(*LIMITS.groups, GroupLimits(9, window=20)))
     model_class = WholeCrops
 
     def with_images(self, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Crop, ...]]:
