@@ -147,9 +147,10 @@ class Fetcher:
         raise FetchFault(f"this server fetches no {self.kind.names} from {host!r:.80}, port {port} ({self.kind.hosts}); send a data: URL")
 
     async def _certificates(self) -> ssl.SSLContext:
-        if self._context is None:
-            self._context = await asyncio.get_running_loop().run_in_executor(self._resolvers, ssl.create_default_context)
-        return self._context
+        if self._context is not None:
+            return self._context
+        self._context = made = await asyncio.get_running_loop().run_in_executor(self._resolvers, ssl.create_default_context)
+        return made
 
     async def _addresses(self, host: str, port: int, *, may_be_private: bool) -> list[str]:
         loop = asyncio.get_running_loop()
