@@ -241,7 +241,9 @@ def test_mutated_files(server: DemoServer, kind: Kind, count: int, tmp_path_fact
     workers = workers_of(server.pid)
 
     async def campaign() -> tuple[Use, Use, Waits, list[str]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=300, verify=False) as client:
+        # httpx may close a connection that it is about to use again, if the machine is so busy that it has expired meanwhile
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=server.url, timeout=300, verify=False, limits=limits) as client:
 
             async def send_all(part: Sequence[Sent]) -> None:
                 left = iter(part)
