@@ -26,7 +26,7 @@ class Job(Protocol):
         ...
 
 
-PID_BYTES = 4
+PID_BYTES = 4  # of the id of a process in an answer
 
 
 def taken(pid: int) -> bytes:
