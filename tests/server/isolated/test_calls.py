@@ -18,6 +18,7 @@ PATIENCE_S = 600.0  # on a busy machine, the allowed CPU time takes minutes
 JOB = """
 import os
 import time
+import warnings
 
 class Job:
     prepare_s, call_s, call_bytes = 60.0, 0.5, 64 << 20
@@ -40,6 +41,9 @@ class Job:
                 return b"rested"
             case b"sleep":
                 time.sleep(3600.0)
+            case b"warn":
+                warnings.warn("noise")
+                return b"quiet"
             case b"large":
                 return bytes(1 << 30)
             case b"deep":
@@ -73,6 +77,22 @@ def test_a_call_has_a_fork_of_its_own(calls: Calls) -> None:
     assert first[0] == second[0], "the job is prepared once"
     assert first[1] == first[2] != second[2] == second[1] != first[0]
     assert calls.call_blocking(b"abc") == b"cba" and calls.call_blocking(b"") == b""
+
+
+def test_warnings_about_a_clients_file_are_not_logged(calls: Calls) -> None:
+    """A call may write to no file, but it could write to the pipe of a log, and wait if nobody reads it."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    saved = os.dup(2)
+    os.dup2(writing, 2)  # which the process of the job inherits
+    try:
+        assert calls.call_blocking(b"warn") == b"quiet"
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 1)
+    finally:
+        os.dup2(saved, 2)
+        for fd in (saved, reading, writing):
+            os.close(fd)
 
 
 def test_calls_run_at_once(calls: Calls) -> None:
