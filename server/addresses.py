@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+EMBEDDING = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))  # end with an IPv4 address
+UNICAST = ipaddress.IPv6Network("2000::/3")  # all addresses on the internet are in it
 
 
 def parsed(text: str) -> Address:
@@ -17,8 +18,9 @@ def is_public(address: Address) -> bool:
     """Return whether an address is on the internet. An IPv6 address that stands for an IPv4 address is judged by the IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if address in NAT64:
+        if any(address in network for network in EMBEDDING):
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+        return address.is_global and address in UNICAST
     return address.is_global and not address.is_multicast

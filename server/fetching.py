@@ -28,7 +28,8 @@ SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 3
 AT_ONCE = 8  # fetches at a time, each of which holds one file
-PIECE_BYTES = 1 << 16
+AT_ONCE_OF_ENTRY = 4  # and from hosts of one entry, so that a slow host holds up no fetch from others
+PIECE_BYTES = 1 << 12  # bytes parsed at a time: a host may send them as a thousand chunks, each of which takes time
 MAX_HEADER_BYTES = 1 << 16
 PRIVATE = "private+"  # before a host on a private network
 
@@ -79,8 +80,10 @@ class Fetcher:
         self._most_bytes = most_bytes
         self._patience_s = patience_s
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns_of = {entry: asyncio.Semaphore(AT_ONCE_OF_ENTRY) for entry in self._allowed}
         # A slow name server holds up these threads, and not those of other work.
         self._resolvers = ThreadPoolExecutor(AT_ONCE, "resolve") if hosts else None
+        self._context: ssl.SSLContext | None = None  # made once, because reading the certificates takes 20 ms
 
     async def given(self, url: str, param: str) -> str | bytes:
         """Return what a URL stands for: the base64 text of a `data:` URL, or the bytes that are fetched. Raise ApiError if there is none;
@@ -106,12 +109,13 @@ class Fetcher:
     async def fetch(self, url: str) -> bytes:
         """Return the file at a URL. Raise FetchFault if it may not or cannot be fetched."""
         try:
-            async with asyncio.timeout(self._patience_s), self._turns:
+            entry = self._entry_of(*_split(url))
+            async with asyncio.timeout(self._patience_s), self._turns_of[entry], self._turns:
                 for _ in range(1 + MOST_REDIRECTS):
                     found = await self._get(url)
                     if isinstance(found, bytes):
                         return found
-                    url = urljoin(url, found)
+                    url = _joined(url, found)
         except TimeoutError:
             raise FetchFault(f"it was not fetched within {self._patience_s:g} s ({self.kind.patience})") from None
         except (OSError, ssl.SSLError, h11.ProtocolError) as error:
@@ -121,14 +125,9 @@ class Fetcher:
     async def _get(self, url: str) -> bytes | str:
         """Return the file at a URL, or the URL to which its host redirects."""
         parts, port = _split(url)
-        host = (parts.hostname or "").lower()
-        entry = next((entry for entry in self._allowed if entry.covers(host, port, parts.scheme)), None)
-        if entry is None:
-            raise FetchFault(
-                f"this server fetches no {self.kind.names} from {host!r:.80}, port {port} ({self.kind.hosts}); send a data: URL"
-            )
+        host, entry = _host_of(parts), self._entry_of(parts, port)
+        context = await self._certificates() if parts.scheme == "https" else None
         for address in await self._addresses(host, port, may_be_private=entry.may_be_private):
-            context = ssl.create_default_context() if parts.scheme == "https" else None
             try:
                 reader, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname=host if context else None)
             except OSError:
@@ -138,6 +137,20 @@ class Fetcher:
             finally:
                 writer.close()
         raise FetchFault("its host cannot be reached")
+
+    def _entry_of(self, parts: SplitResult, port: int) -> Allowed:
+        """Return the entry that allows a URL."""
+        host = _host_of(parts)
+        for entry in self._allowed:
+            if entry.covers(host, port, parts.scheme):
+                return entry
+        raise FetchFault(f"this server fetches no {self.kind.names} from {host!r:.80}, port {port} ({self.kind.hosts}); send a data: URL")
+
+    async def _certificates(self) -> ssl.SSLContext:
+        if self._context is not None:
+            return self._context
+        self._context = made = await asyncio.get_running_loop().run_in_executor(self._resolvers, ssl.create_default_context)
+        return made
 
     async def _addresses(self, host: str, port: int, *, may_be_private: bool) -> list[str]:
         loop = asyncio.get_running_loop()
@@ -160,6 +173,7 @@ class Fetcher:
         while True:
             match connection.next_event():
                 case h11.NEED_DATA:
+                    await asyncio.sleep(0)  # reading what has arrived waits for nothing, so other requests would wait for all of it
                     connection.receive_data(await reader.read(PIECE_BYTES))
                 case h11.Response() as response:
                     found = dict(response.headers)
@@ -189,6 +203,18 @@ def _split(url: str) -> tuple[SplitResult, int]:
         if parts.scheme in PORTS and parts.hostname and parts.username is None and parts.password is None:
             return parts, parts.port or PORTS[parts.scheme]
     raise FetchFault(f"its URL is {url!r:.80}; expected http or https, a host, and no user")
+
+
+def _joined(url: str, place: str) -> str:
+    """Return the URL to which a place leads that a host names."""
+    try:
+        return urljoin(url, place)
+    except ValueError:
+        raise FetchFault(f"its host redirects to {place!r:.80}; expected a URL") from None
+
+
+def _host_of(parts: SplitResult) -> str:
+    return (parts.hostname or "").lower()
 
 
 def _resolve(host: str, port: int) -> list[str]:

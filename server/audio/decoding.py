@@ -13,7 +13,7 @@ from server.audio.clips import clips_of
 from server.audio.compressed import FORMATS, format_of, load_library, open_compressed
 from server.audio.loudest import loudest_energy
 from server.audio.recording import with_surroundings
-from server.audio.resample import resampled
+from server.audio.resample import MOST_WEIGHTS, num_weights, resampled
 from server.audio.sound import AudioError, Sound
 from server.audio.wav import is_wav, open_wav
 from server.isolated.files import NotBase64, bytes_of
@@ -78,6 +78,8 @@ def decoded(data: bytes, most_s: float) -> NDArray[np.float32]:
         raise AudioError(f"it has {sound.channels} channels; expected 1 to {MOST_CHANNELS}")
     if not LEAST_RATE <= sound.rate <= MOST_RATE:
         raise AudioError(f"it has {sound.rate} samples per second; expected {LEAST_RATE} to {MOST_RATE}")
+    if num_weights(sound.rate, RATE) > MOST_WEIGHTS:
+        raise AudioError(f"it has {sound.rate} samples per second; expected a usual rate, such as 44100 or 192000")
     if sound.seconds is not None and sound.seconds > most_s:
         raise AudioError(f"it lasts {sound.seconds:.1f} s; expected at most {most_s:g} s (max_audio_s)")
     blocks = resampled(_limited(sound.blocks, sound.rate, most_s), sound.rate, RATE)

@@ -14,9 +14,15 @@ ZEROS = 16  # zero crossings of the sinc on each side
 BETA = 8.0  # shape of the window: 80 dB of attenuation
 PASS = 0.95  # share of the smaller band that passes
 BLOCK = 1 << 15  # samples computed at a time
+MOST_WEIGHTS = 1 << 22  # of a filter: computing them takes a second
 SAMPLE_BITS, TAP_BITS = 24, 26  # bits after the point; the weights of a phase, without their signs, have a sum below 8
 
 Samples = NDArray[np.float32]
+
+
+def num_weights(rate: int, wanted: int) -> int:
+    """Return the number of weights of the filter that changes one rate to the other."""
+    return wanted // gcd(rate, wanted) * 2 * _reach(rate, wanted)
 
 
 def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Samples]:
@@ -26,9 +32,8 @@ def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Sam
         return
     divisor = gcd(rate, wanted)
     up, down = wanted // divisor, rate // divisor
-    band = PASS * min(1.0, wanted / rate)
-    reach = ceil(ZEROS / band)
-    taps = _taps(up, band, reach)  # [phases, 2 * reach]
+    reach = _reach(rate, wanted)
+    taps = _taps(up, _band(rate, wanted), reach)  # [phases, 2 * reach]
     num_read = count = 0  # samples read, samples yielded
     first, held = 1 - reach, np.zeros(reach - 1)  # the number of the first sample that is still needed; the samples from there
     for block, size in chain(((block, len(block)) for block in blocks), [(np.zeros(reach + 1, np.float32), 0)]):  # silence follows
@@ -44,6 +49,14 @@ def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Sam
         count = end
         kept = count * down // up + 1 - reach
         first, held = kept, held[kept - first :]
+
+
+def _band(rate: int, wanted: int) -> float:
+    return PASS * min(1.0, wanted / rate)
+
+
+def _reach(rate: int, wanted: int) -> int:
+    return ceil(ZEROS / _band(rate, wanted))
 
 
 def _taps(up: int, band: float, reach: int) -> NDArray[np.float64]:

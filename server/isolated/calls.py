@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from runtime.launch import command
-from server.isolated.job import CallError, Failure, Job, Said
+from server.isolated.job import PID_BYTES, CallError, Failure, Job, Said, taker
 
 COMMAND = command("server.isolated.process")
 MAX_AT_ONCE = 8  # largest number of calls at a time
 MOST_ASKED = 30  # largest number of tries until a process accepts a call
 CHUNK_BYTES = 1 << 20
-TAKEN = bytes([Said.TAKEN])
+HEAD_BYTES = 1 + PID_BYTES  # of an answer: that the call is taken, and by which process
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a call can start no threads
 
 
@@ -50,9 +50,9 @@ class Calls:
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
             answer = await self._ask(work)
-            if answer is not None and len(answer) > len(TAKEN):
+            if answer is not None and len(answer) > HEAD_BYTES:
                 return _result(answer)
-            num_killed += answer is not None and bytes(answer) == TAKEN
+            num_killed += answer is not None and len(answer) == HEAD_BYTES
             num_late += answer is None
             if num_killed + num_late == 2:
                 break
@@ -62,9 +62,10 @@ class Calls:
         raise CallError(Failure.KILLED if num_killed == 2 else Failure.NOT_TAKEN)
 
     async def _ask(self, work: bytes) -> bytearray | None:
-        """Send the work to a fork. Return TAKEN and the fork's answer, TAKEN alone if the fork ended without an answer, b"" if no fork took
-        the work, or None if there was no answer in time."""
+        """Send the work to a fork. Return the head and the fork's answer, the head alone if the fork ended without an answer, b"" if no
+        fork took the work, or None if there was no answer in time."""
         near, far = socket.socketpair()
+        answer = bytearray()
         try:
             with far:
                 process = self._started()
@@ -80,14 +81,16 @@ class Calls:
             async with asyncio.timeout(self.patience_s):
                 writer.write(work)
                 writer.write_eof()
-                answer = bytearray()
                 while chunk := await reader.read(CHUNK_BYTES):  # joining all chunks at once would delay other requests
                     answer += chunk
                 return answer
         except ConnectionError:
             return bytearray()
         except TimeoutError:
-            process.end()
+            if pid := taker(answer):
+                process.end_fork(pid)  # others run the calls of others
+            else:
+                process.end()
             return None
         finally:
             writer.transport.abort()
@@ -99,8 +102,8 @@ class Calls:
 
 
 def _result(answer: bytearray) -> bytearray:
-    said = Said(answer[len(TAKEN)])
-    del answer[: len(TAKEN) + 1]
+    said = Said(answer[HEAD_BYTES])
+    del answer[: HEAD_BYTES + 1]
     if said is Said.DONE:
         return answer
     raise CallError(Failure.TOO_LARGE if said is Said.TOO_LARGE else Failure.NO_FORK, answer.decode(errors="replace"))
@@ -135,6 +138,12 @@ class _Process:
         except OSError:
             return False
         return True
+
+    def end_fork(self, pid: int) -> None:
+        """End one fork. Its id comes from the fork itself, which runs work from outside, so check that it is one."""
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == self._process.pid:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

@@ -26,8 +26,21 @@ class Job(Protocol):
         ...
 
 
+PID_BYTES = 4  # of the id of a process in an answer
+
+
+def taken(pid: int) -> bytes:
+    """Return what the front gets when a call is taken: TAKEN, and the id of the process that runs it, 0 if there is none."""
+    return bytes([Said.TAKEN]) + pid.to_bytes(PID_BYTES, "little")
+
+
+def taker(answer: bytes | bytearray) -> int:
+    """Return the id of the process that runs a call, by what the front got so far; 0 if there is none."""
+    return int.from_bytes(answer[1 : 1 + PID_BYTES], "little") if len(answer) > PID_BYTES else 0
+
+
 class Said(IntEnum):
-    """The first bytes of an answer. A fork sends TAKEN when it takes a call, and then one of the others."""
+    """The first bytes of an answer. A fork sends TAKEN when it takes a call, its id, and then one of the others."""
 
     TAKEN = 1
     DONE = 2  # followed by what `run` returned

@@ -19,10 +19,11 @@ import signal
 import socket
 import time
 import traceback
+import warnings
 from typing import Any
 
 from server.isolated.cpu_timer import CpuTimer
-from server.isolated.job import Job, Said
+from server.isolated.job import Job, Said, taken
 from server.isolated.limits import bound, bound_memory
 
 TAKEN, GONE = bytes([Said.TAKEN]), b"\0"  # what a fork tells this process: it has begun a call, or the front is gone
@@ -33,6 +34,7 @@ def main() -> None:
     control = socket.socket(fileno=0)
     with os.fdopen(_received(control)[0], "rb") as recipe:
         job: Job = pickle.load(recipe)
+    warnings.simplefilter("ignore")  # decoders warn of damaged files: clients would fill the log, and a log that nobody reads stops a call
     limit = CpuTimer()
     limit.start(job.prepare_s)
     job.prepare()
@@ -55,7 +57,7 @@ def _next_fork(control: socket.socket, job: Job) -> bytes:
         os.close(writing)
         if not (fds := _received(control)):
             return GONE
-        _send(fds[0], TAKEN + bytes([Said.NO_FORK]) + str(error).encode())
+        _send(fds[0], taken(0) + bytes([Said.NO_FORK]) + str(error).encode())
         os.close(fds[0])
         return TAKEN
     else:
@@ -86,7 +88,7 @@ def _serve(control: socket.socket, parent: int, job: Job) -> None:
         os.dup2(parent, 3)  # the parent sees the end of this fork by the end of the pipe
         os.closerange(4, 1 << 20)
         bound(resource.RLIMIT_NOFILE, 0)  # only now, because receiving a descriptor opens it
-        _send(0, TAKEN)
+        _send(0, taken(os.getpid()))
         _send(0, _answer(0, job))
         os.close(0)  # before this fork ends, because freeing its memory takes time
     except ConnectionError:

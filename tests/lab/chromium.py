@@ -70,12 +70,14 @@ class NavigatedError(ProtocolError):
 
 
 class Chromium:
-    def __init__(self, program: str, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, program: str, folder: Path, *, patience_s: float = PATIENCE_S, sound: Path | None = None) -> None:
+        """`sound` is a WAV file that the microphone hears in place of beeps."""
         self._patience_s = patience_s
         self._log = (folder / "chromium.log").open("wb")
         theirs_in, self._out = _high_pipe()
         self._in, theirs_out = _high_pipe()
         command = [sys.executable, "-c", LAUNCH, str(theirs_in), str(theirs_out), program, *FLAGS, f"--user-data-dir={folder / 'profile'}"]
+        command += [f"--use-file-for-fake-audio-capture={sound}"] if sound else []
         self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stdout=self._log, stderr=self._log)
         os.close(theirs_in)
         os.close(theirs_out)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from server.fetching import IMAGES, Fetcher, FetchFault
+from server.fetching import AT_ONCE, IMAGES, Fetcher, FetchFault
 from server.settings import ServerSettings, SettingsError
+from tests.server.audio.test_hostile import MeasuredLoop
 
 IMAGE = b"\x89PNG not really"
 MOST = 1000
+MOST_BUSY_S = 0.05  # processor time of one iteration of the event loop
 
 
 class Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
         port = self.server.server_address[1]
         redirects = {
@@ -25,6 +31,9 @@ class Answers(BaseHTTPRequestHandler):
             "/round": "/round",
             "/away": "http://elsewhere.example/image.png",
             "/file": "file:///etc/passwd",
+            "/broken": "http://[/image.png",
+            "/user": "//user:secret@images.example/image.png",
+            "/inward": "http://127.0.0.1/image.png",
         }
         if self.path in redirects:
             self.send_response(302)
@@ -40,6 +49,15 @@ class Answers(BaseHTTPRequestHandler):
                     self.wfile.write(b"x" * 256)
                 except OSError:
                     return
+        elif self.path in ("/pieces", "/continues"):
+            piece = b"1\r\nx\r\n" if self.path == "/pieces" else b"HTTP/1.1 100 C\r\n\r\n"
+            if self.path == "/pieces":
+                self.send_response(200)
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+            with suppress(OSError):  # the client has gone
+                for _ in range(8):
+                    self.wfile.write(piece * 10_000)
         elif self.path == "/declared":
             self.send_response(200)
             self.send_header("content-length", str(MOST + 1))
@@ -66,7 +84,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server.released = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     resolve = socket.getaddrinfo
-    known = {"images.example": "127.0.0.1", "private.example": "10.0.0.7", "mixed.example": "127.0.0.1"}
+    known = {"images.example": "127.0.0.1", "slow.example": "127.0.0.1", "private.example": "10.0.0.7", "mixed.example": "127.0.0.1"}
 
     def resolved(host: str, *args: object, **kwargs: object) -> list[tuple[object, ...]]:
         if host == "nowhere.example":
@@ -108,6 +126,9 @@ def test_an_image_of_an_allowed_host_is_fetched(fetch: Callable[..., bytes], pat
         ("http://images.example:PORT/round", "redirects more than 3 times"),
         ("http://images.example:PORT/away", "fetches no images from 'elsewhere.example', port 80"),
         ("http://images.example:PORT/file", "expected http or https"),
+        ("http://images.example:PORT/broken", "redirects to 'http://\\[/image.png'; expected a URL"),
+        ("http://images.example:PORT/user", "no user"),
+        ("http://images.example:PORT/inward", "fetches no images from '127.0.0.1', port 80"),
         ("http://images.example:PORT/endless", "more than 1000 bytes"),
         ("http://images.example:PORT/declared", "more than 1000 bytes"),
         ("http://images.example:PORT/rubbish", "did not send it"),
@@ -126,7 +147,10 @@ def test_what_cannot_be_fetched_is_named(fetch: Callable[..., bytes], url: str, 
         fetch(url)
 
 
-@pytest.mark.parametrize("host", ["private.example", "mixed.example", "10.0.0.7", "169.254.169.254", "[::ffff:10.0.0.7]"])
+@pytest.mark.parametrize(
+    "host",
+    ["private.example", "mixed.example", "10.0.0.7", "169.254.169.254", "[::ffff:10.0.0.7]", "2886729729", "0xc0.0250.1", "[::10.0.0.7]"],
+)
 def test_no_url_leads_to_a_private_address(fetch: Callable[..., bytes], host: str) -> None:
     with pytest.raises(FetchFault, match="private address"):
         fetch(f"http://{host}/image.png", "*")
@@ -134,9 +158,51 @@ def test_no_url_leads_to_a_private_address(fetch: Callable[..., bytes], host: st
         fetch("http://nowhere.example/", "*")
 
 
+@pytest.mark.parametrize("path", ["/pieces", "/continues"])
+def test_a_host_that_sends_tiny_pieces_holds_up_nobody(port: int, path: str) -> None:
+    with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
+        with pytest.raises(FetchFault):
+            runner.run(Fetcher(IMAGES, [f"images.example:{port}"], 1 << 20, 5.0).fetch(f"http://images.example:{port}{path}"))
+        loop = runner.get_loop()
+        assert isinstance(loop, MeasuredLoop) and loop.busy_s < MOST_BUSY_S
+
+
+def test_certificates_are_read_once_and_on_no_event_loop(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def contexts() -> ssl.SSLContext:
+        threads.append(threading.current_thread())
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    async def fetch() -> None:
+        fetcher = Fetcher(IMAGES, [f"images.example:{port}"], MOST, 30.0)
+        for _ in range(2):
+            with pytest.raises(FetchFault):
+                await fetcher.fetch(f"https://images.example:{port}/image.png")
+
+    monkeypatch.setattr(ssl, "create_default_context", contexts)
+    asyncio.run(fetch())
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+
+
 def test_a_slow_host_is_given_up(fetch: Callable[..., bytes]) -> None:
     with pytest.raises(FetchFault, match=r"within 0.2 s \(image_fetch_s\)"):
         fetch("http://images.example:PORT/slow", patience_s=0.2)
+
+
+def test_a_slow_host_holds_up_no_other(port: int) -> None:
+    async def fetch() -> bytes:
+        fetcher = Fetcher(IMAGES, [f"{name}.example:{port}" for name in ("slow", "images")], MOST, 600.0)
+        slow = [asyncio.create_task(fetcher.fetch(f"http://slow.example:{port}/slow")) for _ in range(3 * AT_ONCE)]
+        await asyncio.sleep(0)
+        found = await fetcher.fetch(f"http://images.example:{port}/image.png")
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        return found
+
+    assert asyncio.run(fetch()) == IMAGE
 
 
 def test_nothing_is_fetched_by_default() -> None:

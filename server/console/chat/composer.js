@@ -6,7 +6,7 @@ export class Composer {
   #isRunning = false;
   #isReady = false;
 
-  /* `isEmpty` says whether a message without a text has nothing else to send, `isReading` whether an attachment is still being read; `up` is called for the key Up in an empty field. */
+  /* `isEmpty` says whether a message without a text has nothing else to send, `isReading` whether an attachment is still being read or recorded; `up` is called for the key Up in an empty field. */
   constructor(form, {send, stop, draft = () => {}, isEmpty = () => true, isReading = () => false, up = () => {}}) {
     this.isEmpty = isEmpty;
     this.isReading = isReading;

@@ -2,7 +2,7 @@
 
    conversation: {id, title, created, updated, options, leaf, nodes: {id: node}}     `leaf` is the last node of the branch that is shown
    node: {id, parent, created, role, content, reasoning, calls, call, approve, items, model, finish, error, usage, figures, dropped}
-     files: [{name, text}] of a user, the attached texts, and {name, image} with the data: URL of an image
+     files: [{name, text}] of a user, the attached texts, and {name, image} or {name, audio} with a data: URL
      role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id of the call that a tool's node answers
      a call of an MCP server also has {server, output, error}, or {server, waits} until the user approves it: `approve` of a tool's node
      items: the answer as /v1/responses has it, if it came from there

@@ -1,7 +1,7 @@
 /* Conversations as files and links. A link holds the shown branch itself, behind the #, which browsers send to no server. */
 
 import {newConversation, newId, path} from "./conversation.js";
-import {imageOf, imagesOf, withFiles} from "./attachments.js";
+import {isAudio, isImage, mediaOf, withFiles} from "./attachments.js";
 import {NUMBERS, TEXTS} from "./options.js";
 
 const ROLES = new Set(["user", "assistant", "tool"]);
@@ -12,11 +12,13 @@ const MOST_CHARS = 8 << 20;  // largest unpacked link
 export function asMarkdown(conversation) {
   const parts = path(conversation).map(node => {
     const calls = (node.calls ?? []).map(call => `\`\`\`json\n${JSON.stringify({name: call.name, arguments: call.arguments}, null, 2)}\n\`\`\`\n`);
-    return `## ${{user: "You", assistant: node.model ?? "Assistant", tool: "Tool"}[node.role]}\n\n${[...imagesOf(node.files).map(({name, image}) => `![${name.replace(/[[\]]/g, "")}](${image})`), withFiles(node.content, node.files), ...calls].filter(Boolean).join("\n\n")}\n`;
+    return `## ${{user: "You", assistant: node.model ?? "Assistant", tool: "Tool"}[node.role]}\n\n${[...mediaOf(node.files).map(markdownOf), withFiles(node.content, node.files), ...calls].filter(Boolean).join("\n\n")}\n`;
   });
   const system = conversation.options?.system?.trim() ? [`## System prompt\n\n${conversation.options.system.trim()}\n`] : [];
   return [`# ${conversation.title}\n`, ...system, ...parts].join("\n");
 }
+
+const markdownOf = ({name, image, audio}) => `${image ? "!" : ""}[${name.replace(/[[\]]/g, "")}](${image ?? audio})`;
 
 export const asJson = conversation => JSON.stringify(conversation, null, 2);
 
@@ -68,10 +70,12 @@ function nodeOf(node, id, ids) {
   return {...common, reasoning: textOf(node.reasoning), calls, model: textOf(node.model), finish: textOf(node.finish) || "stop"};
 }
 
-function fileOf({name, text, image}) {
-  if (image === undefined) return {name: textOf(name), text: textOf(text)};
-  if (!imageOf(image)) throw new Error(`the image ${JSON.stringify(textOf(name))} is not the URL of a PNG, JPEG, WebP or GIF`);
-  return {name: textOf(name), image};
+function fileOf({name, text, image, audio}) {
+  const common = {name: textOf(name)};
+  if (image !== undefined && !isImage(image)) throw new Error(`the image ${JSON.stringify(common.name)} is not the URL of a PNG, JPEG, WebP or GIF`);
+  if (audio !== undefined && !isAudio(audio)) throw new Error(`the recording ${JSON.stringify(common.name)} is not the URL of a WAV file`);
+  if (image !== undefined) return {...common, image};
+  return audio === undefined ? {...common, text: textOf(text)} : {...common, audio};
 }
 
 /* Throw an Error if a message follows itself. */

@@ -1,7 +1,7 @@
 /* Answers with tools of MCP servers. The server calls them, so such answers come from /v1/responses. */
 
 import {stream} from "../core/api.js";
-import {contentOf, imagesOf} from "./attachments.js";
+import {contentOf, mediaOf} from "./attachments.js";
 import {asFields} from "./options.js";
 
 const PARTS = {image: url => ({type: "input_image", image_url: url}), text: text => ({type: "input_text", text})};
@@ -27,7 +27,7 @@ function bodyOf(nodes, model, options) {
   return {
     model: model.id, input: nodes.flatMap(node => itemsOf(node, asked)), stream: true, store: false, ...sampling,
     tools: [...offers, ...tools.map(tool => ({type: "function", ...tool.function}))],
-    truncation: options.truncate === false || nodes.some(node => imagesOf(node.files).length) ? "disabled" : "auto",  // the server truncates no conversation with images
+    truncation: options.truncate === false || nodes.some(node => mediaOf(node.files).length) ? "disabled" : "auto",  // the server truncates no conversation with images or audio
     ...(options.system?.trim() ? {instructions: options.system} : {}),
     ...(longest ? {max_output_tokens: longest} : {}),
     ...(format ? {text: {format: {type: "json_schema", ...format.json_schema}}} : {}),

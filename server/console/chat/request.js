@@ -1,14 +1,14 @@
 /* Convert a branch of a conversation to a request, and the stream of its answer to a node. */
 
 import {ask, stream} from "../core/api.js";
-import {contentOf, imagesOf, withFiles} from "./attachments.js";
+import {contentOf, mediaOf, withFiles} from "./attachments.js";
 import {path} from "./conversation.js";
 import {answerWithTools, serversOf} from "./mcp.js";
 import {asFields, toolsOf} from "./options.js";
 
 const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
 
-const TOO_LONG = new Set(["context_length_exceeded", "body_too_large"]);  // the server's error codes for too many images
+const TOO_LONG = new Set(["context_length_exceeded", "body_too_large"]);  // the server's error codes for too many images or recordings
 const CONTINUED = 256;  // tokens by which a text is continued if no limit is set: few base models end a text by themselves
 
 const PARTS = {image: url => ({type: "image_url", image_url: {url}}), text: text => ({type: "text", text})};
@@ -71,10 +71,11 @@ function requestOf(nodes, model, options) {
   return ["/v1/completions", {model: model.id, prompt: textOf(nodes), max_tokens: CONTINUED, ...stream, ...truncate, ...fields}];
 }
 
-/* Return the text that a model without a chat template continues. A message after an answer begins a line. Throw an Error if there are images,
-   which such a model does not see. */
+/* Return the text that a model without a chat template continues. A message after an answer begins a line. Throw an Error if there are images
+   or recordings, which such a model does not read. */
 export function textOf(nodes) {
-  if (nodes.some(node => imagesOf(node.files).length)) throw new Error("The conversation has images, and this model only reads text. Choose a model with vision.");
+  const media = nodes.flatMap(node => mediaOf(node.files));
+  if (media.length) throw new Error(`The conversation has ${media[0].image ? "images" : "audio"}, and this model only reads text. Choose another model.`);
   return nodes.map(({role, content, files}, at) => role === "user" && at > 0 ? `\n${withFiles(content, files)}` : withFiles(content, files)).join("");
 }
 

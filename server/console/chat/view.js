@@ -11,6 +11,7 @@ import {continues, noModel, trouble, welcome} from "./empty.js";
 import {Dictation} from "./dictation.js";
 import {openKeys} from "./keys.js";
 import {openPrompts} from "./prompts.js";
+import {Recorder} from "./recorder.js";
 import {answer, countTokens, emptyAnswer} from "./request.js";
 import {openShare} from "./share.js";
 import {Transcript} from "./transcript.js";
@@ -33,7 +34,7 @@ export class ChatView {
       stop: () => this.stop(),
       draft: () => this.#countSoon(),
       isEmpty: () => !this.attachments?.files.length,
-      isReading: () => Boolean(this.attachments?.isReading),
+      isReading: () => Boolean(this.attachments?.isReading || this.recorder?.isRecording),
       up: () => this.#editLast(),
     });
     this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, {
@@ -41,9 +42,15 @@ export class ChatView {
       changed: () => { this.composer.enable(); this.#countSoon(); },
     });
     this.dictation = new Dictation(this.root.querySelector("[data-action=dictate]"), {
-      model: () => app.hearing,
+      model: () => app.model?.listens ? null : app.hearing,  // a model that hears gets the recording itself
       place: () => this.#place,
       write: (text, place) => this.#write(text, place.conversation),
+    });
+    this.recorder = new Recorder(this.root.querySelector("[data-action=record]"), this.root.querySelector(".recording"), {
+      listens: () => Boolean(app.model?.listens),
+      room: () => this.attachments.roomSeconds,
+      take: file => this.attachments.take([file]),
+      changed: () => this.composer.enable(),
     });
     find("#prompts").addEventListener("click", () => openPrompts({use: text => this.composer.insert(text), draft: this.composer.text}));
     find("#share").addEventListener("click", () => openShare(this.conversation));
@@ -80,6 +87,7 @@ export class ChatView {
 
   leave() {
     clearTimeout(this.#counting);
+    this.recorder.stop();  // nobody records behind a page that does not show it
   }
 
   send(text, files = []) {
@@ -102,6 +110,7 @@ export class ChatView {
     this.composer.show({isRunning: run !== undefined, isReady: app.model !== null, continues: app.model?.chats === false});
     this.attachments.show();
     this.dictation.show();
+    this.recorder.show();
     find("#share").hidden = !nodes.length;
     this.root.querySelector(".messages").setAttribute("aria-busy", String(run !== undefined));
     if (!nodes.length) {

@@ -13,6 +13,7 @@ export function modelCard(model, acts) {
   const {resident_bytes: held, planned_bytes: planned, bound_bytes: bound} = model.memory;
   const facts = [
     ["Context", model.max_model_len && `${model.max_model_len.toLocaleString("en")} tokens`],
+    ["Reads", kindsOf(model)],
     ["Weights", `${model.quantize} for ${model.target}`],
     ["Quality", model.quality && quality(model.quality)],
     ["Sampling", model.sampling && sampling(model.sampling)],
@@ -36,6 +37,12 @@ export function modelCard(model, acts) {
     model.restarting && h("p", {class: "fault-box"}, `Its worker has ended and is being restarted: ${model.restarting.error ?? "trying"}`),
     h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),
     aliases(model, acts));
+}
+
+/* Return in words what a loaded model reads beside text; null if nothing. */
+function kindsOf(model) {
+  const kinds = [...model.sees ? ["images"] : [], ...model.listens ? ["audio"] : []];
+  return model.hears ? "speech, which it transcribes" : kinds.length && ["text", ...kinds].join(", ");
 }
 
 /* Return a quality label in words: how far the predictions are from those of the model's exact weights. */

@@ -18,7 +18,7 @@ from server.errors import ApiError
 from server.fetching import AUDIO, Fetcher
 from server.messages import Listening
 from tests.server.audio.files import encoded, tone, wav
-from tests.server.audio.test_hostile import damaged
+from tests.server.mutations import damaged
 
 LISTENING = Listening(1, num_mels=80, num_hops=100, frames_each=2, ends=True, most_windows=1)
 SOUND = base64.b64encode(wav(tone(RATE), RATE)).decode()

@@ -44,7 +44,7 @@ def test_floats(bits: int) -> None:
     np.testing.assert_array_equal(found, np.append(tone(RATE), [0, 1, -1]).astype(np.float32))
 
 
-@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000])
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 44_101, 48_000, 96_000, 176_400, 192_000, 352_800, 768_000])
 def test_other_rates_give_the_same_tone(rate: int) -> None:
     found = decoded(wav(tone(rate), rate), 10)
     assert len(found) == len(tone(RATE))
@@ -72,6 +72,10 @@ def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:
         (raw(1, 12, b""), "samples of 12 bits"),
         (raw(85, 16, b""), "encoding 85"),
         (raw(1, 16, bytes(4), rate=999), "999 samples per second"),
+        (
+            raw(1, 16, bytes(4), rate=767_999),
+            "767999 samples per second; expected a usual rate",
+        ),  # its filter would have 26 million weights
         (raw(1, 16, bytes(2 * RATE * 11)), "lasts 11.0 s; expected at most 10 s"),
     ],
 )

@@ -16,6 +16,7 @@ from server.audio.decoder import AudioDecoder
 from server.audio.recording import Recording
 from server.errors import ApiError
 from tests.server.audio.files import KINDS, encoded, tone, wav
+from tests.server.mutations import damaged
 
 RATE, AT_ONCE = 48_000, 4
 MOST_BUSY_S = 0.05  # processor time of the front in one iteration of the event loop
@@ -40,27 +41,6 @@ def descriptors() -> int:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Return the file with some bytes changed, left out, repeated or inserted, most of them near its beginning."""
-    out = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 5, 30))):
-        at = rng.randrange(min(len(out), rng.choice((64, 512, len(out)))))
-        size = rng.choice((1, 2, 4, 8, 200))
-        match rng.randrange(5):
-            case 0:
-                out[at] ^= 1 << rng.randrange(8)
-            case 1:
-                out[at : at + size] = rng.choice((b"\0", b"\xff", b"\x7f")) * size
-            case 2:
-                del out[at : at + size]
-            case 3:
-                out[at:at] = out[at : at + size]
-            case _:
-                out[at : at + size] = rng.randbytes(size)
-        out = out or bytearray(b"\0")
-    return bytes(out[: rng.randrange(1, len(out) + 1)] if rng.random() < 0.2 else out)
 
 
 @pytest.mark.parametrize("kind", ["WAV", *KINDS])

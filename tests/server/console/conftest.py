@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.fits import Stretched
-from server.messages import Submit, Vision
+from server.messages import Listening, Submit, Vision
 from server.models.model import Footprint, FormEstimate
 from server.models.state import ModelSpec
 from tests.doubles.worker import NullScript
@@ -74,6 +74,10 @@ SCRIPTS = {
     "slow": NullScript(answer=said("word " * 500), interval_s=0.01),
     "small": NullScript(answer=said("I have a small context."), max_context=400),
     "other": NullScript(load_s=0.5),
+    "listener": NullScript(
+        answer=said("I hear a tone."),
+        listening=Listening(256, num_mels=80, num_hops=3000, frames_each=4, ends=True, most_windows=1),
+    ),
     "looker": NullScript(
         answer=said("It is a river."),
         vision=Vision(crop_size=8, edge_tokens=2, image_token=256, fit=Stretched(), filter=2),

@@ -26,6 +26,14 @@ def test_models_and_their_memory_are_shown(page, site):
     assert widths[1] / widths[0] == pytest.approx((3 + 1 + 1 / 16) / (1 + 1 + 1 / 16), rel=0.05)
 
 
+def test_the_page_says_what_models_read(page, site):
+    page.open(f"{site('writer', 'looker', 'listener').url}/#/models")
+    page.see("text, images", "#models article[aria-label=looker] dd")
+    page.see("text, audio", "#models article[aria-label=listener] dd")
+    names = "[...document.querySelectorAll('#models article[aria-label=writer] dt')].map(name => name.textContent)"
+    assert "Reads" not in page.js(names)
+
+
 def test_a_model_is_planned_loaded_and_unloaded(page, site):
     """The dry run shows how much memory a model needs, a load shows its stages, and afterwards the chat offers the model."""
     server = site("writer")

@@ -100,6 +100,19 @@ def test_chat(page, site, look):
     look("chat-tool")
 
 
+def test_chat_with_a_recording(page, site, look):
+    page.open(f"{site('listener').url}/")
+    page.see("listener", ".empty h2")
+    page.click("#chat [data-action=record]", "Record")
+    page.wait("document.querySelector('.recording').checkVisibility()")
+    page.js("new Promise(done => setTimeout(done, 300))")
+    look("chat-recording")
+    page.click("#chat [data-action=record]", "Stop and attach")
+    page.wait("document.querySelectorAll('.attached audio').length === 1")
+    send(page, "What do you hear?")
+    look("chat-recorded")
+
+
 def test_the_dialogs_of_the_chat(page, site, look):
     page.open(f"{site('writer').url}/")
     prompts = [

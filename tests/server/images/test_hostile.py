@@ -12,8 +12,9 @@ from runtime.fits import Canvas, Capped, Centre, Filled, Fit, Free, Grid, Mixed,
 from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder
-from tests.server.audio.test_hostile import AT_ONCE, damaged
+from tests.server.audio.test_hostile import AT_ONCE
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
+from tests.server.mutations import damaged
 
 MOST_SQUARES = 12
 PIXELS = {"least_pixels": MOST_SQUARES * 128, "most_pixels": MOST_SQUARES * 256}
@@ -34,7 +35,7 @@ def test_all_ways_are_here() -> None:
 
 @pytest.mark.parametrize("fit", WAYS, ids=str)
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("count", [16, pytest.param(2500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [16, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_images(fit: Fit, format: str, count: int) -> None:
     whole = encoded(image(), format)
 

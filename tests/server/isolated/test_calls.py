@@ -12,10 +12,13 @@ import pytest
 
 from server.isolated.calls import Calls
 from server.isolated.job import CallError, Failure
+from tests.conftest import children_of
 
 PATIENCE_S = 600.0  # on a busy machine, the allowed CPU time takes minutes
 JOB = """
 import os
+import time
+import warnings
 
 class Job:
     prepare_s, call_s, call_bytes = 60.0, 0.5, 64 << 20
@@ -33,6 +36,14 @@ class Job:
             case b"spin":
                 while True:
                     pass
+            case b"nap":
+                time.sleep(3.0)
+                return b"rested"
+            case b"sleep":
+                time.sleep(3600.0)
+            case b"warn":
+                warnings.warn("noise")
+                return b"quiet"
             case b"large":
                 return bytes(1 << 30)
             case b"deep":
@@ -68,6 +79,22 @@ def test_a_call_has_a_fork_of_its_own(calls: Calls) -> None:
     assert calls.call_blocking(b"abc") == b"cba" and calls.call_blocking(b"") == b""
 
 
+def test_warnings_about_a_clients_file_are_not_logged(calls: Calls) -> None:
+    """A call may write to no file, but it could write to the pipe of a log, and wait if nobody reads it."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    saved = os.dup(2)
+    os.dup2(writing, 2)  # which the process of the job inherits
+    try:
+        assert calls.call_blocking(b"warn") == b"quiet"
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 1)
+    finally:
+        os.dup2(saved, 2)
+        for fd in (saved, reading, writing):
+            os.close(fd)
+
+
 def test_calls_run_at_once(calls: Calls) -> None:
     async def many() -> list[bytes]:
         return await asyncio.gather(*(calls.call(str(i).encode() * 100_000) for i in range(10, 30)))
@@ -92,7 +119,7 @@ def test_limits_end_a_call_and_no_other(calls: Calls, work: bytes, failure: Fail
 
 def test_a_process_that_cannot_fork_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of a process that cannot fork is an error with the reason."""
-    answer = bytearray(b"\1\4Resource temporarily unavailable")
+    answer = bytearray(b"\1\0\0\0\0\4Resource temporarily unavailable")
     monkeypatch.setattr(Calls, "_ask", lambda *_: asyncio.sleep(0, answer))
     error = failure_of(calls, b"abc")
     assert (error.failure, error.detail) == (Failure.NO_FORK, "Resource temporarily unavailable")
@@ -107,6 +134,42 @@ def test_a_killed_process_is_replaced(calls: Calls) -> None:
     first = calls.call_blocking(b"who").split()[0]
     os.killpg(int(first), signal.SIGKILL)
     assert calls.call_blocking(b"who").split()[0] != first
+
+
+def test_a_late_call_ends_and_no_other(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The late call may be an attack, and the others are those of other clients."""
+    first = int(calls.call_blocking(b"who").split()[0])
+    limits: list[asyncio.Timeout] = []
+
+    def limited(_: float) -> asyncio.Timeout:
+        limits.append(asyncio.Timeout(None))
+        return limits[-1]
+
+    async def reach(num_forks: int) -> None:
+        while len(children_of(first)) != num_forks:
+            await asyncio.sleep(0.01)
+
+    async def run() -> bytes:
+        other = asyncio.create_task(calls.call(b"nap"))
+        await reach(2)
+        late = asyncio.create_task(calls.call(b"sleep"))
+        for number in (2, 3):  # it is tried twice
+            await reach(3)
+            await asyncio.sleep(1.0)
+            assert len(limits) == number
+            limits[-1].reschedule(0.0)
+            await asyncio.sleep(0.1)
+        with pytest.raises(CallError) as caught:
+            await late
+        assert caught.value.failure is Failure.LATE
+        answer = await other
+        await reach(1)  # the fork that waits for the next call
+        return bytes(answer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "timeout", limited)
+        assert asyncio.run(run()) == b"rested"
+    assert int(calls.call_blocking(b"who").split()[0]) == first
 
 
 def test_a_late_answer_is_no_lost_process(calls: Calls) -> None:
