@@ -33,6 +33,8 @@ from server.messages import FETCH
 if TYPE_CHECKING:
     from server.text.tokenizer import Tokenizer
 
+Settings = tuple[int, float, str, bool]  # of a quantisation: version, bits per weight, digest of the text, whether a GPU multiplies
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -72,7 +74,7 @@ class Opened(Located):
 class Formed(Opened):
     """`files` have the format of weights that the load names."""
 
-    quantised_by: tuple[int, float, str] | None  # settings that decide the quantised numbers (deploy/quantizing/kept.py)
+    quantised_by: Settings | None  # settings that decide the quantised numbers (deploy/quantizing/kept.py)
 
 
 def find_source(known: Asked) -> Located:

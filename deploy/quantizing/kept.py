@@ -15,19 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.quantized.held import Form, HeldWeights, two_level_form
+from compiler.frontend.quantized.held import Form, HeldWeights, Width, two_level_form
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.machine.target import GPU
 from deploy.cache import keep_sections
-from deploy.model_loading.files import Formed, ModelFiles, Opened
+from deploy.model_loading.files import Formed, ModelFiles, Opened, Settings
 from deploy.model_loading.known import carried, refusals
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
-from deploy.quantizing.mix import Width
+from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS
 from runtime.sealed import key_of
 from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
-VERSION = 1  # raised when the same model and text give other numbers
+VERSION = 2  # raised when the same model and text give other numbers
 HEAD = "lm_head.weight"
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
 
@@ -41,13 +42,13 @@ def form_weights(known: Opened) -> Formed:
     if not budget:
         return Formed(**carried(known, Opened), quantised_by=None)
     text = Path(known.load.calibrate or CALIBRATION)
-    settings = VERSION, budget, hashlib.sha256(read_text(text)).hexdigest()
+    settings = VERSION, budget, hashlib.sha256(read_text(text)).hexdigest(), known.target.system == GPU
     return Formed(**carried(known, Opened, files=_quantised(known, settings, text)), quantised_by=settings)
 
 
-def _quantised(known: Opened, settings: tuple[int, float, str], text: Path) -> ModelFiles:
+def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
     """Return the files of the model in its format. On `text`, the importance of each input of a matrix is measured."""
-    files, (_, budget, _), named = known.files, settings, known.load.quantize
+    files, (_, budget, _, on_gpu), named = known.files, settings, known.load.quantize
     if not files.config.is_causal or files.config.classes is not None:
         message = f"quantize is {named!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
         raise LoadError(ErrorCode.INVALID_VALUE, message)
@@ -58,7 +59,8 @@ def _quantised(known: Opened, settings: tuple[int, float, str], text: Path) -> M
         # imported only here: a start from the cache runs no search and is faster without its imports
         from deploy.quantizing.quantize import quantise
 
-        result = quantise(files, budget, tokens_of(known.tokenizer_source, text), known.progress)
+        widths = GPU_WIDTHS if on_gpu else CPU_WIDTHS
+        result = quantise(files, budget, widths, tokens_of(known.tokenizer_source, text), known.progress)
         if place is not None:
             _keep(place, result)
     source = Quantised(files.weights, result, digest)
@@ -88,7 +90,7 @@ def _read(place: Path, tensors: Mapping[str, TensorInfo]) -> Result:
 
 
 def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) -> dict[str, Array]:
-    infos = two_level_form(*width, shape[-1]).infos(shape)
+    infos = two_level_form(width, shape[-1]).infos(shape)
     found = {part: file.read(f"{name}.{part}", verify=False) for part in infos}
     return {
         part: np.frombuffer(data, infos[part].dtype, prod(infos[part].shape)).reshape(infos[part].shape) for part, data in found.items()
@@ -123,7 +125,7 @@ class Quantised:
         heads = {head: given[name] for name, head in found.items() if head in result.widths}
         self.tensors: Mapping[str, TensorInfo] = {**given, **heads}
         self.forms: Mapping[str, Form] = {
-            name: two_level_form(*width, self.tensors[name].shape[-1]) for name, width in result.widths.items()
+            name: two_level_form(width, self.tensors[name].shape[-1]) for name, width in result.widths.items()
         }
 
     def read(self, name: str) -> Tensor:

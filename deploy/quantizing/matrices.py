@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.quantized.held import two_level_form
+from compiler.frontend.quantized.held import Width, two_level_form
 from compiler.frontend.quantized.search import ENTRY, WHOLE, build_search
 from compiler.ops.tables import INTERPRET
 from deploy.model_loading.program import compile_here
-from deploy.quantizing.mix import Width
 from runtime.session import Session
 
 Array = NDArray[Any]
@@ -29,7 +28,7 @@ class Search:
     def parts(self, w: Array, importance: Floats, width: Width) -> tuple[dict[str, Array], float]:
         """Return the arrays that represent a matrix in the form of this width, and the sum of the errors of its rows."""
         *matrices, length = w.shape
-        rows, form = w.reshape(-1, length), two_level_form(*width, length)
+        rows, form = w.reshape(-1, length), two_level_form(width, length)
         session = self._session(width, length)
         found: list[tuple[Array, ...]] = []
         for start in range(0, len(rows), step := max(1, WHOLE // length)):
@@ -50,19 +49,18 @@ class Search:
 
     def _session(self, width: Width, length: int) -> Session:
         if (width, length) not in self._sessions:
-            executable = compile_here(build_search(two_level_form(*width, length), length))
+            executable = compile_here(build_search(two_level_form(width, length), length))
             self._sessions[width, length] = Session(executable)
         return self._sessions[width, length]
 
 
 def values_of(parts: Mapping[str, Array], width: Width) -> Floats:
     """Return the values for which the parts of a matrix stand."""
-    bits, group = width
-    q, scale, *shift = (parts[name] for name in two_level_form(bits, group, group).numbers)
+    q, scale, *shift = (parts[name] for name in two_level_form(width, width.group).numbers)
     units = [parts[name] for name in parts if name.endswith("_unit")]
-    dequantize, plain = INTERPRET["dequantize"], {"dtype": "f32", "kind": "int"}
+    dequantize = INTERPRET["dequantize"]
     levels = [
-        dequantize(level, unit, bits=8, group=level.shape[-1] // unit.shape[-1], shifted=False, **plain)
+        dequantize(level, unit, bits=8, group=level.shape[-1] // unit.shape[-1], shifted=False, dtype="f32", kind="int")
         for level, unit in zip((scale, *shift), units, strict=True)
     ]
-    return dequantize(q, *levels, bits=bits, group=group, shifted=bool(shift), **plain)
+    return dequantize(q, *levels, bits=width.bits, group=width.group, shifted=bool(shift), dtype="f32", kind=str(width.kind))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.frontend.quantized.held import Form, two_level_form
+from compiler.frontend.quantized.held import Form, Width, two_level_form
+from compiler.ir.numbers import Kind
 
-WIDTHS = ((4, 64), (4, 32), (4, 16), (6, 32))  # bits and group, from the smallest to the largest; see `bits_of`
-PLAIN = (4, 32)  # the width in which sensitivities are measured
-
-Width = tuple[int, int]
+# Widths from the smallest to the largest; see `bits_of`. At equal bits, codes of a table lose less than integers with shifts. GPUs store
+# codes in 8 bits, so they get integers.
+CPU_WIDTHS = (Width(4, 64, Kind.IQ4), Width(4, 32, Kind.IQ4), Width(4, 16, Kind.IQ4), Width(4, 16), Width(6, 32))
+GPU_WIDTHS = (Width(4, 64), Width(4, 32), Width(4, 16), Width(6, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,14 @@ class Unit:
         return tuple(self.costs)
 
 
-def widths_of(length: int) -> tuple[Width, ...]:
+def plain_of(widths: Sequence[Width]) -> Width:
+    """Return the width in which sensitivities are measured."""
+    return next(width for width in widths if width.group == 32)
+
+
+def fitting(widths: Sequence[Width], length: int) -> tuple[Width, ...]:
     """Return the widths that rows of this length can have."""
-    return tuple(width for width in WIDTHS if length % width[1] == 0)
+    return tuple(width for width in widths if length % width.group == 0)
 
 
 def bits_of(form: Form) -> float:
@@ -51,7 +57,7 @@ def choose(units: Sequence[Unit], budget: float) -> list[Width]:
             for width in unit.widths
             if 0 < _size(unit, width) - _size(unit, chosen[number]) <= room
         ]
-        gain, number, width = max(steps, default=(0.0, 0, PLAIN))
+        gain, number, width = max(steps, default=(0.0, 0, chosen[0]))
         if gain <= 0:
             return chosen
         room -= _size(units[-number], width) - _size(units[-number], chosen[-number])
@@ -59,7 +65,7 @@ def choose(units: Sequence[Unit], budget: float) -> list[Width]:
 
 
 def _size(unit: Unit, width: Width) -> float:
-    return bits_of(two_level_form(*width, unit.length)) * unit.num_weights
+    return bits_of(two_level_form(width, unit.length)) * unit.num_weights
 
 
 def _gain(unit: Unit, old: Width, new: Width) -> float:

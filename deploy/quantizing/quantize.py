@@ -11,17 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.frontend.quantized.held import Width
 from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.known import Progress
 from deploy.quality.observe import Bound, Observer, mean_squares, windows_of
 from deploy.quantizing.kept import Result, head_of
 from deploy.quantizing.matrices import Search, values_of
-from deploy.quantizing.mix import PLAIN, WIDTHS, Unit, Width, choose, widths_of
+from deploy.quantizing.mix import Unit, choose, fitting, plain_of
 from deploy.quantizing.sensitivity import Kind, divergences, kind_of
 
 STAGE = "quantise"
+MOST_WORK = 5e12  # multiplications that measure the inputs; the sensitivities may take twice as many
+SHORT = 128  # length of the windows of a text that is read in part
 SENSED_TOKENS, SENSED_ROWS = 256, 128  # length of the text that sensitivities are measured on, and tokens whose predictions are compared
-HEAD = WIDTHS[-1]  # errors of the head affect the logits directly
+LEAST_SENSED = 64  # least length of the text that sensitivities are measured on
+HEAD = Width(6, 32)  # errors of the head affect the logits directly
+VALUES = "v_proj.weight"  # ending of the names of matrices that need not have the width of others that read the same input
 LEAST_SHARE = 1e-4  # least importance of an input, relative to the mean of all inputs
 
 Array = NDArray[Any]
@@ -36,6 +41,11 @@ class Model:
     importance: Mapping[str, Floats]  # importance of the inputs, by the name of the matrix
     groups: Sequence[tuple[str, ...]]  # names of matrices that read the same input
     search: Search
+    widths: Sequence[Width]  # those that matrices of the layers may have
+
+    @property
+    def plain(self) -> Width:
+        return plain_of(self.widths)
 
     def weight(self, name: str) -> Array:
         return self.files.weights.read(name)
@@ -46,39 +56,61 @@ class Model:
         return found
 
 
-def quantise(files: ModelFiles, budget: float, tokens: Sequence[int], progress: Progress) -> Result:
-    """Quantise the matrices of the layers to `budget` bits per weight, and the head to the widest numbers."""
+def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: Sequence[int], progress: Progress) -> Result:
+    """Quantise the matrices of the layers to `budget` bits per weight, each in one of these widths, and the head to 6 bits."""
     report = partial(progress, STAGE)
     report(0.0)
     observer = Observer(files, SENSED_ROWS)
-    windows = windows_of(tokens, observer.window)
+    num_weights = sum(
+        prod(files.weights.tensors[name].shape) for names in observer.names for name in names if name in files.weights.tensors
+    )
+    windows = affordable(tokens, observer.window, num_weights)
     with observer.bound(files.weights) as bound:
         squares = mean_squares(bound, windows)
         report(0.2)
         importance = {name: _important(s) for names, s in zip(observer.names, squares, strict=True) for name in names}
         tensors = files.weights.tensors
         groups = [names for names in observer.names if _fits(names, tensors)]
-        layers = [names for names in groups if head_of(names[0], tensors) is None]
-        model = Model(files, importance, layers, Search())
+        layers = [part for names in groups if head_of(names[0], tensors) is None for part in apart(names)]
+        model = Model(files, importance, layers, Search(), widths)
         try:
             plain = _plain(model, lambda done: report(0.2 + 0.3 * done))
-            units = _units(model, plain, bound, windows[0][:SENSED_TOKENS], lambda done: report(0.5 + 0.4 * done))
+            kinds = {kind_of(names, files.config.num_layers) for names in layers}
+            sensed = windows[0][: min(SENSED_TOKENS, max(LEAST_SENSED, int(2 * MOST_WORK / max(1, num_weights * len(kinds)))))]
+            units = _units(model, plain, bound, sensed, lambda done: report(0.5 + 0.4 * done))
             chosen = choose(units, budget)
-            parts = {name: found for name, (found, _) in plain.items()}
-            widths = {name: width for unit, width in zip(units, chosen, strict=True) for name in unit.names}
-            parts |= {name: model.parts(name, width)[0] for name, width in widths.items() if width != PLAIN}
+            parts = {name: arrays for name, (arrays, _) in plain.items()}
+            found = {name: width for unit, width in zip(units, chosen, strict=True) for name in unit.names}
+            parts |= {name: model.parts(name, width)[0] for name, width in found.items() if width != model.plain}
             for names in groups:
                 if (head := head_of(names[0], tensors)) is not None:
-                    widths[head], parts[head] = HEAD, model.parts(names[0], HEAD)[0]
+                    found[head], parts[head] = HEAD, model.parts(names[0], HEAD)[0]
         finally:
             model.search.close()
     report(1.0)
-    return Result(widths, parts)
+    return Result(found, parts)
 
 
 def _fits(names: Sequence[str], tensors: Mapping[str, Any]) -> bool:
     """Return whether the numbers of these matrices can be in groups."""
-    return all(name in tensors and tensors[name].shape[-1] % HEAD[1] == 0 for name in names)
+    return all(name in tensors and tensors[name].shape[-1] % HEAD.group == 0 for name in names)
+
+
+def affordable(tokens: Sequence[int], window: int, num_weights: int) -> list[Sequence[int]]:
+    """Return windows of a text on which the model's inputs are measured. Of a large model, these are short parts from the whole text, so
+    that the time does not grow with the model."""
+    room = int(MOST_WORK / max(1, num_weights))
+    if len(tokens) <= room:
+        return windows_of(tokens, window)
+    windows = windows_of(tokens, min(window, SHORT))
+    count = min(len(windows), max(1, room // SHORT))
+    return [windows[i * len(windows) // count] for i in range(count)]
+
+
+def apart(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the matrices that read the same input as groups with a width each. Those of a group can be one product."""
+    groups = (tuple(name for name in names if name.endswith(VALUES) is own) for own in (False, True))
+    return [group for group in groups if group]
 
 
 def _important(squares: Floats) -> Floats:
@@ -95,10 +127,10 @@ def _coarse(value: float) -> float:
 
 
 def _plain(model: Model, report: Callable[[float], None]) -> dict[str, tuple[dict[str, Array], float]]:
-    """Quantise all matrices to PLAIN."""
+    """Quantise all matrices to the plain width."""
     found: dict[str, tuple[dict[str, Array], float]] = {}
     for done, names in enumerate(model.groups):
-        found |= {name: model.parts(name, PLAIN) for name in names}
+        found |= {name: model.parts(name, model.plain) for name in names}
         report((done + 1) / len(model.groups))
     return found
 
@@ -115,11 +147,13 @@ def _units(
     num_layers, kinds = model.files.config.num_layers, dict[Kind, list[str]]()
     for names in model.groups:
         kinds.setdefault(kind_of(names, num_layers), []).extend(names)
-    measured = divergences(bound, model.files.weights, lambda name: values_of(plain[name][0], PLAIN), kinds, window, SENSED_ROWS, report)
+    measured = divergences(
+        bound, model.files.weights, lambda name: values_of(plain[name][0], model.plain), kinds, window, SENSED_ROWS, report
+    )
     errors = {names: _relative_errors(model, plain, names) for names in model.groups}
     of_kinds = dict.fromkeys(kinds, 0.0)
     for names in model.groups:
-        of_kinds[kind_of(names, num_layers)] += errors[names][PLAIN]
+        of_kinds[kind_of(names, num_layers)] += errors[names][model.plain]
     return [
         Unit(
             names,
@@ -129,7 +163,7 @@ def _units(
                 width: _coarse(measured[kind] * error / of_kinds[kind])
                 for kind in [kind_of(names, num_layers)]
                 for width, error in errors[names].items()
-                if width in widths_of(shape[-1])
+                if width in fitting(model.widths, shape[-1])
             },
         )
         for names in model.groups
@@ -138,11 +172,11 @@ def _units(
 
 def _relative_errors(model: Model, plain: Mapping[str, tuple[dict[str, Array], float]], names: Sequence[str]) -> dict[Width, float]:
     """Return the expected squared error of the products in each width, relative to the expected squares of the products."""
-    totals = dict.fromkeys(WIDTHS, 0.0)
+    totals = dict.fromkeys(model.widths, 0.0)
     power = 0.0
     for name in names:
         w, importance = model.weight(name), model.importance[name]
         power += float((np.square(w, dtype=np.float32).reshape(-1, w.shape[-1]).sum(0) * importance).sum())
-        for width in widths_of(w.shape[-1]):
-            totals[width] += plain[name][1] if width == PLAIN else model.search.sampled_error(w, importance, width)
+        for width in fitting(model.widths, w.shape[-1]):
+            totals[width] += plain[name][1] if width == model.plain else model.search.sampled_error(w, importance, width)
     return {width: total / power if power else 0.0 for width, total in totals.items()}

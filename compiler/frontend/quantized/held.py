@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,14 +105,23 @@ class Form:
 
 
 NO_FORMS: Mapping[str, Form] = {}
-MOST_PER_UNIT = 32  # largest number of groups that share a unit, in forms into which we quantise
+MOST_PER_UNIT = 128  # largest number of groups that share a unit, in forms into which we quantise
 
 
-def two_level_form(bits: int, group: int, length: int) -> Form:
-    """Return the form in which we quantise a matrix whose rows have this length. Numbers of 4 bits have shifts."""
-    groups = length // group
+class Width(NamedTuple):
+    """A choice among the forms into which we quantise."""
+
+    bits: int
+    group: int
+    kind: Kind = Kind.INT
+
+
+def two_level_form(width: Width, length: int) -> Form:
+    """Return the form in which we quantise a matrix whose rows have this length. Integers of 4 bits have shifts."""
+    groups = length // width.group
     per_unit = next(count for count in range(min(groups, MOST_PER_UNIT), 0, -1) if groups % count == 0)
-    return Form(bits, group, DType.F32, Offset.SHIFT if bits == 4 else Offset.NONE, per_unit=per_unit)
+    offset = Offset.SHIFT if width.bits == 4 and width.kind is Kind.INT else Offset.NONE
+    return Form(width.bits, width.group, DType.F32, offset, per_unit=per_unit, kind=width.kind)
 
 
 def _info(shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorInfo:

@@ -7,14 +7,20 @@ The results, except for the errors [n, groups], are the parts of a `Form`. The e
 each times the importance of its input: the mean square of what the model reads there. So the sum over a row is about the expected squared
 error of the product, if inputs are not correlated.
 
+A form may also have codes of 4 bits, which stand for the numbers of a table (IQ4), with scales and without shifts. Since the table is not
+symmetric, a scale may be negative.
+
 First a scale and a shift are searched as floats: least squares from several starts, which differ in the share of the group's range that the
-numbers span. Then both are rounded to integers, and the neighbours of these integers are compared.
+numbers span, and for tables in the sign of the scale. Then both are rounded to integers, and the neighbours of these integers are compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from compiler.frontend.quantized.held import Form, Offset
 from compiler.ir.dims import Dim, DimVar
@@ -23,6 +29,7 @@ from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.values import MakeTuple, TupleGet
 from compiler.ir.module import IRModule
+from compiler.ir.numbers import TABLES
 from compiler.ir.op import OpDef
 from compiler.ir.types import tensor
 from compiler.ops.elementwise import ABS, ADD, CAST, CLIP, DIVIDE, LESS, MAXIMUM, MULTIPLY, NEGATIVE, ROUND, SQRT, SUBTRACT, WHERE
@@ -35,6 +42,8 @@ ENTRY = "search"
 MOST_LEVEL = 127  # the largest scale or shift in units
 STARTS = 20  # number of further scales from which a group's search begins
 MARGIN = 1.0  # numbers by which the spans of the first and the last start differ from the range of numbers
+TABLE_STARTS = 10  # the same for tables, for each sign of the scale
+TABLE_SHARES = 0.62, 1.2  # spans of the first and the last start, relative to the mean of the largest numbers of both signs
 NEAR = (-1, 0, 1)  # neighbours of an integer that are compared
 REPEATS = 2  # refinements of the best start
 WHOLE = 1 << 20  # values that one call quantises
@@ -77,8 +86,12 @@ class _Search:
         return self.form.offset is Offset.SHIFT
 
     @property
+    def has_table(self) -> bool:
+        return self.form.kind in TABLES
+
+    @property
     def attrs(self) -> dict[str, Any]:
-        return {"bits": self.form.bits, "group": self.form.group, "shifted": self.shifted}
+        return {"bits": self.form.bits, "group": self.form.group, "shifted": self.shifted, "kind": str(self.form.kind)}
 
     def run(self, x: Var, importance: Var) -> Var:
         self.operands = x, self.weighed(x, importance)
@@ -109,19 +122,33 @@ class _Search:
         groups = Dim.of(self.length // self.form.group)
         grouped = self.call(RESHAPE, x, ShapeValue((Dim.of(self.n), groups, Dim.of(self.form.group))))
         low, high = self.call(MIN, grouped, axes=2), self.call(MAX, grouped, axes=2)
-        least, most = range_of(self.form.bits, self.shifted)
         span = self.call(SUBTRACT, high, low) if self.shifted else self.call(MAXIMUM, high, self.call(NEGATIVE, low))
         shift = (self.call(NEGATIVE, low),) if self.shifted else ()
-        levels = most - least if self.shifted else -least
-        # Each scale is the same multiple of the one before, so that all starts run the same kernels.
-        scale, shrink = self.times(span, 1.0 / (levels - MARGIN)), ((levels - MARGIN) / (levels + MARGIN)) ** (1 / STARTS)
-        best = self.refined(scale, *shift)
-        for _ in range(STARTS):
-            scale = self.times(scale, shrink)
-            best = self.better(self.refined(scale, *shift), best)
+        best: _Pair | None = None
+        for scale in self.starts(span):
+            found = self.refined(scale, *shift)
+            best = found if best is None else self.better(found, best)
+        assert best is not None
         for _ in range(REPEATS):
             best = self.better(self.refined(*best.given), best)
         return best
+
+    def starts(self, span: Var) -> Iterator[Var]:
+        """Return the scales from which the search begins. Each is the same multiple of the one before, so that all starts run the same
+        kernels."""
+        if self.has_table:
+            middle = float(np.abs(TABLES[self.form.kind][[0, -1]].astype(np.float32)).mean())
+            (first, last), count, signs = (middle * share for share in TABLE_SHARES), TABLE_STARTS, (1.0, -1.0)
+        else:
+            least, most = range_of(self.form.bits, self.shifted)
+            levels = most - least if self.shifted else -least
+            first, last, count, signs = levels - MARGIN, levels + MARGIN, STARTS, (1.0,)
+        for sign in signs:
+            scale = self.times(span, sign / first)
+            yield scale
+            for _ in range(count):
+                scale = self.times(scale, (first / last) ** (1 / count))
+                yield scale
 
     def refined(self, *given: Var) -> _Pair:
         found = self.call(REFINE_GROUPS, *self.operands, *given, **self.attrs)
@@ -161,7 +188,7 @@ class _Search:
     def nearest(self, steps: Var, units: Var) -> tuple[Var, Var]:
         found: list[tuple[Var, ...]] = []
         for near in NEAR:
-            level = self.level(steps, near, 0)
+            level = self.level(steps, near, -MOST_LEVEL if self.has_table else 0)
             error = self.call(GROUP_ERRORS, *self.operands, self.decoded(level, units), **self.attrs)
             found.append((level, error))
         level, error = self.least(found)

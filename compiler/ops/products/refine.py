@@ -6,10 +6,13 @@
     shift       [rows, k / group], if the attribute `shifted` is true
 
 A number n stands for n * scale - shift, or for n * scale without shifts. Numbers of 4 bits are 0 to 15 with shifts and -8 to 7 without
-them, numbers of 6 bits -32 to 31. `refine_groups` rounds weights to the nearest numbers, and computes by least squares the scale and the
-shift that are best for these numbers, and their sum of squared errors. A scale of 0 leaves the group as it is. Calls on its own results
-converge to a minimum near the first scale and shift, so a caller compares several starts. `round_groups` returns the numbers, stored as
-`dequantize` reads them. `group_errors` returns the sums of squared errors of given scales and shifts.
+them, numbers of 6 bits -32 to 31. If the attribute `kind` is iq4, a number is one of 16 in a table (compiler/ir/numbers.py), in ascending
+order, and is stored as its index.
+
+`refine_groups` rounds weights to the nearest numbers, and computes by least squares the scale and the shift that are best for these
+numbers, and their sum of squared errors. A scale of 0 leaves the group as it is. Calls on its own results converge to a minimum near the
+first scale and shift, so a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads them.
+`group_errors` returns the sums of squared errors of given scales and shifts.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, maximum, minimum, round_half_even, select, total
+from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
@@ -36,6 +41,7 @@ Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 SEARCHED = (4, 6)  # bit widths of numbers
+SEARCHED_KINDS = (Kind.INT, Kind.IQ4)
 
 
 def range_of(bits: int, shifted: bool) -> tuple[int, int]:
@@ -43,9 +49,19 @@ def range_of(bits: int, shifted: bool) -> tuple[int, int]:
     return (0, (1 << bits) - 1) if shifted and bits == 4 else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
 
+def bounds_of(kind: Kind) -> NDArray[np.float32]:
+    """Return the middles between adjacent numbers of a table."""
+    numbers = TABLES[kind].astype(np.float32)
+    return (numbers[1:] + numbers[:-1]) * np.float32(0.5)
+
+
 def _groups_type(args: tuple[Type, ...], attrs: Attrs, names: tuple[str, ...]) -> TensorType:
     """Return the annotation of a value per group. Raise AnnotationError if operands do not fit together."""
-    bits_attr(attrs, SEARCHED)
+    bits = bits_attr(attrs, SEARCHED)
+    if attrs["kind"] not in SEARCHED_KINDS:
+        raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected {' or '.join(SEARCHED_KINDS)}")
+    if attrs["kind"] in TABLES and (bits != 4 or attrs["shifted"]):
+        raise AnnotationError(f"attribute kind is {attrs['kind']}, expected 4 bits and no shift")
     group, shifted = int_attr(attrs, "group", 2), bool_attr(attrs, "shifted")
     given = [tensor_operand(args, i, name, ndim=2, layout="[rows, ...]") for i, name in enumerate(names[: len(args)])]
     if len(given) != len(names) - (not shifted):
@@ -77,6 +93,7 @@ class _Group:
         self.shift = shift[0] if shift else None
         self.size = operands.attrs["group"]
         self.range = range_of(operands.attrs["bits"], operands.attrs["shifted"])
+        self.kind = Kind(operands.attrs["kind"])
 
     def value(self, r: Dim) -> Scalar:
         return self.x[self.at[0], self.at[1] * self.size + r]
@@ -87,10 +104,26 @@ class _Group:
 
     def number(self, r: Dim) -> Scalar:
         """Return the number nearest to an element, as a float."""
+        if self.kind in TABLES:
+            numbers = TABLES[self.kind].astype(np.float32)
+            return self._counted(r, float(numbers[0]), np.diff(numbers))
         least, most = self.range
+        return minimum(maximum(round_half_even(self._steps(r)), float(least)), float(most))
+
+    def index(self, r: Dim) -> Scalar:
+        """Return the index, in the table, of the number nearest to an element, as a float."""
+        return self._counted(r, 0.0, np.ones(len(TABLES[self.kind]) - 1, np.float32))
+
+    def _steps(self, r: Dim) -> Scalar:
         divisor = select(equal(self.scale, 0.0), const(1.0, F32), self.scale)
-        moved = self.value(r) if self.shift is None else self.value(r) + self.shift
-        return minimum(maximum(round_half_even(moved / divisor), float(least)), float(most))
+        return (self.value(r) if self.shift is None else self.value(r) + self.shift) / divisor
+
+    def _counted(self, r: Dim, first: float, gaps: NDArray[np.float32]) -> Scalar:
+        """Return `first` plus the gap of each bound between numbers of the table that an element exceeds."""
+        steps, found = self._steps(r), const(first, F32)
+        for bound, gap in zip(bounds_of(self.kind), gaps, strict=True):
+            found = found + select(steps > float(bound), const(float(gap), F32), 0.0)
+        return found
 
     def error(self, r: Dim) -> Scalar:
         missed = fma(self.number(r), self.scale, -self.value(r))
@@ -153,17 +186,19 @@ def _refine_nest(operands: Operands) -> Nest:
     return Nest(outputs, k.body())
 
 
-def _numbers(x: Any, scale: Any, shift: Any, bits: int, group: int) -> tuple[Any, Any]:
+def _numbers(x: Any, scale: Any, shift: Any, bits: int, group: int, kind: str) -> tuple[Any, Any]:
     """Return the elements by group, and their nearest numbers as floats."""
     wide = x.reshape(x.shape[0], x.shape[1] // group, group)
     moved = wide if shift is None else wide + shift[..., None]
     steps = moved / np.where(scale == 0, np.float32(1), scale)[..., None]
+    if kind in TABLES:
+        return wide, TABLES[Kind(kind)].astype(np.float32)[np.searchsorted(bounds_of(Kind(kind)), steps)]
     least, most = range_of(bits, shift is not None)
     return wide, np.clip(np.rint(steps), np.float32(least), np.float32(most))
 
 
-def _refine_numpy(x: Any, importance: Any, scale: Any, shift: Any = None, *, bits: int, group: int, shifted: bool) -> Any:
-    wide, n = _numbers(x, scale, shift, bits, group)
+def _refine_numpy(x: Any, importance: Any, scale: Any, shift: Any = None, *, bits: int, group: int, shifted: bool, kind: str) -> Any:
+    wide, n = _numbers(x, scale, shift, bits, group, kind)
     w, one = importance.reshape(wide.shape), np.float32(1)
     nn, nx, xx = (np.sum(w * term, -1, dtype=np.float32) for term in (n * n, n * wide, wide * wide))
     if not shifted:
@@ -176,7 +211,7 @@ def _refine_numpy(x: Any, importance: Any, scale: Any, shift: Any = None, *, bit
     return better, moved, xx - better * nx + moved * sx
 
 
-_ATTRIBUTES = {"bits": 4, "group": REQUIRED, "shifted": True}
+_ATTRIBUTES = {"bits": 4, "group": REQUIRED, "shifted": True, "kind": str(Kind.INT)}
 REFINE_GROUPS = define("refine_groups", "x, importance, scale, shift?", _refine_type, _refine_numpy, _refine_nest, _ATTRIBUTES)
 
 
@@ -198,8 +233,8 @@ def _errors_nest(operands: Operands) -> Nest:
     return Nest((error.buffer,), k.body())
 
 
-def _errors_numpy(x: Any, importance: Any, scale: Any, shift: Any = None, *, bits: int, group: int, shifted: bool) -> Any:
-    wide, n = _numbers(x, scale, shift, bits, group)
+def _errors_numpy(x: Any, importance: Any, scale: Any, shift: Any = None, *, bits: int, group: int, shifted: bool, kind: str) -> Any:
+    wide, n = _numbers(x, scale, shift, bits, group, kind)
     missed = n * scale[..., None] - wide
     missed = missed if shift is None else missed - shift[..., None]
     return np.sum(importance.reshape(wide.shape) * (missed * missed), -1, dtype=np.float32)
@@ -230,18 +265,20 @@ def _round_nest(operands: Operands) -> Nest:
     per_group = size // 2 if bits == 4 else size
     with k.nest((given[1].shape[0], given[1].shape[1], per_group)) as (row, g, j):
         group = _Group(operands, given, (row, g), weighs=False)
-        middle = 0 if operands.attrs["shifted"] or bits != 4 else MIDDLE
+        middle = MIDDLE if bits == 4 and not operands.attrs["shifted"] else 0
 
         def number(r: Dim) -> Scalar:
-            return cast(group.number(r), I32) + middle
+            return cast(group.index(r), I32) if group.kind in TABLES else cast(group.number(r), I32) + middle
 
         q[row, g * per_group + j] = cast(number(j * 2) | number(j * 2 + 1) << 4 if bits == 4 else number(j), q.dtype)
     return Nest((q.buffer,), k.body())
 
 
-def _round_numpy(x: Any, scale: Any, shift: Any = None, *, bits: int, group: int, shifted: bool) -> Any:
-    _, n = _numbers(x, scale, shift, bits, group)
-    n = n.reshape(x.shape).astype(np.int32) + (MIDDLE if bits == 4 and not shifted else 0)
+def _round_numpy(x: Any, scale: Any, shift: Any = None, *, bits: int, group: int, shifted: bool, kind: str) -> Any:
+    _, n = _numbers(x, scale, shift, bits, group, kind)
+    if kind in TABLES:
+        n = np.searchsorted(TABLES[Kind(kind)], n)
+    n = n.reshape(x.shape).astype(np.int32) + (MIDDLE if bits == 4 and not shifted and kind == Kind.INT else 0)
     return (n[:, 0::2] | n[:, 1::2] << 4).astype(np.uint8) if bits == 4 else n.astype(np.int8)
 
 

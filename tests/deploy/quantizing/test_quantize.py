@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.quantized.held import Width
+from compiler.machine.target import GPU, NAMED
 from deploy import demo
 from deploy.bench.compute.quality import round_to_nearest
 from deploy.cache import Kept, Part, kept
-from deploy.model_loading.files import Formed, ModelFiles, open_files
+from deploy.model_loading.files import Formed, ModelFiles, Opened, open_files
 from deploy.model_loading.known import begin, silent
 from deploy.model_loading.load import load_model
 from deploy.model_loading.stages import advance
@@ -19,9 +23,10 @@ from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.observe import Observer, divergence, rows_of
 from deploy.quality.text import CALIBRATION, tokens_of
 from deploy.quantizing import kept as kept_module
-from deploy.quantizing.kept import Quantised
+from deploy.quantizing.kept import Quantised, form_weights
 from deploy.quantizing.matrices import values_of
-from deploy.quantizing.mix import bits_of
+from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, bits_of
+from deploy.quantizing.quantize import affordable, apart
 from deploy.quantizing.sensitivity import Replaced
 from server.interfaces import LoadError
 from server.messages import Load
@@ -59,7 +64,7 @@ def test_matrices_keep_to_the_budget_and_the_head_is_wider(quantised: Quantised)
     sizes = {name: int(np.prod(quantised.tensors[name].shape)) for name in widths}
     bits = sum(bits_of(quantised.forms[name]) * size for name, size in sizes.items()) / sum(sizes.values())
     assert 4.6 < bits <= 4.75
-    assert quantised._result.widths["lm_head.weight"] == (6, 32)
+    assert quantised._result.widths["lm_head.weight"] == Width(6, 32)
     assert {name.rpartition(".layers.")[2].partition(".")[2] for name in widths} == {
         *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
         *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
@@ -134,6 +139,35 @@ def test_the_result_depends_on_budget_and_text(cache: None, tmp_path: Path, monk
     for budget, calibrate in (("4bit", ""), (BUDGET, ""), ("5bit", ""), ("4bit", str(text))):
         formed(budget, calibrate)
     assert seen[0] == seen[1] and len(set(seen)) == 3
+
+
+def test_gpus_get_integers_and_other_numbers_than_cpus(cache: None, monkeypatch: pytest.MonkeyPatch):
+    given: list[Sequence[Width]] = []
+    monkeypatch.setattr(kept_module, "read_kept", lambda *_: None)
+    monkeypatch.setattr(
+        "deploy.quantizing.quantize.quantise", lambda _, __, widths, *___: given.append(widths) or kept_module.Result({}, {})
+    )
+    monkeypatch.setattr(kept_module, "_keep", lambda *_: None)
+    known = advance(begin(Load("m", str(demo.MODEL), BUDGET)), Opened)
+    gpu = next(target for target in NAMED.values() if target.system == GPU)
+    settings = [form_weights(replace(known, target=target)).quantised_by for target in (known.target, gpu)]
+    assert given == [CPU_WIDTHS, GPU_WIDTHS] and settings[0] != settings[1]
+
+
+def test_large_models_read_parts_of_the_whole_text():
+    tokens = range(2500)
+    assert affordable(tokens, 512, 10**9) == [tokens[i : i + 512] for i in range(0, 2048, 512)]
+    parts = affordable(tokens, 512, 8 * 10**9)
+    assert sum(map(len, parts)) <= 625 and {len(part) for part in parts} == {128}
+    assert [part[0] for part in parts] == sorted({part[0] for part in parts}) and parts[-1][0] > 1700
+    assert len(affordable(tokens, 512, 10**13)) == 1  # something is always measured
+    assert affordable(tokens[:100], 64, 10**13) == [tokens[:64]]
+
+
+def test_values_have_a_width_of_their_own():
+    names = tuple(f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv")
+    assert apart(names) == [names[:2], names[2:]]
+    assert apart(names[:1]) == [names[:1]] and apart(names[2:]) == [names[2:]]
 
 
 def test_what_cannot_be_measured_is_refused(cache: None, tmp_path: Path):

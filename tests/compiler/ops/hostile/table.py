@@ -370,7 +370,9 @@ def _groups(draw: Draw, *, weighs: bool) -> None:
     wide, scales = [rows, groups * group], [rows, groups]
     weights = [draw.tensor(wide, F32)] if weighs else []
     pair = [draw.tensor(scales, F32) for _ in range(1 + shifted)]
-    draw.call(draw.tensor(wide, F32), *weights, *pair, bits=draw.one_of([4, 6]), group=group, shifted=shifted)
+    bits = draw.one_of([4, 6])
+    kind = draw.one_of(["int", "iq4"]) if bits == 4 and not shifted else "int"
+    draw.call(draw.tensor(wide, F32), *weights, *pair, bits=bits, group=group, shifted=shifted, kind=kind)
 
 
 @row("refine_groups")
