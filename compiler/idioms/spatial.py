@@ -67,11 +67,14 @@ def where_computed(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) ->
         yield
 
 
-def read_integers(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> dict[DimVar, Dim]:
-    """Return the point extended by the integers that the nest reads there."""
+def read_integers(
+    k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim], held: Mapping[DimVar, Scalar] | None = None
+) -> dict[DimVar, Dim]:
+    """Return the point extended by the integers that the nest reads there. Those in `held` have been read before."""
     known = dict(point)
     for var, value in nest.lets:
-        known[var] = k.let(var.name, rewrite_dims(value, known), var.upper, lower=var.lower, multiple_of=var.multiple_of)
+        read = held[var] if held and var in held else rewrite_dims(value, known)
+        known[var] = k.let(var.name, read, var.upper, lower=var.lower, multiple_of=var.multiple_of)
     return known
 
 

@@ -48,6 +48,7 @@ class BlockProduct(ProductOp):
     one_shape: ClassVar[bool] = True  # whether the same instruction multiplies any number of rows
     most_rows: ClassVar[int]  # maximum number of rows of a tile
     least_stages: ClassVar[int]  # minimum number of stages
+    thin_columns: ClassVar[tuple[int, ...]] = ()  # numbers of columns less than `NARROW` that a tile may have
     rows_at_once: ClassVar[int]  # maximum number of rows that a thread computes after the products before it stores any
     sums: int = 1
     bits: int = 16  # bits per weight
@@ -74,7 +75,7 @@ class BlockProduct(ProductOp):
     def problems(self) -> Iterator[str]:
         if self.rows % EIGHT or not EIGHT <= self.rows <= self.most_rows:
             yield f"rows are {self.rows}, expected a multiple of {EIGHT} up to {self.most_rows}"
-        if self.columns % NARROW or self.columns < 1:
+        if self.columns < 1 or (self.columns % NARROW and self.columns not in self.thin_columns):
             yield f"columns are {self.columns}, expected a multiple of {NARROW}"
         if (self.bits, self.e4m3) not in self.formats:
             given, *known = (f"{bits} (e4m3)" if e4m3 else str(bits) for bits, e4m3 in ((self.bits, self.e4m3), *self.formats))
@@ -96,9 +97,14 @@ class BlockProduct(ProductOp):
         and one for all groups."""
         raise NotImplementedError
 
-    def widest(self, *, in_groups: bool) -> int:
-        """Return the number of columns of the widest tile, which products with many rows use. `in_groups`: see `heights`."""
-        return NARROW if in_groups else 2 * NARROW // self.sums
+    def widest(self, *, in_groups: bool) -> tuple[int, int]:
+        """Return the numbers of rows and columns of the widest tile, which products with many rows use. `in_groups`: see `heights`."""
+        return self.heights(in_groups=in_groups)[-1], NARROW if in_groups else 2 * NARROW // self.sums
+
+    def thin(self, length: int, group: int) -> BlockProduct | None:
+        """Return a tile of `EIGHT` rows and fewer than `NARROW` columns, for products whose other tiles would be too few blocks. Return
+        None if there is no such tile for sums of `length` elements, in groups of `group`."""
+        return None
 
     @property
     def format(self) -> PanelFormat:
@@ -131,6 +137,11 @@ class BlockProduct(ProductOp):
     def warp_rows(self) -> int:
         """The number of rows that a warp multiplies."""
         return self.rows
+
+    @property
+    def multiplied_rows(self) -> int:
+        """The number of rows of the right operand of an instruction."""
+        return self.warp_rows
 
     @property
     def panel_bytes(self) -> int:
@@ -170,7 +181,7 @@ class BlockProduct(ProductOp):
         (c, a, *rest), (k, stride, num_rows, num_panels, *groups) = arrays, dims
         rows = np.stack([a[min(i, num_rows - 1) * stride :][:k] for i in range(self.rows)]).astype(np.float64)
         out = c[: self.sums * self.rows * self.pitch].reshape(self.sums, self.rows, self.pitch)
-        first, second = np.split(np.arange(self.columns // self.panel_columns), 2)
+        first, second = np.array_split(np.arange(self.columns // self.panel_columns), 2)
         chosen = np.minimum([*first, *(first + self.apart if self.apart else second)], num_panels - 1)
         format, line = self.format, self.panel_bytes * 8 // max(8, self.bits)
         group = groups[0] if self.has_scales else k
@@ -208,9 +219,9 @@ class ProductCode(BlockCode):
         self.shared = self.in_shared(pointers[0])
         self.rows, self.panels, self.scales = pointers[1], pointers[2 : 2 + op.sums], pointers[2 + op.sums :]
         self.per_warp = op.sums * op.per_warp
-        count = self.per_warp * op.warp_rows // EIGHT * 4
-        self.sums = [code.alloca("float") for _ in range(count)]
+        self.sums = [code.alloca("float") for _ in range(self.per_warp * op.multiplied_rows // EIGHT * 4)]
         self.in_groups = op.has_scales and self.group_steps != self.steps
+        count = self.per_warp * op.warp_rows // EIGHT * 4
         self.totals = [code.alloca("float") for _ in range(count)] if self.in_groups else self.sums
         self.read = self.new_scales() if op.has_scales else []
         for total in dict.fromkeys((*self.sums, *self.totals)):
@@ -223,7 +234,7 @@ class ProductCode(BlockCode):
     # --- weights of few bits -------------------------------------------------------------------------------------------
 
     def eight_bits(self, words: Sequence[str]) -> list[str]:
-        """Convert the four words of a lane to the registers of two instructions, four each."""
+        """Convert words of a lane to registers: two words to the four registers of an instruction."""
         converted = self._floats if self.op.e4m3 else self._bytes
         return [converted(word, first) for word in words for first in (0, 2)]
 
@@ -280,9 +291,11 @@ class ProductCode(BlockCode):
         for base in self.scales:
             for panel, first in places:
                 begin = self.plus(self.times(code.op(f"mul i64 {panel}, {num_groups}"), op.panel_columns), first)
-                own = self.in_matrix(base, self.times(begin, num_bytes))  # the same in all steps
+                # The scales of a matrix have less than 4 GB, so a place in them needs one register.
+                own, near = (code.op(f"trunc i64 {x} to i32") for x in (self.times(begin, num_bytes), line))
+                place = self.in_matrix(base, code.op(f"zext i32 {code.op(f'add i32 {own}, {near}')} to i64"))
                 for column in (0, EIGHT):
-                    place = self.gep(GLOBAL, self.gep(GLOBAL, own, line), str(column * num_bytes))
+                    place = self.gep(GLOBAL, place, str(column * num_bytes))
                     scale = code.op(f"load {kind}, {GLOBAL} {place}, align {num_bytes}")
                     code.do(f"store {kind} {scale}, ptr {next(scales)}, align {num_bytes}")
 
@@ -308,11 +321,15 @@ class ProductCode(BlockCode):
         return [code.op(f"bitcast i32 {word} to float") for word in moved]
 
     def _of_sums(self, factors: Sequence[str]) -> list[str]:
-        """Return the factor of each accumulator."""
-        return [factors[2 * (i // (self.op.warp_rows // EIGHT * 4)) + i % 4 // 2] for i in range(len(self.sums))]
+        """Return the factor of each sum of a group."""
+        return [factors[2 * (i // (self.op.warp_rows // EIGHT * 4)) + i % 4 // 2] for i in range(len(self.totals))]
+
+    def group_sums(self) -> list[str]:
+        """Return the sums of a group."""
+        return self.load_floats(self.sums)
 
     def add_group(self) -> None:
-        self.add_scaled(self.load_floats(self.sums), self.factors())
+        self.add_scaled(self.group_sums(), self.factors())
         self.clear_sums()
 
     def add_scaled(self, values: Sequence[str], factors: Sequence[str]) -> None:

@@ -1,11 +1,14 @@
 """Products by `wgmma`, the tensor core instruction of sm_90a: the tile, its sizes, and how the warps of a block share it.
 
 One `wgmma` multiplies 64 columns of weights by up to 256 rows, for 16 numbers along k, and runs asynchronously. Four warps, a warpgroup,
-start it together. A block has two warpgroups, which share a tile in one of four ways (`Sharing`), and one more warp, which copies the
+start it together. A block has two warpgroups, which share a tile in one of five ways (`Sharing`), and one more warp, which copies the
 operands to shared memory.
 
 A wide tile is computed in a cluster: two blocks multiply the same columns by different rows. Each block copies half of the weights into the
-shared memory of both.
+shared memory of both. If each group of weights has a scale, a wide tile has 64 rows instead of 128, because a thread then needs two
+accumulators for each element.
+
+A thin tile has 32 columns. An instruction multiplies them in two places along k at once (`multiplied_rows`).
 
 In each way of sharing, an accumulator adds products in the order of k, 16 at a time. If each group of weights has a scale, each group is
 summed in accumulators of its own, and the scaled sums are added in order. So an element of the result has the same bits in every tile.
@@ -35,9 +38,11 @@ from compiler.machine.target import Target
 WARPGROUPS = 2  # number of warpgroups of a block
 CONSUMERS = WARPGROUPS * WARPS * LANES  # number of threads that multiply; one more warp copies
 PAIR = 2  # number of blocks of a cluster
+THIN = NARROW // 2  # number of columns of a tile for products with few columns
 FOLDS = (16, 8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
 DEEP_STAGES = 4  # a stage holds several steps only if there is room for at least this many stages
-MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for two sets of converted weights
+MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for the converted weights of two steps
+CROWDED = 2  # number of instructions that start together if a thread has more accumulators
 MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take turns: their sums pass through shared memory
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 ROW_BYTES = 128  # number of bytes of a row in one step
@@ -54,6 +59,7 @@ class Sharing(Enum):
     COLUMNS = "each multiplies half of the columns"
     ROWS = "each multiplies half of the rows"
     TURNS = "they take turns: the first multiplies the first half of the groups of each stage, the second the other half"
+    HALF_TURNS = "the halves of both take turns: each multiplies a quarter of the groups of each stage"
     NOTHING = "both multiply all, because the smallest instruction is one of 64 columns by 8 rows"
 
 
@@ -72,36 +78,63 @@ class Wgmma(BlockProduct):
     one_shape: ClassVar[bool] = False
     most_rows: ClassVar[int] = 128
     least_stages: ClassVar[int] = 3
+    thin_columns: ClassVar[tuple[int, ...]] = (THIN,)
     rows_at_once: ClassVar[int] = 8
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     fold: int = 1  # number of steps whose operands a stage holds
-    turns: int = 0  # number of groups of a stage that each warpgroup sums, if warpgroups take turns
+    turns: int = 0  # number of groups of a stage that each taker of turns sums, if there are takers
+    at_once: int = 4  # number of instructions along k that start together, if weights are converted
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         kinds = self.sums * (2 if in_groups else 1)
         most = MOST_SUMS // 2 if self.has_scales and self.sums > 1 else MOST_SUMS  # converted weights of several matrices need registers
-        return tuple(height for height in (8, 32, 64, 128) if kinds * height * NARROW // (WARPS * LANES) <= most)
 
-    def widest(self, *, in_groups: bool) -> int:
-        return WARPGROUPS * (NARROW if self.has_scales or in_groups else 2 * NARROW // self.sums)
+        def num_sums(height: int) -> int:
+            shares = in_groups and height > MOST_TURN_ROWS  # each warpgroup has half of the rows
+            return kinds * height * NARROW // (CONSUMERS if shares else WARPS * LANES)
+
+        return tuple(height for height in (8, 32, 64, 128) if num_sums(height) <= most)
+
+    def widest(self, *, in_groups: bool) -> tuple[int, int]:
+        if self.has_scales and not in_groups:
+            return self.heights(in_groups=False)[-1], WARPGROUPS * NARROW
+        return self.most_rows // (2 if in_groups else 1), WARPGROUPS * 2 * NARROW // self.sums
 
     def deepened(self, length: int, group: int) -> Wgmma:
-        num_sums = self.sums * self.per_warp * self.warp_rows // 2  # of a thread
-        if self.has_scales and num_sums * (2 if group < length else 1) > MOST_DEEP_SUMS:
-            return self
+        num_sums = self.sums * self.per_warp * self.warp_rows // 2 * (2 if group < length else 1)  # of a thread
+        is_crowded = self.has_scales and num_sums > MOST_DEEP_SUMS
+        shallow = replace(self, at_once=CROWDED) if is_crowded else self
         for fold in (fold for fold in FOLDS if length % (fold * self.step) == 0):
-            turns, rest = divmod(fold * self.step, WARPGROUPS * group)
+            turns, rest = divmod(fold * self.step, self.takers * group)
             takes_turns = self.is_narrow and self.rows <= MOST_TURN_ROWS and group < length and not rest
-            deeper = replace(self, fold=fold, turns=turns if takes_turns else 0)
+            deeper = replace(shallow, fold=fold, turns=turns if takes_turns else 0)
             if deeper.stages >= DEEP_STAGES:
                 return deeper
-        return self
+        return shallow
+
+    def thin(self, length: int, group: int) -> Wgmma | None:
+        tile = replace(self, rows=EIGHT, columns=THIN).deepened(length, group)
+        return tile if tile.turns else None
 
     # --- sharing ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_narrow(self) -> bool:
-        return self.columns == NARROW
+        return self.columns <= NARROW
+
+    @property
+    def is_thin(self) -> bool:
+        return self.columns == THIN
+
+    @property
+    def takers(self) -> int:
+        """The number of parts of a block that can take turns."""
+        return 2 * WARPGROUPS if self.is_thin else WARPGROUPS
+
+    @property
+    def adders(self) -> int:
+        """The number of threads of such a part. Those of the first part add the sums of all."""
+        return CONSUMERS // self.takers
 
     @property
     def cluster(self) -> int:
@@ -116,21 +149,28 @@ class Wgmma(BlockProduct):
         if not self.is_narrow:
             return Sharing.COLUMNS
         if self.turns:
-            return Sharing.TURNS
+            return Sharing.HALF_TURNS if self.is_thin else Sharing.TURNS
         return Sharing.ROWS if self.rows > EIGHT else Sharing.NOTHING
 
     @property
     def per_warp(self) -> int:
-        return self.columns // (NARROW if self.is_narrow else WARPGROUPS * NARROW)
+        return 1 if self.is_narrow else self.columns // (WARPGROUPS * NARROW)
 
     @property
     def warp_rows(self) -> int:
         return self.rows // (WARPGROUPS if self.sharing is Sharing.ROWS else 1)
 
     @property
+    def multiplied_rows(self) -> int:
+        """The number of rows of the right operand of an instruction. In a thin tile, the lower 32 columns of the left operand are the
+        tile's columns in a step of one quarter of the stage, and the upper 32 the same columns in a step of the next quarter. The right
+        operand has the rows in both steps. Half of the sums are used: those of columns and rows in the same step."""
+        return self.warp_rows * (2 if self.is_thin else 1)
+
+    @property
     def warp_folds(self) -> int:
-        """The number of steps of a stage that a warpgroup multiplies."""
-        return self.fold // (WARPGROUPS if self.turns else 1)
+        """The number of steps of a stage that a warp multiplies."""
+        return self.fold // (self.takers if self.turns else 1)
 
     @property
     def overlaps(self) -> bool:
@@ -174,9 +214,14 @@ class Wgmma(BlockProduct):
 
     @property
     def passed_bytes(self) -> int:
-        """The number of bytes in which the second warpgroup passes the sums and scales of two turns to the first one."""
+        """The number of bytes in which the other takers pass the sums and scales of two turns to the first one."""
         values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # of a thread, for a group
-        return 2 * self.turns * values * WARPS * LANES * 4
+        return 2 * self.turns * values * self.line_bytes
+
+    @property
+    def line_bytes(self) -> int:
+        """The number of bytes of a f32 of each thread that passes sums."""
+        return (CONSUMERS - self.adders) * 4
 
     @property
     def passed_at(self) -> int:

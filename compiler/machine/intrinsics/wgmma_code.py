@@ -1,12 +1,13 @@
 """Emit the code of a product by `wgmma`, which every thread of the block runs.
 
 `wgmma` reads weights of 16 bits from shared memory. Weights of 8 or 4 bits are converted in registers to bf16, which represents them
-exactly, and `wgmma` reads them from the registers. While it runs, the weights of the next step are converted in other registers. The sum of
-each group is multiplied by the group's scale, and groups are added in order.
+exactly, and `wgmma` reads them from the registers. While it runs, the next weights are converted in other registers: those of a step, or
+of half a step where accumulators leave no more registers. The sum of each group is multiplied by the group's scale, and groups are added
+in order.
 
-If warpgroups take turns, the second passes its sums and their scales through shared memory. The first adds them in the next turn, before
-the sums of its own groups, which come later along k. Of the block's barriers, one pair signals that the sums of an even or of an odd turn
-are stored, and another pair that they were added.
+If parts of the block take turns, all but the first pass their sums and scales through shared memory. The first adds them in the next turn,
+before the sums of its own groups, which come later along k. Of the block's barriers, one pair signals that the sums of an even or of an odd
+turn are stored, and another pair that they were added.
 
 One statement of inline assembly starts the `wgmma` instructions of a step and waits for those of the previous step. So no other
 instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.block_code import EIGHT, LANES, SHARED, WARPS
@@ -26,10 +28,9 @@ from compiler.machine.intrinsics.wgmma_stages import CHUNK, MULTIPLIED, Stages
 # Descriptors of operands in shared memory, without addresses. They state two distances in units of 16 bytes: from a brick of weights to the
 # next brick along k, and from 8 columns or rows to the next 8. Rows are swizzled within 128 bytes.
 COLUMNS = 8 << 16 | 64 << 32
-ROWS = 1 << 62 | 1 << 16 | 64 << 32
+ROWS = 1 << 62 | 1 << 16  # the second distance follows from the tile
 COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruction to the next, which is 16 elements further along k
 PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # numbers of the block's barriers for even turns; those for odd turns are one higher
-LINE = WARPS * LANES * 4  # bytes of one f32 value of each thread of a warpgroup
 
 
 class WgmmaCode(Stages):
@@ -38,12 +39,22 @@ class WgmmaCode(Stages):
         split = {
             Sharing.COLUMNS: (op.columns // WARPGROUPS, 0, 0),
             Sharing.ROWS: (0, op.warp_rows, 0),
-            Sharing.TURNS: (0, 0, op.warp_folds),
+            Sharing.TURNS: (0, 0, op.fold // WARPGROUPS),
+            Sharing.HALF_TURNS: (0, 0, op.fold // WARPGROUPS),
             Sharing.NOTHING: (0, 0, 0),
         }
         self.second_column, self.second_row, self.second_fold = split[op.sharing]  # where the part of the second warpgroup begins
         self.places = self._places() if op.has_scales else []
+        # In a thin tile, the second half of an instruction's rows are the same rows in the next quarter of the stage.
+        between = op.warp_folds * op.row_bytes if op.is_thin else EIGHT * ROW_BYTES
+        self.rows_layout = ROWS | between // CHUNK << 32
+        self.instructions = op.step // SIXTEEN  # number of instructions of a step
+        steps = int(self.group_steps) if self.in_groups and self.group_steps.isdigit() else 0
+        self.restarts = steps if steps and op.fold % steps == 0 else 0  # steps of a group; 0: its first step in a stage is not known
         if op.turns:
+            self.taker = self._of_first_lane(f"udiv i64 {self.thread}, {op.adders}") if op.is_thin else self.warpgroup
+            self.adds = code.op(f"icmp eq i64 {self.taker}, 0")  # whether this thread adds the sums of all takers
+            self.is_upper = code.op(f"icmp uge i64 {self.warp}, {WARPS // 2}")
             self.ends = range(op.warp_folds // op.turns - 1, op.warp_folds, op.warp_folds // op.turns)  # the last step of each group
 
     def run(self) -> None:
@@ -61,8 +72,8 @@ class WgmmaCode(Stages):
         self.close_stages()
         # The number of the warpgroup is computed again, so that no register holds it during the products.
         self.warpgroup = code.op(f"udiv i64 {self.thread}, {WARPS * LANES}")
-        storing = WARPGROUPS if op.sharing in (Sharing.COLUMNS, Sharing.ROWS) else 1
-        with code.when(code.op(f"icmp ult i64 {self.warpgroup}, {storing}")):
+        storing = CONSUMERS if op.sharing in (Sharing.COLUMNS, Sharing.ROWS) else op.adders
+        with code.when(code.op(f"icmp ult i64 {self.thread}, {storing}")):
             column = self.plus(self.times(self.warp, SIXTEEN), self._second(self.second_column))
             self.store(column, NARROW, self._second(self.second_row))
 
@@ -93,12 +104,13 @@ class WgmmaCode(Stages):
             self._start(range(self.per_warp), range(op.fold), [("r", self.low_descriptor(stage, COLUMNS))], rows, 1)
             return
         order = [(fold, part) for fold in range(op.fold) for part in range(self.per_warp)]
-        for (fold, part), weights in zip(order, self._all_weights(stage, order), strict=True):
-            if part == 0:
+        starts = [(*place, first) for place in order for first in range(0, self.instructions, op.at_once)]
+        for (fold, part, first), weights in zip(starts, self._all_weights(stage, order), strict=True):
+            if part == first == 0:
                 step = self.plus(self.times(turn, op.fold), str(fold))
                 self.begin_group(step, self.places, self._wait_for_products if fold else lambda: None)
-            is_last = (fold, part) == order[-1]
-            self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, 0 if is_last or op.fold == 1 else 1)
+            is_last = (fold, part, first) == starts[-1]
+            self._start(range(part, part + 1), range(fold, fold + 1), weights, rows, 0 if is_last else 1, begin=first)
 
     def _operands(self, slot: str) -> tuple[str, str]:
         """Return the address of the weights in a stage, and the descriptor of the rows, that this warpgroup multiplies."""
@@ -109,40 +121,67 @@ class WgmmaCode(Stages):
         return self.gep(SHARED, stage, self._second(weights)), self.low_descriptor(first_row, ROWS)
 
     def _all_weights(self, stage: str, order: Sequence[tuple[int, int]]) -> Iterator[list[tuple[str, str]]]:
-        """Yield the registers of converted weights for each step and part of a stage in `order`. Weights are converted when they are
-        needed, so that few registers hold weights."""
-        pieces = iter([self._pieces(stage, part, fold) for fold, part in order])
-        read = next(pieces)
-        for _ in order:
-            weights = [("r", register) for words in read for register in self._converted(words)]
-            read = next(pieces, iter(()))
-            if self.op.fold > 1:
-                read = iter(list(read))  # read the next words before these weights are multiplied
-            yield weights
+        """Yield the registers of converted weights for the steps and parts of a stage in `order`: those of `at_once` instructions at a
+        time. Weights are converted when they are needed, so that few registers hold weights."""
+        op = self.op
+        is_crowded = op.at_once < self.instructions
+        pieces = chain.from_iterable(self._pieces(stage, part, fold) for fold, part in order)
+        words = self._joined(pieces)
+        read = next(words, None)
+        while read is not None:
+            weights = [("r", register) for register in self._converted(read)]
+            if op.fold > 1 and not is_crowded:
+                read = next(words, None)  # read the next words before these weights are multiplied
+                yield weights
+            else:
+                yield weights
+                read = next(words, None)
+
+    def _joined(self, pieces: Iterator[list[str]]) -> Iterator[list[str]]:
+        """Join or cut pieces into the words of `at_once` instructions."""
+        count, held = self.op.at_once * self.op.bits // 4, list[str]()
+        for piece in pieces:
+            held += piece
+            while len(held) >= count:
+                yield held[:count]
+                held = held[count:]
 
     def _start(
-        self, parts: range, folds: range, weights: Sequence[tuple[str, str]], rows: str, running: int, others: Sequence[str] = ()
+        self,
+        parts: range,
+        folds: range,
+        weights: Sequence[tuple[str, str]],
+        rows: str,
+        running: int,
+        others: Sequence[str] = (),
+        *,
+        begin: int = 0,
     ) -> None:
         """Start the instructions for the steps `folds` of a stage and for some parts of 64 columns each, as one group. Then wait until at
-        most `running` groups run. `weights` are the descriptor of all parts, or the registers of one part. `others` are sums of earlier
-        instructions, which can be used after the wait."""
+        most `running` groups run. `weights` are the descriptor of all parts, or the registers of one part: those of the step's instructions
+        from number `begin` on. `others` are sums of earlier instructions, which can be used after the wait."""
         op = self.op
+        instructions = range(begin, begin + op.at_once) if op.has_scales else range(self.instructions)
         per_part = len(self.sums) // self.per_warp
         sums = [*self.sums[parts.start * per_part : parts.stop * per_part], *others]
         first = 2 * len(sums)
-        lines = [".reg .b64 a, b; .reg .b32 low; .reg .pred p; setp.eq.u32 p, 1, 1; wgmma.fence.sync.aligned;"]
+        # p says whether products are added to the sums. It is false for the first products of a group.
+        restarts = bool(self.restarts) and begin == 0 and folds.start % self.restarts == 0
+        lines = [".reg .b64 a, b; .reg .b32 low; .reg .pred p; wgmma.fence.sync.aligned;"]
         for fold in folds:
-            for i in range(op.step // SIXTEEN):
-                lines.append(_descriptor("b", f"${first + len(weights)}", fold * op.row_bytes // CHUNK + i * ROW_STEP, ROWS))
+            for i in instructions:
+                adds = not restarts or (fold, i) != (folds.start, begin)
+                lines.append(f"setp.{'eq' if adds else 'ne'}.u32 p, 1, 1;")
+                lines.append(_descriptor("b", f"${first + len(weights)}", fold * op.row_bytes // CHUNK + i * ROW_STEP, self.rows_layout))
                 for number, part in enumerate(parts):
                     result = ", ".join(f"${number * per_part + n}" for n in range(per_part))
                     if op.has_scales:
-                        left, transposed = f"{{{', '.join(f'${first + i * 4 + n}' for n in range(4))}}}", "0"
+                        left, transposed = f"{{{', '.join(f'${first + (i - begin) * 4 + n}' for n in range(4))}}}", "0"
                     else:
                         place = self.panel_at(self._panel_of(part), fold) // CHUNK
                         lines.append(_descriptor("a", f"${first}", place + i * COLUMN_STEP, COLUMNS))
                         left, transposed = "a", "0, 0"
-                    kind = f"m64n{op.warp_rows}k16.f32.bf16.bf16"
+                    kind = f"m64n{op.multiplied_rows}k16.f32.bf16.bf16"
                     lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {left}, b, p, 1, 1, {transposed};")
         lines.append(f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned {running};")
         self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("r", rows)])
@@ -164,20 +203,33 @@ class WgmmaCode(Stages):
         made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({", ".join(given)}) convergent')
         self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
 
+    def group_sums(self) -> list[str]:
+        """Return the sums of a group. In a thin tile, upper warps use the second half of each instruction's sums."""
+        if not self.op.is_thin:
+            return super().group_sums()
+        values, half = self.load_floats(self.sums), len(self.sums) // self.per_warp // 2
+        pairs = [(values[at + i], values[at + half + i]) for at in range(0, len(values), 2 * half) for i in range(half)]
+        return [self.code.op(f"select i1 {self.is_upper}, float {upper}, float {lower}") for lower, upper in pairs]
+
+    def clear_sums(self) -> None:
+        """Begin new sums, unless the first products of the next group overwrite the old ones."""
+        if not self.restarts:
+            super().clear_sums()
+
     # --- weights of few bits -------------------------------------------------------------------------------------------
 
     def _pieces(self, stage: str, part: int, fold: int) -> Iterator[list[str]]:
         """Read this lane's weights of the warp's 16 columns in the given part and step of a stage, four words at a time."""
         op, code = self.op, self.code
         high, low = code.op(f"lshr i64 {self.warp}, 1"), code.op(f"and i64 {self.warp}, 1")
-        panel = self.times(high, op.fold * op.panel_bytes)
+        panel = self.times(high, (op.warp_folds if op.is_thin else op.fold) * op.panel_bytes)
         own = self.plus(self.plus(panel, self.times(low, LANES * CHUNK)), self.times(self.lane, CHUNK))
         base = self.gep(SHARED, stage, self.plus(own, str(self.panel_at(self._panel_of(part), fold))))
         for piece in range(op.bits // 4):
             yield self.words(SHARED, base, str(piece * 2 * LANES * CHUNK), 4)
 
     def _converted(self, words: Sequence[str]) -> list[str]:
-        """Return the registers with the weights of a piece, four for each instruction."""
+        """Return the registers with the weights of some words, four for each instruction."""
         return self.eight_bits(words) if self.op.bits == 8 else [x for word in words for x in self.four_bits(word)]
 
     def _places(self) -> list[tuple[str, str]]:
@@ -186,7 +238,8 @@ class WgmmaCode(Stages):
         op, code = self.op, self.code
         half = op.columns // op.panel_columns // 2
         own = self.plus(self.times(code.op(f"and i64 {self.warp}, 1"), SIXTEEN), self.group)
-        first = self.plus(code.op(f"lshr i64 {self.warp}, 1"), self._second(self.second_column // op.panel_columns))
+        high = "0" if op.is_thin else code.op(f"lshr i64 {self.warp}, 1")
+        first = self.plus(high, self._second(self.second_column // op.panel_columns))
         found: list[tuple[str, str]] = []
         for p in range(op.per_warp):
             panel = self.plus(first, str(p * NARROW // op.panel_columns))
@@ -199,9 +252,9 @@ class WgmmaCode(Stages):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _take_turns(self) -> None:
-        """Let each warpgroup multiply one half of each stage. The scales of a group are read one turn before they are used."""
+        """Let each taker multiply its part of each stage. The scales of a group are read one turn before they are used."""
         code, op = self.code, self.op
-        is_first = code.op(f"icmp eq i64 {self.warpgroup}, 0")
+        passes = code.op(f"xor i1 {self.adds}, true")
         scales = [self.new_scales() for _ in self.ends]
         # With few rows, there are registers for two sets of sums: a group ends while the products of the next one run.
         sets = [self.sums]
@@ -212,9 +265,9 @@ class WgmmaCode(Stages):
             self._read_group("0", number, read)
         with code.loop("0", self.turns) as turn:
             stage, rows = self._operands(self.await_stage(turn))
-            with code.when(code.op(f"and i1 {is_first}, {code.op(f'icmp ne i64 {turn}, 0')}")):
+            with code.when(code.op(f"and i1 {self.adds}, {code.op(f'icmp ne i64 {turn}, 0')}")):
                 self._add_passed(code.op(f"sub i64 {turn}, 1"))
-            with code.when(code.op(f"and i1 {code.op(f'xor i1 {is_first}, true')}, {code.op(f'icmp sge i64 {turn}, 2')}")):
+            with code.when(code.op(f"and i1 {passes}, {code.op(f'icmp sge i64 {turn}, 2')}")):
                 self._block_barrier("sync", ADDED, turn)
             order = [(fold, part) for fold in range(op.warp_folds) for part in range(self.per_warp)]
             ended: int | None = None  # the group whose sums are still to be added
@@ -232,17 +285,17 @@ class WgmmaCode(Stages):
                     self._end_group(ended, turn, sets, scales)
                     ended = None
             self.release_stage(turn)
-            with code.when(code.op(f"xor i1 {is_first}, true")):
+            with code.when(passes):
                 self._block_barrier("arrive", PASSED, turn)
-        with code.when(is_first):
+        with code.when(self.adds):
             self._add_passed(code.op(f"sub i64 {self.turns}, 1"))
 
     def _end_group(self, number: int, turn: str, sets: Sequence[list[str]], scales: Sequence[list[str]]) -> None:
-        """Add the sums of a group of a turn, or pass them to the first warpgroup. Then begin to read the scales of the same group of the
+        """Add the sums of a group of a turn, or pass them to the first taker. Then begin to read the scales of the same group of the
         next turn."""
         code = self.code
         using, self.sums, self.read = self.sums, sets[number % len(sets)], scales[number]
-        code.either(code.op(f"icmp eq i64 {self.warpgroup}, 0"), self.add_group, partial(self._pass, number, turn))
+        code.either(self.adds, self.add_group, partial(self._pass, number, turn))
         self._read_group(code.op(f"add i64 {turn}, 1"), number, scales[number])
         self.sums = using
 
@@ -250,26 +303,29 @@ class WgmmaCode(Stages):
         """Begin to read the scales of a group of a turn, or of the last group if there is no such turn. Numbers of 32 bits are computed
         faster than of 64."""
         code, op = self.code, self.op
-        first, turn = (code.op(f"trunc i64 {x} to i32") for x in (self._second(op.turns), turn))
-        group = code.op(f"add i32 {code.op(f'mul i32 {turn}, {WARPGROUPS * op.turns}')}, {code.op(f'add i32 {first}, {number}')}")
+        first, turn = (code.op(f"trunc i64 {x} to i32") for x in (self.times(self.taker, op.turns), turn))
+        group = code.op(f"add i32 {code.op(f'mul i32 {turn}, {op.takers * op.turns}')}, {code.op(f'add i32 {first}, {number}')}")
         last = code.op(f"sub i32 {code.op(f'trunc i64 {self.divided(self.steps, int(self.group_steps))} to i32')}, 1")
         self.read = list(into)
         self.read_scales(self.places, code.op(f"zext i32 {code.op(f'call i32 @llvm.smin.i32(i32 {group}, i32 {last})')} to i64"))
 
     def _pass(self, number: int, turn: str) -> None:
-        """Pass the sums and the scales of a group of this turn to the first warpgroup, and begin new sums."""
-        values = [*self.load_floats(self.sums), *self.factors()]
-        for value, place in zip(values, self._passed(number, turn), strict=True):
+        """Pass the sums and the scales of a group of this turn to the first taker, and begin new sums."""
+        values = [*self.group_sums(), *self.factors()]
+        thread = self.code.op(f"sub i64 {self.thread}, {self.op.adders}")
+        for value, place in zip(values, self._passed(thread, number, turn), strict=True):
             self.code.do(f"store float {value}, {SHARED} {place}, align 4")
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the second warpgroup passed in a turn. Signal this to it, because it waits for that two turns later."""
-        code = self.code
+        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later."""
+        code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
-        for number in range(self.op.turns):
-            values = [self.code.op(f"load float, {SHARED} {place}, align 4") for place in self._passed(number, turn)]
-            self.add_scaled(values[: len(self.sums)], values[len(self.sums) :])
+        for taker in range(op.takers - 1):
+            thread = self.plus(self.thread, str(taker * op.adders))
+            for number in range(op.turns):
+                values = [code.op(f"load float, {SHARED} {place}, align 4") for place in self._passed(thread, number, turn)]
+                self.add_scaled(values[: len(self.totals)], values[len(self.totals) :])
         with code.when(code.op(f"icmp slt i64 {code.op(f'add i64 {turn}, 2')}, {self.turns}")):
             self._block_barrier("arrive", ADDED, turn)
 
@@ -280,14 +336,13 @@ class WgmmaCode(Stages):
         number = code.op(f"add i32 {is_odd}, {first}")
         self.assembly(f"bar.{action} $0, {CONSUMERS};", [("r", number)])
 
-    def _passed(self, number: int, turn: str) -> list[str]:
-        """Return the addresses at which this lane's values of a group are passed. Even and odd turns use different memory."""
+    def _passed(self, thread: str, number: int, turn: str) -> list[str]:
+        """Return the addresses at which a thread's values of a group are passed. Even and odd turns use different memory."""
         op, code = self.op, self.code
-        count = len(self.sums) + 2 * self.per_warp
+        count, line = len(self.totals) + 2 * self.per_warp, op.line_bytes
         half = self.times(code.op(f"and i64 {turn}, 1"), op.passed_bytes // 2)
-        own = code.op(f"urem i64 {self.thread}, {WARPS * LANES}")
-        base = self.gep(SHARED, self.shared, self.plus(self.plus(half, self.times(own, 4)), str(op.passed_at + number * count * LINE)))
-        return [self.gep(SHARED, base, str(i * LINE)) for i in range(count)]
+        base = self.gep(SHARED, self.shared, self.plus(self.plus(half, self.times(thread, 4)), str(op.passed_at + number * count * line)))
+        return [self.gep(SHARED, base, str(i * line)) for i in range(count)]
 
 
 def _descriptor(name: str, lower: str, distance: int, layout: int) -> str:

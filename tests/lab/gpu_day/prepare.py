@@ -6,11 +6,13 @@
                         installed on the machine, since the folder tests is no package
     commit              the commit of the checkout
 
-A virtual environment with the packages that the machine has stands in for it here. Whatever was fetched or built stays for the next time.
+A virtual environment with the packages that the machine has stands in for it here. Whatever was fetched stays for the next time. The
+build of pycuda stays in the user's cache, so that other checkouts use it, too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,16 +20,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from runtime.flags import xdg_folder
 from server.settings import SettingsError
-from tests.gpu.build_pycuda import pip, wheel
+from tests.gpu.build_pycuda import HEADERS, pip, wheel
 from tests.gpu.driver.library import ROOT
-from tests.lab.gpu_day.day import CARRIED, FIRST
+from tests.lab.gpu_day.day import CARRIED, FIRST, SAID_BYTES
 from tests.lab.gpu_day.packages import carried, expected, pinned
 from tests.lab.reporting.record import commit_name
 
 VERSION = "3.12"  # the machine's Python
 NAMED = "GPU_DAY_PYTHON"
 BARE = ROOT / ".venv" / f"bare-{VERSION}"
+BUILT = xdg_folder("XDG_CACHE_HOME", ".cache") / "relaxserve-lab"  # builds that all checkouts of a user share
 MOST_BYTES = 64 << 20  # checkout and .gpu together
 CHECK = ("--require-hashes", "--only-binary", ":all:", "--no-deps")
 PACKAGE = """from pathlib import Path
@@ -119,11 +123,33 @@ def install_pins(pins: str, python: Path, *command: str) -> None:
 
 
 def build_pycuda(python: str) -> None:
-    if list((CARRIED / "wheels").glob("pycuda-*.whl")):
-        return
-    print("building pycuda for that Python, once: a minute or two", flush=True)
-    with tempfile.TemporaryDirectory() as name:
-        built = wheel(Path(name), python)
-        for source in Path(name).glob("pycuda-*.tar.gz"):
-            shutil.copy(source, CARRIED)
-        shutil.copy(built, CARRIED / "wheels")
+    """Copy pycuda's wheel and source to .gpu, in place of other versions. Build them if no checkout of this user has built them yet."""
+    kept = built_folder()
+    if not kept.is_dir():
+        print("building pycuda for that Python, once: a minute or two", flush=True)
+        BUILT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILT) as name:
+            whole = Path(name, "whole")
+            whole.mkdir()
+            try:
+                built = wheel(Path(name), python)
+            except subprocess.CalledProcessError as error:
+                raise SettingsError(f"pycuda cannot be built for Python {VERSION}: {error.stderr.strip()[-SAID_BYTES:]}") from None
+            for file in (built, *Path(name).glob("pycuda-*.tar.gz")):
+                shutil.copy(file, whole)
+            try:
+                whole.rename(kept)
+            except OSError:
+                if not kept.is_dir():  # else another checkout has built it at the same time
+                    raise
+    for pattern, folder in (("pycuda-*.whl", CARRIED / "wheels"), ("pycuda-*.tar.gz", CARRIED)):
+        for old in folder.glob(pattern):
+            old.unlink()
+        for file in kept.glob(pattern):
+            shutil.copy(file, folder)
+
+
+def built_folder() -> Path:
+    """Return the folder of pycuda's build: a build depends on the versions of pycuda, NumPy, NVIDIA's headers and Python."""
+    versions = pinned(["pycuda", "numpy", "setuptools", *HEADERS]) + VERSION
+    return BUILT / f"pycuda-{hashlib.sha256(versions.encode()).hexdigest()[:16]}"

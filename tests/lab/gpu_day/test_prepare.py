@@ -48,6 +48,40 @@ def test_what_travels_are_the_files_of_git_and_the_folder(monkeypatch: pytest.Mo
     assert {"one.whl", "pyproject.toml", "steps.py"} <= names and "pyvenv.cfg" not in names
 
 
+def test_pycuda_is_built_once_for_all_checkouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second checkout finds the build of the first. Another version of NumPy needs another build, which replaces the old one."""
+    builds: list[Path] = []
+
+    def wheel(folder: Path, python: str) -> Path:
+        builds.append(folder)
+        (folder / "pycuda-1.tar.gz").write_text("source")
+        (folder / f"pycuda-1-{len(builds)}.whl").write_text("wheel")
+        return folder / f"pycuda-1-{len(builds)}.whl"
+
+    monkeypatch.setattr(prepare, "wheel", wheel)
+    monkeypatch.setattr(prepare, "BUILT", tmp_path / "built")
+    versions = ["numpy 1", "numpy 1", "numpy 2"]
+    for number, (checkout, version) in enumerate(zip(["one", "two", "two"], versions, strict=True)):
+        monkeypatch.setattr(prepare, "CARRIED", tmp_path / checkout)
+        monkeypatch.setattr(prepare, "pinned", lambda _, version=version: version)
+        (tmp_path / checkout / "wheels").mkdir(parents=True, exist_ok=True)
+        prepare.build_pycuda("python")
+        (found,) = (tmp_path / checkout / "wheels").iterdir()
+        assert found.name == f"pycuda-1-{1 if number < 2 else 2}.whl" and (tmp_path / checkout / "pycuda-1.tar.gz").is_file()
+    assert len(builds) == 2 and len([*(tmp_path / "built").iterdir()]) == 2
+
+
+def test_a_build_that_fails_says_why_and_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def wheel(folder: Path, python: str) -> Path:
+        raise subprocess.CalledProcessError(1, ["pip"], stderr="c++: killed")
+
+    monkeypatch.setattr(prepare, "wheel", wheel)
+    monkeypatch.setattr(prepare, "BUILT", tmp_path)
+    with pytest.raises(SettingsError, match=r"pycuda cannot be built for Python 3\.12: c\+\+: killed"):
+        prepare.build_pycuda("python")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_stand_in_for_the_sanitizer_runs_the_command_behind_its_options(tmp_path: Path) -> None:
     rehearse.lay_tools(tmp_path / "tools")
     tool = tmp_path / "tools" / "compute-sanitizer"

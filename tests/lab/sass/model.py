@@ -247,7 +247,7 @@ def _product(launched: Launched) -> _Work:
     depth, *_ = kernel.tiles[0].dims
     body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.fold * tile.step / _group(kernel))
     often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
-    a_thread = tile.rows * tile.columns // tile.threads  # elements of the result
+    a_thread = -(-tile.rows * tile.columns // tile.writers)  # elements of the result
     active = min(1.0, launched.rows / tile.rows)
     return _Work(
         before=cycles_of(listing, 0, min(other.begin for other in listing.loops_with("HGMMA")), L2, lambda _: 1),

@@ -242,7 +242,9 @@ class _Statements(Statements):
     def _blocks(self, loop: For) -> None:
         end = str(self.indices.value(loop.extent).value)
         with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
-            self.indices.env[loop.var] = Index(counter, self.code.level)
+            # LLVM would compute addresses of all tiles before the loop, and keep them in registers. It cannot if the number is hidden.
+            number = self.code.hoist(self.code.level, f'call i64 asm "mov.b64 $0, $1;", "=l,l"(i64 {counter})')
+            self.indices.env[loop.var] = Index(number, self.code.level)
             self.iteration(loop)
 
     def _threads(self, loop: For) -> None:

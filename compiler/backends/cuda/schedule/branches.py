@@ -47,13 +47,21 @@ class Branch:
 
     @property
     def computes_anywhere(self) -> bool:
-        """Whether its values can be computed before the integers of the nest are read, and where the nest's condition does not hold. The
-        condition must not keep a load inside its buffer."""
+        """Whether its values can be computed before the integers of the nest are read, and where the nest's condition does not hold."""
+        return self._is_safe(self.nest.store.value)
+
+    @property
+    def early_integers(self) -> list[tuple[DimVar, Scalar]]:
+        """The integers that the nest loads, and that can be loaded where its condition does not hold."""
+        return [(var, value) for var, value in self.nest.lets if any(loads(value)) and self._is_safe(value)]
+
+    def _is_safe(self, scalar: Scalar) -> bool:
+        """Return whether a scalar uses no integer that the nest reads, and the nest's condition keeps none of its loads inside a buffer."""
         nest, extents = self.nest, dict(self.nest.axes)
-        if {var for var, _ in nest.lets} & set(free_dims(nest.store.value)):
+        if {var for var, _ in nest.lets} & set(free_dims(scalar)):
             return False
         checked = set[DimVar]() if nest.cond is None else set(free_dims(nest.cond))
-        places = [(d, extent) for load in loads(nest.store.value) if load.buffer is not self.source for d, extent in _places(load)]
+        places = [(d, extent) for load in loads(scalar) if load.buffer is not self.source for d, extent in _places(load)]
         return all(not checked & set(d.vars()) or (d.var is not None and extents.get(d.var) == extent) for d, extent in places)
 
     def where_it_reads(self, k: Kernel, column: Dim) -> AbstractContextManager[None]:

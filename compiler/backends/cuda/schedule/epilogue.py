@@ -100,11 +100,12 @@ class BranchWriter(Writer):
         if nest.cond is not None:
             runs = hold(k, [select(rewrite_dims(nest.cond, point), const(1, DType.I32), 0) for point in points])
             applies = [first & equal(then, 1) for first, then in zip(applies, runs, strict=True)]
+        integers = {var: hold(k, [rewrite_dims(value, point) for point in points]) for var, value in branch.early_integers}
         is_early = branch.computes_anywhere
         held = hold(k, [self._value(row, point) for row, point in zip(near, points, strict=True)]) if is_early else []
         for number, point in enumerate(points):
             with k.when(applies[number]):
-                known = read_integers(k, nest, point)
+                known = read_integers(k, nest, point, {var: values[number] for var, values in integers.items()})
                 value = held[number] if is_early else self._value(near[number], known)
                 k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = value
 

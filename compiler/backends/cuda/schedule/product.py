@@ -21,7 +21,7 @@ If further stages read the product's elements (branches.py), they replace the ep
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -44,6 +44,7 @@ from compiler.machine.intrinsics.block_product import EIGHT, NARROW, BlockProduc
 from compiler.machine.products import ProductTile, ProductTiles
 
 MOST_SUMS = 2
+FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles are blocks for half of the multiprocessors
 ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
 
@@ -119,8 +120,8 @@ class _Blocks:
         return max((b.apart for b in self.branches), default=0)
 
     @property
-    def wide(self) -> int:
-        """The number of columns of a block with many rows."""
+    def widest(self) -> tuple[int, int]:
+        """The numbers of rows and columns of a block of a product with many rows."""
         return self.op(self.heights[-1], NARROW).widest(in_groups=self.in_groups)
 
     @property
@@ -137,7 +138,15 @@ class _Blocks:
         """Whether tiles of both widths contain both columns of each pair."""
         pair = 2 * self.apart
         whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)
-        return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in (NARROW, self.wide)))
+        return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in (NARROW, self.widest[1])))
+
+    @property
+    def thin(self) -> BlockProduct | None:
+        """The tile of a product with few rows whose other tiles would leave half of the multiprocessors without work."""
+        p, (operands, *_) = self.product, self.operands
+        if self.apart or self.num_sums > 1 or not p.num_columns.is_const or p.num_columns.const > FEW_COLUMNS:
+            return None
+        return self.op(EIGHT, NARROW).thin(p.extent.const, operands.group)
 
     def column(self, number: Dim, width: int) -> Dim:
         """Return the first column of the tile with this number."""
@@ -164,34 +173,49 @@ class _Blocks:
         extents = dict(p.nest.axes)
         num_rows, others = extents[p.row_axis], [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
-        heights, wide = self.heights, self.wide
+        heights, (tall, wide) = self.heights, self.widest
         most = heights[-1]
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
         few_only = prove_le(num_rows, most)
-        cluster = 1 if few_only else self.op(most, wide).cluster
-        row_tiles = ceil_div(num_rows, most * cluster) * cluster  # number of tiles for all rows, rounded up to whole clusters
+        cluster = 1 if few_only else self.op(tall, wide).cluster
+        row_tiles = ceil_div(num_rows, tall * cluster) * cluster  # number of tiles for all rows, rounded up to whole clusters
         wide_blocks = batch * ceil_div(p.num_columns, wide) * row_tiles
         # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
         few = most if few_only or wide > NARROW else max((h for h in heights if h < most), default=0)
-        with k.grid("b", narrow_blocks if few_only else dim_max(ceil_div(narrow_blocks, cluster) * cluster, wide_blocks)) as b:
-            narrow = [self.op(h, NARROW) for h in heights if h <= few]
-            tiles = narrow if few_only else [*narrow, self.op(most, wide)]
+        thin = self.thin
+        least = 0 if thin is None else EIGHT  # narrow tiles have more rows
+        narrow = [self.op(h, NARROW) for h in heights if least < h <= few and not prove_le(num_rows, least)]
+        tiles = [*([] if thin is None else [thin]), *narrow, *([] if few_only else [self.op(tall, wide)])]
+        thin_blocks = ZERO if thin is None else batch * ceil_div(p.num_columns, thin.columns)
+        few_blocks = narrow_blocks if thin is None else dim_max(narrow_blocks, thin_blocks * (EIGHT + 1 - dim_max(num_rows, EIGHT)))
+        with k.grid("b", few_blocks if few_only else dim_max(ceil_div(few_blocks, cluster) * cluster, wide_blocks)) as b:
             c = k.shared("c", max(tile.shared_bytes for tile in tiles) // 4)
+            if thin is not None:
+                with k.when(less(num_rows, EIGHT + 1) & less(b, thin_blocks)):
+                    at, number = self.unravel(k, b, others, thin.columns)
+                    _Place(self, c, at, number * thin.columns, ZERO, num_rows).write(k, thin)
             if narrow:
-                with k.when(less(num_rows, few + 1) & less(b, narrow_blocks)):
-                    *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
-                    at = dict(zip((v for v, _ in others), point, strict=True))
-                    _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, few)
+                fits = less(num_rows, few + 1) if thin is None else less(least, num_rows) & less(num_rows, few + 1)
+                with k.when(fits & less(b, narrow_blocks)):
+                    at, number = self.unravel(k, b, others, NARROW)
+                    _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, few, least)
             if not few_only:
                 with k.when(less(few, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", row_tiles)]
                     *point, number, row_tile = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
+                    # A number of 32 bits needs one register until the result is written.
+                    row_tile = k.let("row_tile", cast(cast(index(row_tile), DType.I32), DType.I64), row_tiles - 1)
                     # A block after the last row tile copies weights for its cluster. It computes the last tile again, without writing it.
-                    row = row_tile if cluster == 1 else k.let("row", dim_min(row_tile, ceil_div(num_rows, most) - 1))
-                    left = dim_min(num_rows - row * most, most)
+                    row = row_tile if cluster == 1 else k.let("row", dim_min(row_tile, ceil_div(num_rows, tall) - 1))
+                    left = dim_min(num_rows - row * tall, tall)
                     first, at = self.column(number, wide), dict(zip((v for v, _ in others), point, strict=True))
-                    place = _Place(self, c, at, first, row * most, left, None if cluster == 1 else equal(index(row), index(row_tile)))
-                    place.write(k, self.op(most, wide))
+                    place = _Place(self, c, at, first, row * tall, left, None if cluster == 1 else equal(index(row), index(row_tile)))
+                    place.write(k, self.op(tall, wide))
+
+    def unravel(self, k: Kernel, block: Dim, others: Sequence[tuple[DimVar, Dim]], width: int) -> tuple[Point, Dim]:
+        """Return, for a block of a product with few rows, its point on the other axes, and the number of its tile along the columns."""
+        *point, number = k.unravel(block, [*((v.name, e) for v, e in others), ("columns", ceil_div(self.product.num_columns, width))])
+        return dict(zip((v for v, _ in others), point, strict=True)), number
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
         p, most = self.product, self.heights[-1]
@@ -230,10 +254,11 @@ class _Place:
     num_rows: Dim
     writes: Scalar | None = None  # whether the block writes its result; None: always
 
-    def write_lowest(self, k: Kernel, most: int) -> None:
-        """Write code that computes the part with the lowest tile that has enough rows, if there are at most `most` rows."""
+    def write_lowest(self, k: Kernel, most: int, least: int = 0) -> None:
+        """Write code that computes the part with the lowest tile that has enough rows, if there are more than `least` and at most `most`
+        rows."""
         for lower, height in zip((0, *self.blocks.heights), self.blocks.heights, strict=False):
-            if height <= most and not prove_le(self.num_rows, lower):
+            if least < height <= most and not prove_le(self.num_rows, lower):
                 with k.when(less(lower, self.num_rows) & less(self.num_rows, height + 1)):
                     self.write(k, self.blocks.op(height, NARROW))
 

@@ -10,10 +10,14 @@ from compiler.machine.target import NAMED
 
 NARROW_OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(8, 64, bits=4)]
 TURNS_OP = Wgmma(32, 64, 2, bits=4).deepened(4096, 128)
-WIDE_OPS = [Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 128, bits=8), Wgmma(128, 128, bits=4), Wgmma(32, 128, 2, bits=4)]
+THIN_OP = Wgmma(8, 64, bits=4).thin(4096, 128)
+WIDE_OPS = [
+    *(Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 128, bits=8), Wgmma(64, 128, 2, bits=8)),
+    *(op.deepened(4096, 128) for op in (Wgmma(64, 256, bits=4), Wgmma(64, 128, 2, bits=4), Wgmma(64, 256, bits=8))),
+]
 
 
-@pytest.mark.parametrize("op", [*NARROW_OPS, TURNS_OP, *WIDE_OPS], ids=str)
+@pytest.mark.parametrize("op", [*NARROW_OPS, TURNS_OP, THIN_OP, *WIDE_OPS], ids=str)
 def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
     """The result overwrites the stages. Behind both lie the sums that are passed, then the mbarriers."""
     assert list(op.problems()) == []
@@ -27,9 +31,10 @@ def test_two_blocks_with_narrow_tiles_fit_the_shared_memory_of_a_multiprocessor(
     assert op.shared_bytes <= MOST_BYTES and 2 * (op.shared_bytes + 1024) <= 228 << 10
 
 
-def test_a_block_whose_warpgroups_take_turns_fits_the_shared_memory_of_a_multiprocessor() -> None:
+@pytest.mark.parametrize("op", [TURNS_OP, THIN_OP], ids=str)
+def test_a_block_whose_parts_take_turns_fits_the_shared_memory_of_a_multiprocessor(op: Wgmma) -> None:
     """Its registers leave room for one block only."""
-    assert TURNS_OP.turns and TURNS_OP.shared_bytes <= MOST_WIDE_BYTES and TURNS_OP.shared_bytes + 1024 <= 228 << 10
+    assert op.turns and op.shared_bytes <= MOST_WIDE_BYTES and op.shared_bytes + 1024 <= 228 << 10
 
 
 @pytest.mark.parametrize("op", WIDE_OPS, ids=str)
@@ -42,8 +47,9 @@ def test_a_block_with_a_wide_tile_fits_the_shared_memory_of_a_multiprocessor(op:
 @pytest.mark.parametrize("sums", [1, 2])
 def test_accumulators_fit_the_registers_of_a_thread(sums: int, bits: int, in_groups: bool) -> None:
     op = Wgmma(8, 64, sums, bits=bits)
-    most, kinds = op.heights(in_groups=in_groups)[-1], 2 if in_groups else 1
-    assert kinds * sums * most * op.widest(in_groups=in_groups) // op.writers <= MOST_SUMS
+    kinds, (rows, columns) = 2 if in_groups else 1, op.widest(in_groups=in_groups)
+    assert kinds * sums * rows * columns // op.writers <= MOST_SUMS
+    assert all(kinds * sums * height * 64 // op.writers <= MOST_SUMS for height in op.heights(in_groups=in_groups))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,7 @@ def test_accumulators_fit_the_registers_of_a_thread(sums: int, bits: int, in_gro
         (Wgmma(8, 64, bits=4).deepened(128, 64), Sharing.TURNS),
         (Wgmma(8, 64, bits=4).deepened(128, 128), Sharing.NOTHING),
         (Wgmma(64, 64, bits=4).deepened(4096, 128), Sharing.ROWS),
+        (THIN_OP, Sharing.HALF_TURNS),
     ],
     ids=str,
 )
@@ -65,6 +72,12 @@ def test_warpgroups_share_a_tile(op: Wgmma, sharing: Sharing) -> None:
     assert op.sharing is sharing
     parts = op.per_warp * 64 * op.warp_rows * op.warp_folds
     assert parts * (1 if sharing is Sharing.NOTHING else WARPGROUPS) == op.columns * op.rows * op.fold
+
+
+@pytest.mark.parametrize(("length", "group"), [(4096, 4096), (384, 128)])
+def test_a_tile_is_thin_only_if_its_parts_can_take_turns(length: int, group: int) -> None:
+    """They cannot if there is one group, or if no stage holds a group for each of them."""
+    assert Wgmma(8, 64, bits=4).thin(length, group) is None
 
 
 def test_only_one_generation_has_the_instruction() -> None:

@@ -68,6 +68,9 @@ CASES = {
     "int4 in short groups, in turns": Case(
         'w = dequantize(w0, w1, bits=4, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 256), (130, 8)), ("u8", "bf16")
     ),
+    "int4 in long groups": Case(  # a stage of the widest tile is shorter than a group
+        'w = dequantize(w0, w1, bits=4, group=256) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((72, 256), (72, 2)), ("u8", "bf16")
+    ),
     "int4 in groups, gated, in turns": Case(
         "v = dequantize(w0, w1, bits=4, group=128) w = dequantize(w2, w3, bits=4, group=128) "
         'a = linear(x, v, out_dtype="f32") s = silu(a) b = linear(x, w, out_dtype="f32") out = multiply(s, b)',

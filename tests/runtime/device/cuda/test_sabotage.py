@@ -38,6 +38,12 @@ func main(x: bf16[n, {DEPTH}], q: u8[{COLUMNS}, {DEPTH // 2}], s: bf16[{COLUMNS}
   dataflow {{ w = dequantize(q, s, bits=4, group={GROUP}) y = linear(x, w, out_dtype="f32") }} return y
 }}
 """
+# Four parts of a block take turns, three times: each stage holds two groups for each part.
+THIN = """
+func main(x: bf16[n, 1536], q: u8[32, 768], s: bf16[32, 24]) -> object where n in 0..8 {
+  dataflow { w = dequantize(q, s, bits=4, group=64) y = linear(x, w, out_dtype="f32") } return y
+}
+"""
 WIDE = f"""
 func main(x: bf16[n, {SHORT}], w: bf16[{MANY_COLUMNS}, {SHORT}]) -> object where n in 0..4096 {{
   dataflow {{ y = linear(x, w, out_dtype="f32") }} return y
@@ -97,6 +103,8 @@ MISTAKES = {
     "sums of the other warpgroup added before they are there": Mistake(BLOCK_BARRIER, "", "a race: reads|hang", 0, INT4),
     "sums passed over others that are not added yet": Mistake(BLOCK_BARRIER, "", "barrier 4 misses threads", 1, INT4),
     "sums that are never announced": Mistake(r"bar\.arrive %r\d+, 256;", "", "hang", program=INT4),
+    "sums of other parts added before they are there": Mistake(BLOCK_BARRIER, "", "a race: reads|barrier 2 gets 384", 0, THIN),
+    "sums of parts passed over others that are not added yet": Mistake(BLOCK_BARRIER, "", "barrier 4 misses threads", 1, THIN),
     "no barrier of the cluster after its mbarriers are made": Mistake(
         CLUSTER_BARRIER, "bar.sync 0;", "may not have made yet", program=WIDE
     ),
@@ -145,7 +153,7 @@ def run(executable: Executable, program: str, rows: int | None = None) -> tuple[
     return session.call("main", *arrays[:num_given]), Interpreter(parse(program)).call("main", *arrays)
 
 
-@pytest.mark.parametrize("program", [BF16, INT4, WIDE, CHAIN], ids=["bf16", "int4", "wide", "chain"])
+@pytest.mark.parametrize("program", [BF16, INT4, THIN, WIDE, CHAIN], ids=["bf16", "int4", "thin", "wide", "chain"])
 def test_the_kernel_as_it_ships_is_right(program: str, software_gpu: SoftwareGpu) -> None:
     found, expected = run(executable(program), program)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())

@@ -80,7 +80,7 @@ def test_two_sets_of_registers_hold_weights_of_few_bits(code: StepCode) -> None:
         if tile.has_scales and tile.fold > 1:
             left = re.compile(r"R\d+, (R\d+), gdesc")
             read = {m[1] for x in kernel.listing.body(loops.consumer) if (m := left.match(x.operands))}
-            assert len(read) >= 2 * tile.step // 16, f"{kernel.name}, {tile.rows} rows: {sorted(read)}"
+            assert len(read) >= 2 * tile.at_once, f"{kernel.name}, {tile.rows} rows: {sorted(read)}"
 
 
 def test_rows_of_an_epilogue_are_loaded_together(code: StepCode) -> None:

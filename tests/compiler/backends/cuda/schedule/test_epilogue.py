@@ -36,6 +36,28 @@ def test_a_group_of_rows_is_loaded_before_any_is_stored() -> None:
         assert max(loads) < group.index("= held[0]"), "a row is stored before all rows of the group are loaded"
 
 
+APPENDED = """
+func main(x: bf16[n, 64], slots: i32[n], cache: bf16[1, 2, 9, 1, 1024], weight w: bf16[128, 64]) -> object where n in 0..64 {
+  dataflow {
+    a = linear(x, w, out_dtype="f32")
+    r = reshape(a, shape[n, 2, 64])
+    k = slice(r, axis=1, begin=0, end=1)
+    v = slice(r, axis=1, begin=1, end=2)
+    after = kv_append(cache, k, v, slots, 0)
+  }
+  return after
+}
+"""
+
+
+def test_places_in_the_cache_are_loaded_before_any_row_is_stored() -> None:
+    """Otherwise a thread would wait for the place of each row in turn."""
+    text = print_module(plan(parse(APPENDED), Options(get("sm_90a"))).module)
+    stores = [part for part in re.split(r"(?=alloc local held)", text) if "new_cache[" in part]
+    assert len(stores) >= 4, "keys and values, in tiles of several heights"
+    assert all(re.search(r"let slot within 0\.\.\d+ = held", part) and "slots[" not in part.partition("let slot")[2] for part in stores)
+
+
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (7, 7), (12, 6), (32, 8), (11, 1)])
 def test_groups_divide_what_a_thread_has(count: int, expected: int) -> None:
     assert at_once(count) == expected

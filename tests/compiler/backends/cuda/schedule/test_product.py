@@ -95,6 +95,19 @@ def test_sums_of_groups_need_narrow_tiles() -> None:
     assert tiles(quantised(bits=4, group=32)) == [(8, 64), (16, 64), (32, 64), (64, 64)]
 
 
+def in_long_groups(num_columns: int) -> str:
+    given = f"x: bf16[t, 512], q: u8[{num_columns}, 256], s: bf16[{num_columns}, 4]"
+    body = '{ dataflow { w = dequantize(q, s, bits=4, group=128) y = linear(x, w, out_dtype="f32") } return y }'
+    return f"func main({given}) -> object where t in 0..256 {body}"
+
+
+def test_a_product_with_few_columns_has_thin_tiles_for_few_rows() -> None:
+    """Narrow tiles of 64 columns would be blocks for less than half of the multiprocessors of an H100."""
+    others = [(32, 64), (64, 64), (128, 64), (64, 256)]
+    assert tiles(in_long_groups(4096), "sm_90a") == [(8, 32), *others]
+    assert tiles(in_long_groups(8192), "sm_90a") == [(8, 64), *others]
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("count", [1, 9, 129])
 def test_the_meaning_stays(count: int, target: str) -> None:
