@@ -68,6 +68,14 @@ CASES = {
     "int4 in short groups, in turns": Case(
         'w = dequantize(w0, w1, bits=4, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 256), (130, 8)), ("u8", "bf16")
     ),
+    "int8 in groups, in turns": Case(
+        'w = dequantize(w0, w1, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 256), (130, 4)), ("i8", "bf16")
+    ),
+    "fp8 in groups, in turns": Case(
+        'w = dequantize(w0, w1, group=64, kind="e4m3") a = linear(x, w, out_dtype="f32") out = add(a, y)',
+        ((130, 256), (130, 4)),
+        ("e4m3", "bf16"),
+    ),
     "int4 in long groups": Case(  # a stage of the widest tile is shorter than a group
         'w = dequantize(w0, w1, bits=4, group=256) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((72, 256), (72, 2)), ("u8", "bf16")
     ),
