@@ -27,10 +27,10 @@ LARGE_V3: Mapping[str, Any] = {  # the encoder of Whisper-large-v3, which transf
 UNREAD = ("model_type", "vocab_size", "head_dim", "num_key_value_heads", "encoder_layerdrop", "layerdrop", "init_std")
 
 
-def read_listening(fields: Fields, *, merge: int | None = None, window: str = "max_source_positions", **others: Any) -> Listening:
+def read_listening(fields: Fields, *, merge: int | None = None, window: str | int = "max_source_positions", **others: Any) -> Listening:
     """Return the encoder of a model with these fields. `merge` is the number of frames of a row; None: as many as fill a vector
-    of the size inside the encoder's perceptrons, as in Voxtral. `window` is the field with the frames of a window. `others` are the fields
-    of Listening that the family determines."""
+    of the size inside the encoder's perceptrons, as in Voxtral. `window` is the number of frames of a window, or the field with this
+    number. `others` are the fields of Listening that the family determines."""
     inner = fields.fields("audio_config")
     names = {name: other if other in inner.values and name not in inner.values else name for name, other in SIZES.items()}
     inner.fill(**{names.get(name, name): value for name, value in LARGE_V3.items()})
@@ -45,13 +45,10 @@ def read_listening(fields: Fields, *, merge: int | None = None, window: str = "m
         raise inner.error("activation_function", "gelu")
     if merge is None and wide % size:
         raise inner.error(wide_name, f"a multiple of {size_name} ({size})")
-    each, most = merge or wide // size, inner.integer("max_source_positions", maximum=1 << 16)
-    positions = inner.integer(window, maximum=most)
-    if positions % each:
-        raise inner.error(window, f"a multiple of {each}, the frames of a token")
+    each = merge or wide // size
     return Listening(
         num_mels=inner.integer("num_mel_bins", maximum=1 << 12),
-        num_positions=positions,
+        num_positions=_read_window(inner, window, each),
         hidden_size=size,
         intermediate_size=wide,
         num_layers=inner.integer(layers_name, maximum=1000),
@@ -59,6 +56,17 @@ def read_listening(fields: Fields, *, merge: int | None = None, window: str = "m
         merge=each,
         **others,
     )
+
+
+def _read_window(inner: Fields, window: str | int, each: int) -> int:
+    """Return the number of frames of a window. A token reads `each` frames."""
+    if isinstance(window, int):
+        inner.skip("max_source_positions")
+        return window
+    positions = inner.integer(window, maximum=inner.integer("max_source_positions", maximum=1 << 16))
+    if positions % each:
+        raise inner.error(window, f"a multiple of {each}, the frames of a token")
+    return positions
 
 
 def read_token(fields: Fields, vocab_size: int, default: int | None) -> int:

@@ -57,7 +57,8 @@ def read(fields: Fields) -> ModelConfig:
     check_tokens(thinker, vision, config.vocab_size, (IMAGE_TOKEN,))
     axes = read_axes(text, config.rope.size // 2, SECTIONS, interleaved=False)
     rope, listening = replace(config.rope, axes=axes), _read_listening(thinker, config)
-    return replace(config, family=WHOLE, rope=rope, vision=vision, listening=listening, left_out=SPEAKING)
+    left_out = () if thinker is fields else SPEAKING
+    return replace(config, family=WHOLE, rope=rope, vision=vision, listening=listening, left_out=left_out)
 
 
 def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:

@@ -49,7 +49,7 @@ def read(fields: Fields) -> ModelConfig:
         raise text.error("model_type", repr(TEXT["model_type"]))
     config = qwen3_vl.read_seeing(thinker, TEXT["model_type"], _read_text)
     thinker.fields("vision_config").skip(*IMAGES)
-    return replace(config, family=WHOLE, listening=_read_listening(thinker, config), left_out=SPEAKING)
+    return replace(config, family=WHOLE, listening=_read_listening(thinker, config), left_out=() if thinker is fields else SPEAKING)
 
 
 def _read_text(text: Fields) -> ModelConfig:
@@ -72,6 +72,7 @@ def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
     listening = read_listening(
         thinker,
         merge=FRAMES,
+        window=-(-piece // (2 * FRAMES)),
         joining=Joining.PERCEPTRON,
         audio_token=read_token(thinker, config.vocab_size, AUDIO_TOKEN),
         connector_activation=read_activation(inner, "activation_function", "gelu"),
@@ -85,7 +86,7 @@ def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
     )
     if listening.hidden_size % 2 or listening.hidden_size < 4:
         raise inner.error("d_model", "an even number, at least 4")
-    return replace(listening, num_positions=-(-piece // (2 * FRAMES)))
+    return listening
 
 
 FAMILY = DecoderFamily(
