@@ -62,17 +62,17 @@ def pull(
 
 
 def _label(source: str, place: str) -> None:
-    from deploy.quality.measure import quality_of
+    from deploy.quality.measure import label_of
     from server.models.quality import in_words
 
     try:
         with stages(source) as report:
-            quality = quality_of(Load(source, place), report)
+            label = label_of(Load(source, place), report)
     except LoadError as error:
         if error.code is not ErrorCode.NOT_A_GENERATIVE_MODEL:  # an embedding model needs no words about a quality that it has not
             errors.print(f"{source} has no quality label: {error.message}", highlight=False, markup=False, soft_wrap=True)
     else:
-        answers.print(f"{source} as served: {in_words(quality.label)}", highlight=False, soft_wrap=True)
+        answers.print(f"{source} as served: {in_words(label)}", highlight=False, soft_wrap=True)
 
 
 def _fetch(source: str, token: str | None) -> None:

@@ -31,10 +31,10 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
 
 def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
     """Measure the quality label. If that is impossible, log why and return None: the model can be served."""
-    from deploy.quality.measure import quality_of  # only here, because its imports take time, and because it runs stages itself
+    from deploy.quality.measure import label_of  # only here, because its imports take time, and because it runs stages itself
 
     try:
-        return quality_of(load, progress).label
+        return label_of(load, progress)
     except LoadError as error:
         log.warning("%s has no quality label: %s", load.name, error.message)
         return None

@@ -1,5 +1,5 @@
-"""Measure the quality of a form: its label and its speed. The label compares the program that is served with the exact weights in f32, on
-the built-in text.
+"""Measure the quality of a form: its label, and its speed if that is asked for. The label compares the program that is served with the
+exact weights in f32, on the built-in text.
 
 The predictions of the exact weights are computed once for each model and stored. After each token, they hold the probabilities of the most
 probable next tokens; all other tokens count as one, so the measured divergence is at most that of whole distributions.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ EXACT = "f32"
 WINDOW = 512  # tokens of the text that are read with a common context
 CHUNK = 64  # tokens of a step, and rows of its logits
 NUM_BEFORE, NUM_DECODED = 64, 128  # tokens of the prompt, and tokens that are generated after it, to measure the speed
+LEAST_CONTEXT = 3  # tokens: a prompt, and two that are generated, between which time passes
 MOST = 1024  # most probable next tokens whose probabilities are stored
 
 Floats = NDArray[np.float32]
@@ -71,49 +72,56 @@ class Quality:
     tokens_per_s: float  # decoding speed of one request with a short context, on this machine
 
 
+@refusals()
+def quality_of(load: Load, progress: Progress = silent) -> Quality:
+    """Return the label of a form, measured now or before, and its speed, measured now. Raise LoadError if either cannot be measured."""
+    known = _compiled(load, progress)
+    label = _label_of(known, load)
+    with _served(known) as model:
+        return Quality(label, decoding_rate(model, _windows(known)[0]))
+
+
 # --- the label ---------------------------------------------------------------------------------------------------------
 
 
 @refusals()
-def quality_of(load: Load, progress: Progress = silent) -> Quality:
-    """Return the quality of a form, measured now or before. Raise LoadError if the model or its exact weights cannot be loaded."""
+def label_of(load: Load, progress: Progress = silent) -> QualityLabel:
+    """Return the label of a form, measured now or before. Raise LoadError if the model or its exact weights cannot be loaded."""
+    return _label_of(_compiled(load, progress), load)
+
+
+def _label_of(known: Compiled, load: Load) -> QualityLabel:
+    fingerprint = fingerprint_of(known)
+    label = kept_label(known.cache, fingerprint)
+    if label is None:
+        exact = exact_of(load, known.progress)  # before the form takes memory
+        with _served(known) as model:
+            label = _measured(known, model, exact)
+        keep_label(known.cache, fingerprint, label)
+    return label
+
+
+def _compiled(load: Load, progress: Progress) -> Compiled:
+    """Compile a form that can be measured."""
     known = advance(_opened(load, progress), Compiled)
     config = known.files.config
     if not known.mode.generates or config.hearing is not None or config.classes is not None:
         raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} generates no text, so it has no quality label")
-    fingerprint = fingerprint_of(known)
-    label = kept_label(known.cache, fingerprint)
-    exact = exact_of(load, progress) if label is None else None  # before the form takes memory
+    if config.max_context < LEAST_CONTEXT:
+        found = f"the context of {load.source} is {config.max_context}, expected at least {LEAST_CONTEXT} tokens to measure its quality"
+        raise LoadError(ErrorCode.INVALID_VALUE, found)
+    return known
+
+
+@contextmanager
+def _served(known: Compiled) -> Generator[CompiledModel]:
+    """Load the model until the end of the `with`."""
     served = advance(known, Served)
     try:
         assert isinstance(served.step_model, CompiledModel)
-        if exact is not None:
-            label = _measured(known, served.step_model, exact)
-            keep_label(known.cache, fingerprint, label)
-        assert label is not None
-        return Quality(label, decoding_rate(served.step_model, _windows(known)[0]))
+        yield served.step_model
     finally:
         served.session.close()
-
-
-def decoding_rate(model: StepModel, tokens: Sequence[int]) -> float:
-    """Return the tokens per second of one request. The engine of a worker generates them, so its draws and its messages count."""
-    times_s: list[float] = []
-
-    def publish(message: FromWorker) -> None:
-        if isinstance(message, Failed):
-            raise LoadError(message.code, message.message)
-        if isinstance(message, Tokens):
-            times_s.extend(time.perf_counter() for _ in message.events)
-
-    num_before = min(NUM_BEFORE, model.limits.max_context // 2)
-    num_new = min(NUM_DECODED, model.limits.max_context - num_before)
-    engine = OverlappedEngine(model, publish, eos_ids=())
-    engine.submit(Submit("measure", tuple(tokens[:num_before]), SamplingParams(num_new, temperature=0.0, ignore_eos=True)))
-    while engine.has_work:
-        engine.step()
-    engine.close()
-    return 1 / float(np.median(np.diff(times_s)))
 
 
 def _opened(load: Load, progress: Progress) -> Opened:
@@ -145,6 +153,28 @@ def divergences(expected: Exact, found: Floats) -> Floats:
     kept = (np.exp(expected.logprobs) * (expected.logprobs - q)).sum(-1)
     p_rest, q_rest = (np.maximum(1.0 - np.exp(x).sum(-1, dtype=np.float64), 1e-12) for x in (expected.logprobs, q))
     return kept + p_rest * np.log(p_rest / q_rest)
+
+
+# --- the speed ---------------------------------------------------------------------------------------------------------
+
+
+def decoding_rate(model: StepModel, tokens: Sequence[int], *, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the tokens per second of one request. The engine of a worker generates them, so its draws and its messages count."""
+    times_s: list[float] = []
+
+    def publish(message: FromWorker) -> None:
+        if isinstance(message, Failed):
+            raise LoadError(message.code, message.message)
+        if isinstance(message, Tokens):
+            times_s.extend(clock() for _ in message.events)
+
+    num_before = min(NUM_BEFORE, model.limits.max_context // 2)
+    num_new = min(NUM_DECODED, model.limits.max_context - num_before)
+    with closing(OverlappedEngine(model, publish, eos_ids=())) as engine:
+        engine.submit(Submit("measure", tuple(tokens[:num_before]), SamplingParams(num_new, temperature=0.0, ignore_eos=True)))
+        while engine.has_work:
+            engine.step()
+    return 1 / float(np.median(np.diff(times_s)))
 
 
 # --- the exact predictions ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from deploy.quality.measure import quality_of
+from deploy.quality.measure import label_of
 from server.messages import Load, QualityLabel
 from server.models.quality import POOR, in_words
 from tests.real.conftest import MODELS, file_of
@@ -34,9 +34,9 @@ def damaged(tmp_path: Path) -> Path:
 
 def test_a_damaged_file_is_plainly_bad(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
-    label = quality_of(Load("sound", str(file_of("smollm2")))).label
+    label = label_of(Load("sound", str(file_of("smollm2"))))
     assert is_near_exact(label) and label.perplexity < 25
-    bad = quality_of(Load("damaged", str(damaged))).label
+    bad = label_of(Load("damaged", str(damaged)))
     assert bad.exact_perplexity > POOR > label.exact_perplexity
     assert "damaged" in in_words(bad) and "damaged" not in in_words(label)
 
@@ -45,7 +45,7 @@ def test_a_damaged_file_is_plainly_bad(damaged: Path, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("name", MODELS[1:])
 def test_the_default_form_loses_nothing_a_user_could_notice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
-    assert is_near_exact(quality_of(Load(name, str(file_of(name)))).label)
+    assert is_near_exact(label_of(Load(name, str(file_of(name)))))
 
 
 def is_near_exact(label: QualityLabel) -> bool:

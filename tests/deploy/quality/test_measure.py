@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import threading
+from collections.abc import Iterable, Mapping
+from itertools import chain, cycle, repeat
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,12 +20,15 @@ from deploy.cli.commands import app
 from deploy.forms import ServedForm, fastest_without_loss
 from deploy.model_loading.load import load_model
 from deploy.quality import measure
-from deploy.quality.measure import Exact, Quality, divergences, exact_of, quality_of
+from deploy.quality.measure import Exact, Quality, decoding_rate, divergences, exact_of, label_of, quality_of
 from deploy.quality.observe import log_softmax
+from runtime.sampling import SampleBatch, Sampled
+from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
 from server.models.quality import in_words
 from tests.conftest import ROOT
+from tests.doubles.model import NullModel
 
 LOAD = Load("demo", str(demo.MODEL), "bf16")
 
@@ -40,7 +47,7 @@ def form(quantize: str) -> Load:
 
 
 def test_a_label_tells_forms_apart() -> None:
-    labels = {quantize: quality_of(form(quantize)).label for quantize in ("f32", "bf16", "int4-32")}
+    labels = {quantize: label_of(form(quantize)) for quantize in ("f32", "bf16", "int4-32")}
     assert labels["f32"].kl_divergence < 1e-8 and labels["f32"].top1_agreement == 1.0
     assert labels["f32"].perplexity == pytest.approx(labels["f32"].exact_perplexity)
     assert labels["f32"].kl_divergence < labels["bf16"].kl_divergence < labels["int4-32"].kl_divergence
@@ -50,9 +57,9 @@ def test_a_label_tells_forms_apart() -> None:
 
 
 def test_what_was_measured_is_kept_and_stated_by_later_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    label = quality_of(LOAD).label
+    label = label_of(LOAD)
     monkeypatch.setattr(measure, "_measured", None)  # would fail if it were called
-    assert quality_of(LOAD).label == label
+    assert label_of(LOAD) == quality_of(LOAD).label == label
     loaded = load_model(msgspec.structs.replace(LOAD, max_context=1024, max_batch=4), lambda _part, _done: None)
     assert loaded.ready.label == label, "other bounds compute the same numbers"
     unmeasured = load_model(form("int8"), lambda _part, _done: None)
@@ -62,7 +69,7 @@ def test_what_was_measured_is_kept_and_stated_by_later_loads(monkeypatch: pytest
 
 
 def test_a_damaged_file_of_the_cache_is_measured_again() -> None:
-    label, folder = quality_of(LOAD).label, kept()
+    label, folder = label_of(LOAD), kept()
     assert folder is not None
     paths = [item.paths[0] for item in folder.items() if item.part in (Part.LABEL, Part.REFERENCE)]
     assert {path.suffix for path in paths} == {".label", ".exact"}
@@ -71,7 +78,7 @@ def test_a_damaged_file_of_the_cache_is_measured_again() -> None:
         content[-1] ^= 1
         path.write_bytes(content)
     assert any("label" in str(path) for path, fault in folder.verify() if fault)
-    assert quality_of(LOAD).label == label
+    assert label_of(LOAD) == label
 
 
 def test_the_divergence_of_the_kept_tokens_is_at_most_that_of_all() -> None:
@@ -109,8 +116,94 @@ def test_a_poor_model_is_called_poor() -> None:
 
 def test_a_model_without_text_has_no_label() -> None:
     with pytest.raises(LoadError, match="generates no text") as refused:
-        quality_of(Load("encoder", str(ROOT / "tests/golden/models/bert"), "f32"))
+        label_of(Load("encoder", str(ROOT / "tests/golden/models/bert"), "f32"))
     assert refused.value.code is ErrorCode.NOT_A_GENERATIVE_MODEL
+
+
+@pytest.mark.parametrize("positions", [1, 2])
+def test_a_context_that_is_too_short_to_measure_is_refused(tmp_path: Path, positions: int) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(demo.MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
+    for measured in (label_of, quality_of):
+        with pytest.raises(LoadError, match=rf"the context of .*short is {positions}, expected at least 3 tokens"):
+            measured(Load("short", str(folder), "bf16"))
+
+
+# --- the speed ---------------------------------------------------------------------------------------------------------
+
+
+class TimedModel(NullModel):
+    """A model whose draws alone take time, on a clock of its own. No message is published during a draw, so the times are exact."""
+
+    def __init__(self, max_context: int, times_s: Iterable[float], num_pages: int = 40) -> None:
+        super().__init__(StepLimits(50, max_context, max_tokens=64, max_seqs=4, groups=(GroupLimits(num_pages),)))
+        self.now_s, self._times_s = 0.0, iter(times_s)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
+        self.now_s += next(self._times_s)
+        return super().sample(logits, batch)
+
+
+class FailingModel(TimedModel):
+    def run(self, batch: StepBatch) -> Logits:
+        if batch.positions[-1] > 70:  # after some tokens were published
+            raise OSError("the device is lost")
+        return super().run(batch)
+
+
+def rate_of(model: TimedModel) -> float:
+    return decoding_rate(model, [1 + i % 40 for i in range(64)], clock=model.clock)
+
+
+@pytest.mark.parametrize("max_context", [3, 4, 64, 512])
+def test_the_rate_is_that_of_steps_after_the_prompt(max_context: int) -> None:
+    assert rate_of(TimedModel(max_context, chain([7.0], repeat(0.02)))) == pytest.approx(50.0)
+
+
+def test_the_rate_does_not_depend_on_a_few_slow_steps() -> None:
+    assert rate_of(TimedModel(512, chain([7.0], cycle([0.02] * 9 + [3.0])))) == pytest.approx(50.0)
+
+
+def test_the_rate_is_measured_on_128_tokens() -> None:
+    times_s = iter([0.02] * 200)
+    rate_of(TimedModel(512, times_s))
+    assert 200 - len(list(times_s)) == 128
+
+
+def test_a_step_that_fails_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="the device is lost") as failed:
+        rate_of(FailingModel(512, repeat(0.02)))
+    assert failed.tb is not None and set(threading.enumerate()) <= before, "not even while the error holds the engine"
+
+
+def test_a_request_that_is_refused_is_a_load_error() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(LoadError, match="tokens") as refused:
+        rate_of(TimedModel(512, repeat(0.02), num_pages=2))
+    assert refused.tb is not None and set(threading.enumerate()) <= before
+
+
+def test_a_label_needs_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> float:
+        raise LoadError(ErrorCode.LOAD_REFUSED, "generation fails")
+
+    monkeypatch.setattr(measure, "decoding_rate", refuse)
+    label = load_model(msgspec.structs.replace(form("int8-64"), label=True), lambda _part, _done: None).ready.label
+    assert label is not None and label == label_of(form("int8-64"))
+
+
+def test_a_rate_that_cannot_be_measured_does_not_lose_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "decoding_rate", None)  # fails when it is called
+    with pytest.raises(TypeError, match="not callable"):
+        quality_of(form("int8-32"))
+    monkeypatch.setattr(measure, "_measured", None)
+    assert label_of(form("int8-32")).kl_divergence > 0
 
 
 def test_a_load_measures_the_label_that_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:

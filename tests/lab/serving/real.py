@@ -36,7 +36,7 @@ from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.origins import here
 from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.label import TEXT
-from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, quality_of
+from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, label_of
 from deploy.quality.observe import windows_of
 from deploy.quality.text import tokens_of
 from runtime.cache_groups import PAGE_SIZE
@@ -215,7 +215,7 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
 
 def qualities(model: str, path: Path, files: ModelFiles, other: Place) -> list[Figure]:
     load = Load(model, str(path))
-    label, exact = quality_of(load).label, exact_of(load)
+    label, exact = label_of(load), exact_of(load)
     theirs, equal = peer_quality(files, exact, other)
     return [
         Figure(f"{model}: KL", label.kl_divergence, "", 5e-4, note=f"llama.cpp {theirs:.2g}"),
