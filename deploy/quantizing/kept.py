@@ -28,7 +28,7 @@ from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
-VERSION = 2  # raised when the same model and text give other numbers
+VERSION = 3  # raised when the same model and text give other numbers
 HEAD = "lm_head.weight"
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.frontend.mixture import Mixture
 from compiler.frontend.quantized.held import Width
 from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.known import Progress
@@ -21,8 +23,9 @@ from deploy.quantizing.mix import Unit, choose, fitting, plain_of
 from deploy.quantizing.sensitivity import Kind, divergences, kind_of
 
 STAGE = "quantise"
-MOST_WORK = 5e12  # multiplications that measure the inputs; the sensitivities may take twice as many
-SHORT = 128  # length of the windows of a text that is read in part
+MOST_WORK = 5e12  # multiplications that measure the inputs, unless the least text needs more; the sensitivities may take twice as many
+SHORT = 128  # length of the windows if long ones would be too few
+LEAST_PARTS = 4  # least number of windows on which the inputs are measured
 SENSED_TOKENS, SENSED_ROWS = 256, 128  # length of the text that sensitivities are measured on, and tokens whose predictions are compared
 LEAST_SENSED = 64  # least length of the text that sensitivities are measured on
 HEAD = Width(6, 32)  # errors of the head affect the logits directly
@@ -31,6 +34,8 @@ LEAST_SHARE = 1e-4  # least importance of an input, relative to the mean of all 
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,9 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
     report = partial(progress, STAGE)
     report(0.0)
     observer = Observer(files, SENSED_ROWS)
-    num_weights = sum(
-        prod(files.weights.tensors[name].shape) for names in observer.names for name in names if name in files.weights.tensors
-    )
+    num_weights = num_multiplied(files, observer.names)
     windows = affordable(tokens, observer.window, num_weights)
+    log.info("%s is quantised on %d of %d tokens of the text", files.path.name, sum(map(len, windows)), len(tokens))
     with observer.bound(files.weights) as bound:
         squares = mean_squares(bound, windows)
         report(0.2)
@@ -76,7 +80,8 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
         try:
             plain = _plain(model, lambda done: report(0.2 + 0.3 * done))
             kinds = {kind_of(names, files.config.num_layers) for names in layers}
-            sensed = windows[0][: min(SENSED_TOKENS, max(LEAST_SENSED, int(2 * MOST_WORK / max(1, num_weights * len(kinds)))))]
+            middle = windows[len(windows) // 2]
+            sensed = middle[: min(SENSED_TOKENS, max(LEAST_SENSED, int(2 * MOST_WORK / max(1, num_weights * len(kinds)))))]
             units = _units(model, plain, bound, sensed, lambda done: report(0.5 + 0.4 * done))
             chosen = choose(units, budget)
             parts = {name: arrays for name, (arrays, _) in plain.items()}
@@ -97,14 +102,26 @@ def _fits(names: Sequence[str], tensors: Mapping[str, Any]) -> bool:
 
 
 def affordable(tokens: Sequence[int], window: int, num_weights: int) -> list[Sequence[int]]:
-    """Return windows of a text on which the model's inputs are measured. Of a large model, these are short parts from the whole text, so
-    that the time does not grow with the model."""
-    room = int(MOST_WORK / max(1, num_weights))
-    if len(tokens) <= room:
-        return windows_of(tokens, window)
-    windows = windows_of(tokens, min(window, SHORT))
-    count = min(len(windows), max(1, room // SHORT))
-    return [windows[i * len(windows) // count] for i in range(count)]
+    """Return windows of a text on which the inputs of a model's matrices are measured. A token multiplies `num_weights` weights. If
+    `MOST_WORK` does not suffice for the whole text, the windows are parts from the whole text, and short ones if long ones would be fewer
+    than `LEAST_PARTS`."""
+    room = int(MOST_WORK / max(1, num_weights))  # in tokens
+    length = window if room >= min(len(tokens), LEAST_PARTS * window) else min(window, SHORT)
+    windows = windows_of(tokens, length)
+    count = min(len(windows), max(LEAST_PARTS, room // length))
+    return [windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count)]
+
+
+def num_multiplied(files: ModelFiles, groups: Sequence[Sequence[str]]) -> int:
+    """Return how many weights of these matrices a token multiplies: all of a matrix, and those of the chosen experts."""
+    tensors, mixture = files.weights.tensors, files.config.mixture
+    return sum(_num_multiplied(tensors[name].shape, mixture) for names in groups for name in names if name in tensors)
+
+
+def _num_multiplied(shape: tuple[int, ...], mixture: Mixture | None) -> int:
+    if mixture is None or len(shape) < 3:
+        return prod(shape)
+    return prod(shape) * mixture.num_chosen // mixture.num_experts  # [experts, outputs, inputs]
 
 
 def apart(names: tuple[str, ...]) -> list[tuple[str, ...]]:

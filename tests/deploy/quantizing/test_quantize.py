@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +27,11 @@ from deploy.quantizing import kept as kept_module
 from deploy.quantizing.kept import Quantised, form_weights
 from deploy.quantizing.matrices import values_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, bits_of
-from deploy.quantizing.quantize import affordable, apart
+from deploy.quantizing.quantize import affordable, apart, num_multiplied, quantise
 from deploy.quantizing.sensitivity import Replaced
 from server.interfaces import LoadError
 from server.messages import Load
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.xdist_group("quantising")  # the tests of this file share one quantised model
 
@@ -154,14 +156,58 @@ def test_gpus_get_integers_and_other_numbers_than_cpus(cache: None, monkeypatch:
     assert given == [CPU_WIDTHS, GPU_WIDTHS] and settings[0] != settings[1]
 
 
-def test_large_models_read_parts_of_the_whole_text():
+@pytest.mark.parametrize("billions", [3, 8, 30, 70, 10_000])
+def test_large_models_are_measured_on_short_parts_from_the_whole_text(billions: int):
     tokens = range(2500)
-    assert affordable(tokens, 512, 10**9) == [tokens[i : i + 512] for i in range(0, 2048, 512)]
-    parts = affordable(tokens, 512, 8 * 10**9)
-    assert sum(map(len, parts)) <= 625 and {len(part) for part in parts} == {128}
-    assert [part[0] for part in parts] == sorted({part[0] for part in parts}) and parts[-1][0] > 1700
-    assert len(affordable(tokens, 512, 10**13)) == 1  # something is always measured
-    assert affordable(tokens[:100], 64, 10**13) == [tokens[:64]]
+    parts = affordable(tokens, 512, billions * 10**9)
+    assert {len(part) for part in parts} == {128}
+    assert sum(map(len, parts)) <= max(5e12 / (billions * 1e9), 4 * 128) and len(parts) >= 4
+    quarters = [part[0] * 4 // len(tokens) for part in parts]
+    assert quarters == sorted(quarters) and set(quarters) == {0, 1, 2, 3}
+
+
+def test_small_models_are_measured_on_the_whole_text_or_long_parts_from_it():
+    tokens = range(100_000)
+    assert affordable(tokens[:2500], 512, 10**9) == [tokens[i : i + 512] for i in range(0, 2048, 512)]
+    parts = affordable(tokens, 512, 10**9)  # which has 20 times more tokens than can be measured
+    assert {len(part) for part in parts} == {512} and 4000 < sum(map(len, parts)) <= 5000
+    starts = np.array([part[0] for part in parts])
+    assert starts[0] > 0 and (np.diff(starts) > 10_000).all() and starts[-1] > 90_000
+
+
+def test_a_short_text_is_measured_whole():
+    tokens = range(100)
+    assert affordable(tokens, 64, 10**13) == [tokens[:64]]
+    assert affordable(tokens, 512, 10**13) == affordable(tokens, 512, 10**6) == [tokens]
+
+
+def test_the_sensitivities_are_measured_in_the_middle_of_the_text(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+
+    class Measured(Exception):
+        pass
+
+    def divergences(*args: Any) -> None:
+        raise Measured(args[4])
+
+    tokens = tokens_of(TokenizerSource(files.path), CALIBRATION)[:2100]
+    monkeypatch.setattr("deploy.quantizing.quantize._plain", lambda *_: {})
+    monkeypatch.setattr("deploy.quantizing.quantize.divergences", divergences)
+    with pytest.raises(Measured) as stopped:
+        quantise(files, 4.75, CPU_WIDTHS, tokens, silent)
+    assert stopped.value.args == (tokens[1024:1280],)
+    assert "model is quantised on 2048 of 2100 tokens of the text" in caplog.text
+
+
+def test_a_mixture_multiplies_the_chosen_experts_only():
+    files = open_files(ROOT / "tests/golden/models/mixtral")  # 2 of 4 experts
+    block = "model.layers.0.block_sparse_moe"
+    experts = [f"{block}.experts.w{i}.weight" for i in (1, 2, 3)]
+    assert {files.weights.tensors[name].shape for name in experts} == {(4, 96, 64), (4, 64, 96)}
+    assert num_multiplied(files, [experts[:2], experts[2:]]) == 3 * 2 * 96 * 64
+    assert num_multiplied(files, [["model.layers.0.self_attn.q_proj.weight"], ["missing"]]) == 64 * 64
 
 
 def test_values_have_a_width_of_their_own():
