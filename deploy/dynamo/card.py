@@ -18,6 +18,7 @@ import msgspec
 
 from deploy.cache import kept
 from deploy.model_loading.tokenizer import load_files
+from server.settings import SettingsError
 from server.text.tokenizer_files import TokenizerFiles
 
 CONFIG = "config.json"
@@ -31,7 +32,7 @@ class Card:
 
 
 def write_card(source: str) -> Card:
-    """Write the files of a model. Raise LoadError if they cannot be read."""
+    """Write the files of a model. Raise LoadError if they cannot be read, and SettingsError if the cache is disabled."""
     files = load_files(source)
     contents = {name: content for name, content in files.contents.items() if "/" not in name}
     # Dynamo requires these fields, which the configuration of a GGUF file lacks, and reads which tokens end an answer.
@@ -41,9 +42,13 @@ def write_card(source: str) -> Card:
 
 
 def _written(contents: Mapping[str, bytes]) -> Path:
-    key = hashlib.blake2b(msgspec.msgpack.encode(sorted(contents.items())), digest_size=16).hexdigest()
     cache = kept()
-    place = Path(tempfile.mkdtemp(prefix="relaxserve-card-")) / key if cache is None else cache.card_of(key)
+    if cache is None:
+        raise SettingsError(
+            "RELAXSERVE_NO_CACHE is set; expected a cache, in which the frontend and all workers of Dynamo find the model's files: unset it"
+        )
+    key = hashlib.blake2b(msgspec.msgpack.encode(sorted(contents.items())), digest_size=16).hexdigest()
+    place = cache.card_of(key)
     if not place.is_dir():
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=place.parent))

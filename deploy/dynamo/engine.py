@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.error import HTTPError
 
 import aiohttp
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
@@ -22,26 +24,33 @@ from dynamo.common.backend.engine import GenerateChunk, GenerateRequest
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, ZmqSource
 from dynamo.common.utils.token_ids import normalize_request_token_ids
-from dynamo.llm.exceptions import CannotConnect, Disconnected, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.llm.exceptions import CannotConnect, Disconnected, InvalidArgument, Unknown
 from dynamo.runtime import Context
 
 from deploy.client import ServerFault
 from deploy.dynamo.answer import BrokenOff, chunk_of, message_of
 from deploy.dynamo.card import write_card
+from deploy.dynamo.entry import Entry, entry_in, no_relaxserve
 from deploy.dynamo.figures import Figures, figures_in
 from deploy.dynamo.options import TYPES, Options, parse
 from deploy.dynamo.request import Refused, body_of
-from deploy.dynamo.server import FoundServer, OwnServer, Server, until_ready
+from deploy.dynamo.server import FoundServer, GivenUp, OwnServer, Server, until_ready
 from deploy.replicas.events import Events
 from deploy.replicas.process import ServerEnded
 from deploy.replicas.session import new_session
+from deploy.settings import KEY_VARIABLE
 from server.settings import SettingsError
+
+log = logging.getLogger(__name__)
 
 PATH = "/inference/v1/generate"
 RANK = 0  # a server has one worker per model, which Dynamo counts as one rank
 WATCH_S = 1.0  # interval at which Dynamo hears of the load
+LIST_EVERY = 10  # looks at the server, one of which asks whether it still has the model: the log of the server names this question
 DRAIN_POLL_S = 0.1
-MOST_SILENT = 3  # questions without an answer, after which the server counts as lost
+MOST_FAILED = 3  # looks in turn at a server that is silent or lacks the model, after which the server counts as lost
+BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
+STOP_S = 60.0  # longest time in which a server without requests ends
 
 
 class Engine(LLMEngine):
@@ -55,7 +64,9 @@ class Engine(LLMEngine):
         self._client: aiohttp.ClientSession | None = None
         self._publisher: Any = None  # Dynamo's publisher of load
         self._watching: asyncio.Task[None] | None = None
-        self._running: dict[str, asyncio.Task[aiohttp.ClientResponse]] = {}  # by the id of the request
+        self._running: dict[Context, asyncio.Task[aiohttp.ClientResponse]] = {}  # a request that is sent again has another context
+        self._must_end = False  # a signal has arrived
+        self.has_given_up = False  # because of it, before the server was ready
         self.failure: SettingsError | ServerFault | None = None  # why the worker ends by itself
 
     @classmethod
@@ -65,30 +76,36 @@ class Engine(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:
         del worker_id
         try:
-            await until_ready(self._server)
+            await until_ready(self._server, lambda: self._must_end)
             entry = await self._entry()
             found = await self._read_figures()
-        except (ServerEnded, OSError) as error:
-            self.failure = ServerFault(f"the server at {self._server.url} cannot be used: {error}")
+        except GivenUp:
+            self.has_given_up = True
             raise
-        except SettingsError as error:
-            self.failure = error
+        except (ServerEnded, OSError, SettingsError) as error:
+            self.failure = _fault_of(error, self._server.url)
             raise
         self._client = new_session()
         self._watching = asyncio.create_task(self._watch())
         return EngineConfig(
             model=str(self._card),
             served_model_name=self._name,
-            model_aliases=list(entry["aliases"]),
+            model_aliases=[*entry.aliases],
             llm=LlmRegistration(
-                context_length=entry["max_model_len"],
+                context_length=entry.max_model_len,
                 kv_cache_block_size=found.block_size or None,
                 total_kv_blocks=found.num_blocks or None,
             ),
         )
 
+    def end(self, *_: object) -> None:
+        """End the wait for the server. Dynamo obeys a signal only when the engine has started."""
+        self._must_end = True
+
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         assert self._client is not None, "start comes first"
+        if self.failure is not None:
+            raise CannotConnect(str(self.failure))
         normalize_request_token_ids(request)
         try:
             body = body_of(request, context.id(), self._name)
@@ -96,14 +113,16 @@ class Engine(LLMEngine):
             raise InvalidArgument(str(error)) from None
         key = self._server.access_key
         headers = {"authorization": f"Bearer {key}"} if key else None
-        opening = asyncio.ensure_future(self._client.post(self._server.url + PATH, json=body, headers=headers))
-        self._running[context.id()] = opening
+        opening = asyncio.ensure_future(self._client.post(self._server.url + PATH, json=body, headers=headers, allow_redirects=False))
+        self._running[context] = opening
         try:
             async with aclosing(_chunks(await opening)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except (asyncio.CancelledError, aiohttp.ClientError, BrokenOff) as error:
-            if context.is_stopped():
+            if self.failure is not None:
+                raise Disconnected(str(self.failure)) from None
+            elif context.is_stopped():
                 yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
             elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
                 raise CannotConnect(f"the server at {self._server.url} takes no connection: {error}") from None
@@ -114,13 +133,15 @@ class Engine(LLMEngine):
             else:
                 raise
         finally:
-            if self._running.get(context.id()) is opening:
-                del self._running[context.id()]
+            del self._running[context]
             _close(opening)
 
     async def abort(self, context: Context) -> None:
-        if (opening := self._running.get(context.id())) is not None:
-            _close(opening)
+        """Break off the request with this id that is stopped. A try that has failed is aborted, too, maybe when Dynamo has sent the request
+        again."""
+        for running, opening in self._running.items():
+            if running.id() == context.id() and running.is_stopped():
+                _close(opening)
 
     async def kv_event_sources(self) -> list[KvEventSource]:
         events = self._server.events
@@ -140,45 +161,75 @@ class Engine(LLMEngine):
         long as its grace period."""
         while self._running and self.failure is None:
             await asyncio.sleep(DRAIN_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BREAK_OFF_S):
+                await self._break_off()
         if self._watching is not None:
             self._watching.cancel()
         if self._client is not None:
             await self._client.close()
-        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._server.stop, STOP_S)
 
-    async def _entry(self) -> dict[str, Any]:
+    async def _break_off(self) -> None:
+        """Break off the requests of a lost server, so that Dynamo continues them elsewhere."""
+        for opening in self._running.values():
+            _close(opening)
+        while self._running:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _entry(self) -> Entry:
         """Return how the server describes the model."""
-        server = self._server
-        listed = json.loads(await asyncio.to_thread(server.ask, "/v1/models"))["data"]
-        entry = next((entry for entry in listed if entry["id"] == self._name), None)
-        if entry is None or "max_model_len" not in entry:
-            names = ", ".join(entry["id"] for entry in listed) or "none"
-            raise SettingsError(f"the server at {server.url} has no model {self._name!r}; it has: {names}. Name one as MODEL=NAME")
-        if not entry["generates"]:
-            raise SettingsError(f"the model {self._name} generates no text; expected one that does")
-        return entry
+        return entry_in(await asyncio.to_thread(self._server.ask, "/v1/models"), self._name, self._server.url)
 
     async def _read_figures(self) -> Figures:
-        return figures_in((await asyncio.to_thread(self._server.ask, "/metrics")).decode(), self._name)
+        page = await asyncio.to_thread(self._server.ask, "/metrics")
+        try:
+            return figures_in(page.decode(), self._name)
+        except (ValueError, KeyError) as error:
+            raise no_relaxserve(self._server.url, f"its figures at /metrics cannot be read, {error!r}") from error
 
     async def _watch(self) -> None:
-        """Tell Dynamo the load of the server. If the server is lost, leave the registry, and end the worker."""
-        num_silent = 0
+        """Wait until the server is lost. Then leave the registry, and end the worker."""
+        try:
+            why = await self._until_lost()
+        except Exception as error:  # otherwise nothing would watch the server
+            log.exception("the server at %s is not watched any more", self._server.url)
+            why = f"the server at {self._server.url} cannot be watched: {error!r}"
+        self.failure = ServerFault(why)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def _until_lost(self) -> str:
+        """Tell Dynamo the load of the server until the server is lost. Return why it is."""
+        num_failed = num_looks = 0
         while True:
             await asyncio.sleep(WATCH_S)
             try:
-                self._server.require()
+                await asyncio.to_thread(self._server.require_answer)
                 found = await self._read_figures()
-                num_silent = 0
-            except (ServerEnded, OSError) as error:
-                num_silent += 1
-                if isinstance(error, OSError) and num_silent < MOST_SILENT:
-                    continue
-                self.failure = ServerFault(f"the server at {self._server.url} is lost: {error}")
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+                num_looks += 1
+                if num_failed or not found.num_blocks or num_looks % LIST_EVERY == 0:
+                    await self._entry()
+            except (ServerEnded, OSError, SettingsError) as error:
+                num_failed += 1
+                if isinstance(error, ServerEnded) or num_failed == MOST_FAILED:
+                    return str(error) if isinstance(error, SettingsError) else f"the server at {self._server.url} is lost: {error}"
+                continue
+            num_failed = 0
             if self._publisher is not None:
                 self._publisher.publish(RANK, ComponentSnapshot(found.num_used, found.num_blocks, found.usage, RANK, found.hit_rate))
+
+
+def _fault_of(error: ServerEnded | OSError | SettingsError, url: str) -> SettingsError | ServerFault:
+    """Return why a worker cannot start."""
+    match error:
+        case SettingsError():
+            return error
+        case HTTPError(code=401 | 403):
+            return SettingsError(f"the server at {url} refuses the key, {error}; set {KEY_VARIABLE} to one of its keys")
+        case HTTPError(code=status) if status < 500:
+            return no_relaxserve(url, f"it answers with {error}")
+        case _:
+            return ServerFault(f"the server at {url} cannot be used: {error}")
 
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncGenerator[GenerateChunk, None]:
@@ -186,8 +237,8 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncGenerator[GenerateChun
     if answer.status != 200:
         why = message_of(_json(await answer.read())) or f"the server answers with status {answer.status}"
         match answer.status:
-            case 429 | 503:
-                raise WorkerUnavailable(why)
+            case 401 | 403 | 404 | 429 | 503:  # the server has lost the key or the model, or is busy: another one may serve the request
+                raise CannotConnect(why)  # Dynamo 1.6 sends the request to another worker only after this error
             case status if 400 <= status < 500:
                 raise InvalidArgument(why)
             case _:
@@ -229,13 +280,17 @@ def run(argv: list[str]) -> None:
     )
     server = _server_of(options)
     engine = Engine(options.spec.name, server, card.folder)
+    # Dynamo's handlers also call those of before. Python's own would break off the drain.
+    before = [(number, signal.signal(number, engine.end)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         uvloop.run(Worker(engine, config).run())
     except Exception:
-        if engine.failure is None:
+        if engine.failure is None and not engine.has_given_up:
             raise
     finally:
-        server.stop()
+        for number, handler in before:
+            signal.signal(number, handler)
+        server.stop(STOP_S)
     if engine.failure is not None:
         raise engine.failure
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
@@ -48,6 +50,11 @@ def parse(argv: Sequence[str]) -> Options:
         raise SettingsError(f"--url is {found.url} and --config is {found.config}; a server that runs has its settings: leave one out")
     if found.url is None and found.kv_events is not None:
         raise SettingsError(f"--kv-events is {found.kv_events} without --url; the worker's own server needs none: leave it out")
+    if found.url is not None:
+        _require_address(found.url)
+    key = os.environ.get(KEY_VARIABLE)
+    if key and not (key.isascii() and key.isprintable()):
+        raise SettingsError(f"{KEY_VARIABLE} cannot be sent in an HTTP header; expected a key in printable ASCII")
     entry, settings = _model_of(found.model, found.config)
     runtime = DynamoRuntimeConfig.from_cli_args(found)
     try:
@@ -56,7 +63,16 @@ def parse(argv: Sequence[str]) -> Options:
     except ValueError as error:
         raise SettingsError(str(error)) from error
     spec = model_entry(entry, "MODEL")
-    return Options(spec, entry, settings, found.url, found.kv_events, os.environ.get(KEY_VARIABLE), runtime, component, endpoint)
+    return Options(spec, entry, settings, found.url, found.kv_events, key, runtime, component, endpoint)
+
+
+def _require_address(url: str) -> None:
+    with suppress(ValueError):  # the port is not a number
+        parts = urlsplit(url)
+        is_plain = url.isascii() and url.isprintable() and " " not in url and not (parts.query or parts.fragment or parts.username)
+        if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return
+    raise SettingsError(f"--url is {url!r}; expected http://HOST:PORT")
 
 
 def _model_of(model: str | None, config: Path | None) -> tuple[str | dict[str, Any], Mapping[str, Any]]:

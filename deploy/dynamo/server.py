@@ -6,20 +6,23 @@ import asyncio
 import logging
 import os
 import secrets
-import urllib.request
-from collections.abc import Mapping
+import ssl
+import time
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from deploy.replicas.process import ServerProcess
 from deploy.settings import PREFIX
-from server.settings import is_loopback
 
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0  # longest time for an answer to a question of the worker
 READY_POLL_S = 0.1
+SAY_S = 30.0  # interval at which the log says why the server is not ready yet
+NOT_YET = (502, 503, 504)  # statuses of a server that is not ready yet, and of a proxy in front of it
 KEYS = ("api_keys", "api_key_file", "admin_keys", "admin_key_file")  # settings of a server that only the worker reaches
 
 
@@ -39,9 +42,13 @@ class Server(Protocol):
 
     def require(self) -> None: ...
 
-    def ask(self, path: str) -> bytes: ...
+    def require_answer(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def ask(self, path: str) -> bytes:
+        """Raise HTTPError, which is an OSError, if the server answers with an error."""
+        ...
+
+    def stop(self, within_s: float | None = None) -> None: ...
 
 
 class OwnServer(ServerProcess):
@@ -70,31 +77,61 @@ class FoundServer:
     def require(self) -> None:
         """A server that has ended does not answer."""
 
+    def require_answer(self) -> None:
+        self.ask("/health/live")
+
     def ask(self, path: str) -> bytes:
         return _ask(self.url + path, self.access_key)
 
-    def stop(self) -> None:
+    def stop(self, within_s: float | None = None) -> None:
         """Leave it running."""
 
 
-async def until_ready(server: Server) -> None:
-    """Raise ServerEnded if the server ends first."""
+class GivenUp(Exception):
+    """The worker must end before its server is ready."""
+
+
+async def until_ready(server: Server, must_end: Callable[[], bool] = lambda: False) -> None:
+    """Raise ServerEnded if the server ends first, OSError if waiting does not help, and GivenUp if the worker must end."""
     log.info("waiting for the server at %s", server.url)
+    said_s = time.monotonic()
     while True:
         server.require()
+        if must_end():
+            raise GivenUp(f"the server at {server.url} is not waited for any more")
         try:
             await asyncio.to_thread(server.ask, "/health/ready")
             return
-        except OSError:
-            await asyncio.sleep(READY_POLL_S)
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) or (isinstance(error, HTTPError) and error.code not in NOT_YET):
+                raise
+            if time.monotonic() - said_s >= SAY_S:
+                log.warning("the server at %s is not ready yet: %s", server.url, error)
+                said_s = time.monotonic()
+        await asyncio.sleep(READY_POLL_S)
+
+
+def _direct() -> OpenerDirector:
+    """Return an opener that ignores the proxies of the environment, as requests to the server do, and takes a redirect for an error:
+    another server must not get the key."""
+    opener = OpenerDirector()
+    for handler in (HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
+        opener.add_handler(handler)
+    return opener
+
+
+_opener = _direct()
 
 
 def _ask(url: str, key: str | None) -> bytes:
-    host = urlsplit(url).hostname or ""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if is_loopback(host) else None))
-    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+    request = Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
-        with opener.open(request, timeout=ASK_S) as answer:
+        with _opener.open(request, timeout=ASK_S) as answer:
             return answer.read()
     except HTTPException as error:
         raise OSError(f"the answer is broken off: {error!r}") from error
+    except HTTPError as error:
+        error.close()
+        raise
+    except URLError as error:
+        raise error.reason if isinstance(error.reason, OSError) else error from None

@@ -87,9 +87,10 @@ class ServerProcess:
         environment |= {f"{PREFIX}INGRESS_KEY": self.key}
         if num_threads is not None:
             environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
-        # its log is that of this process, which Ray keeps
+        # Its log is that of this process, which the engine of the fleet keeps.
         words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
-        self._process = subprocess.Popen(words, env=environment)
+        # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
+        self._process = subprocess.Popen(words, env=environment, process_group=0)
         self._is_silent = False
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -142,14 +143,19 @@ class ServerProcess:
         with self._opener.open(self.url + path, timeout=ASK_S) as answer:
             return answer.read()
 
-    def stop(self) -> None:
-        """Let running requests end, then stop the server. If that takes longer than the grace period of this process, Ray kills it, and the
-        kernel the server. A server that did not answer the last health check is killed at once: its requests wait for another one."""
+    def stop(self, within_s: float | None = None) -> None:
+        """Let running requests end, then stop the server. Kill it if that takes longer than `within_s`. Without this limit, the engine of
+        the fleet kills this process at the end of its grace period, and the kernel the server. A server that did not answer the last
+        health check is killed at once: its requests wait for another one."""
         if self._is_silent:
             self._process.kill()
         else:
             self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self.clean()
 
     def clean(self) -> None:

@@ -62,26 +62,28 @@ class Deployment:
 
     def start(self, command: Sequence[str], log: Path, more: dict[str, str]) -> subprocess.Popen[bytes]:
         with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=ROOT, env=self.environment | more, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=self.environment | more, stdout=output, stderr=subprocess.STDOUT, process_group=0
+            )
         self.started.callback(_end, process)
         return process
 
-    def num_workers(self, model: str) -> int:
-        """Return how many workers of a model the frontend knows."""
+    def num_workers(self) -> int:
+        """Return how many workers the frontend knows."""
         with suppress(httpx.HTTPError, ValueError):
             found = httpx.get(f"{self.url}/health", timeout=60, trust_env=False).json()
             return sum(one.get("endpoint") == "generate" for one in found.get("instances", ()))
         return 0
 
-    def wait_for(self, num: int, model: str = "demo") -> None:
+    def wait_for(self, num: int) -> None:
         """Wait until the frontend sends requests to so many workers."""
 
         def is_there() -> bool:
             for worker in self.workers:
                 assert worker.process.poll() is None or num < len(self.workers), worker.log.read_text()[-4000:]
-            return self.num_workers(model) == num and (num == 0 or model in self.models())
+            return self.num_workers() == num and (num == 0 or "demo" in self.models())
 
-        wait_until(is_there, lambda: f"{num} workers: {self.num_workers(model)}, {self.frontend_log.read_text()[-3000:]}")
+        wait_until(is_there, lambda: f"{num} workers: {self.num_workers()}, {self.frontend_log.read_text()[-3000:]}")
 
     def models(self) -> list[str]:
         with suppress(httpx.HTTPError, ValueError, KeyError):

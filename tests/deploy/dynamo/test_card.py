@@ -11,6 +11,7 @@ import pytest
 from deploy import demo
 from deploy.dynamo.card import write_card
 from server.interfaces import LoadError
+from server.settings import SettingsError
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
 
@@ -43,6 +44,13 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     config = json.loads((card.folder / "config.json").read_text())
     assert config.keys() == {"model_type", "architectures", "eos_token_id"}  # as after a GGUF file
     assert config["eos_token_id"] == (ends if isinstance(ends, list) else [ends])
+
+
+def test_workers_need_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers whose files have different paths are workers of different models for Dynamo."""
+    monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
+    with pytest.raises(SettingsError, match=r"^RELAXSERVE_NO_CACHE is set; .*: unset it$"):
+        write_card("demo")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -51,6 +51,29 @@ def test_a_wrong_option_is_named(words: list[str], why: str) -> None:
         parse(words)
 
 
+@pytest.mark.parametrize("url", ["http://host", "https://host:8443/llm", "http://[::1]:8000/"])
+def test_addresses_of_servers(url: str) -> None:
+    assert parse(["demo", "--url", url]).url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "host:8000", "localhost", "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host:0", "http://[::1"]
+    + ["http://ho st", "http://host/\n", "http://höst", "http://user@host", "http://host?key=1", "http://host#top"],
+)
+def test_an_address_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(SettingsError) as found:
+        parse(["demo", "--url", url])
+    assert str(found.value) == f"--url is {url!r}; expected http://HOST:PORT"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "line\nbreak"])
+def test_a_key_that_cannot_be_sent_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAXSERVE_KEY", key)
+    with pytest.raises(SettingsError, match="RELAXSERVE_KEY cannot be sent in an HTTP header; expected a key in printable ASCII"):
+        parse(["demo", "--url", "http://host"])
+
+
 @pytest.mark.parametrize(("text", "words"), [("models: [demo]", ["demo"]), ("models: [demo, demo=b]", []), ("max_body_bytes: 5000", [])])
 def test_a_worker_has_one_model(text: str, words: list[str], tmp_path: Path) -> None:
     (config := tmp_path / "relaxserve.yaml").write_text(text)

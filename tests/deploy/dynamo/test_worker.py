@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ pytest.importorskip("dynamo.llm", reason="needs Dynamo (the extra dynamo)")
 
 from tests.conftest import serving_demo
 from tests.deploy.dynamo.deployment import Deployment, Worker, running_dynamo, wait_until  # starts Dynamo
+from tests.process_states import is_running
 
 pytestmark = pytest.mark.xdist_group("dynamo")
 
@@ -45,10 +47,12 @@ def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
 
 
 async def texts(url: str, num: int, begun: asyncio.Event | None = None) -> list[str]:
-    """Stream long answers at once, half of them drawn and half of them greedy. Return their texts."""
+    """Stream long answers at once, half of them drawn and half of them greedy. Half of each must not end early, the others not before
+    `min_tokens`. Return their texts."""
 
     async def one(client: httpx.AsyncClient, number: int) -> str:
-        body = {**LONG, "stream": True, "seed": number, "temperature": number % 2}
+        length = {"ignore_eos": False, "min_tokens": LONG["max_tokens"] - 100} if number % 4 < 2 else {}
+        body = {**LONG, **length, "stream": True, "seed": number, "temperature": number % 2}
         text = ""
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
@@ -140,28 +144,37 @@ def test_a_client_that_leaves_stops_its_worker(deployment: Deployment, client: o
     wait_until(lambda: not any(worker.num_running() for worker in deployment.workers), lambda: "the worker computes on")
 
 
-@pytest.mark.parametrize("part", ["worker", "server"])
-def test_a_worker_that_dies_is_not_missed(deployment: Deployment, part: str) -> None:
-    """Dynamo continues its streams on the other worker, with the bytes of undisturbed ones. A worker ends with its server."""
+@pytest.mark.parametrize(
+    ("part", "blow", "why"),
+    [
+        ("worker", signal.SIGKILL, ""),
+        ("server", signal.SIGKILL, "the server ended with status -9"),
+        ("server", signal.SIGSTOP, "timed out"),
+    ],
+)
+def test_a_worker_that_dies_is_not_missed(deployment: Deployment, part: str, blow: signal.Signals, why: str) -> None:
+    """Dynamo continues its streams on the other worker, with the bytes of undisturbed ones. A worker ends with its server, also with one
+    that hangs."""
     undisturbed = asyncio.run(texts(deployment.url, NUM_STREAMS))
     assert len({*undisturbed}) > NUM_STREAMS // 2
 
-    async def disturbed() -> tuple[list[str], Worker, str]:
+    async def disturbed() -> tuple[list[str], Worker, tuple[int, str]]:
         begun = asyncio.Event()
         running = asyncio.create_task(texts(deployment.url, NUM_STREAMS, begun))
         await begun.wait()
         struck = next(worker for worker in deployment.workers if worker.num_running())
         found = struck.server()
         assert found is not None
-        os.kill(struck.process.pid if part == "worker" else found[0], signal.SIGKILL)
+        os.kill(struck.process.pid if part == "worker" else found[0], blow)
         assert not running.done(), "the streams had ended before the blow"
-        return await running, struck, found[1]
+        return await running, struck, found
 
-    found, struck, url = asyncio.run(disturbed())
+    found, struck, (pid, url) = asyncio.run(disturbed())
     assert found == undisturbed
     assert struck.process.wait(TIMEOUT_S) == (-signal.SIGKILL if part == "worker" else 1)
     if part == "server":
-        assert f"error: the server at {url} is lost: the server ended with status -9" in struck.log.read_text()
+        assert f"error: the server at {url} is lost: {why}" in struck.log.read_text()
+        assert not is_running(pid)
     deployment.workers.remove(struck)
     deployment.wait_for(1)
     deployment.add_worker("demo")
@@ -169,13 +182,14 @@ def test_a_worker_that_dies_is_not_missed(deployment: Deployment, part: str) -> 
 
 
 def test_a_worker_that_ends_lets_its_streams_end(deployment: Deployment) -> None:
+    """A terminal sends SIGINT to all processes of a group."""
     undisturbed = asyncio.run(texts(deployment.url, NUM_STREAMS))
 
     async def drained() -> list[str]:
         begun = asyncio.Event()
         running = asyncio.create_task(texts(deployment.url, NUM_STREAMS, begun))
         await begun.wait()
-        os.kill(deployment.workers[0].process.pid, signal.SIGTERM)
+        os.killpg(deployment.workers[0].process.pid, signal.SIGINT)
         return await running
 
     assert asyncio.run(drained()) == undisturbed
@@ -196,6 +210,18 @@ def test_a_server_that_runs_already(deployment: Deployment, client: openai.OpenA
         assert worker.process.wait(TIMEOUT_S) == 0, worker.log.read_text()[-3000:]
         deployment.workers.remove(worker)
         assert httpx.get(f"{server.url}/health/ready", timeout=TIMEOUT_S, trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_waits_for_its_server_can_be_ended(deployment: Deployment, number: signal.Signals) -> None:
+    with socket.socket() as absent:
+        absent.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{absent.getsockname()[1]}"
+        worker = deployment.add_worker("demo", "--url", url)
+        deployment.workers.remove(worker)
+        wait_until(lambda: f"waiting for the server at {url}" in worker.log.read_text(), worker.log.read_text)
+        os.killpg(worker.process.pid, number)
+        assert worker.process.wait(TIMEOUT_S) == 0, worker.log.read_text()[-3000:]
 
 
 def test_a_worker_whose_server_lacks_the_model_says_so(deployment: Deployment, cache_folder: Path) -> None:

@@ -130,6 +130,21 @@ def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
     assert server.has_ended
 
 
+def test_a_server_that_takes_no_signal_is_killed_after_a_time() -> None:
+    server = ServerProcess(["demo"], {}, address="127.0.0.1")
+    os.kill(server.pid, signal.SIGSTOP)
+    server.stop(0.1)
+    assert server.has_ended
+
+
+def test_a_server_takes_no_signals_for_the_group_of_its_owner() -> None:
+    server = ServerProcess(["demo"], {}, address="127.0.0.1")
+    try:
+        assert os.getpgid(server.pid) == server.pid
+    finally:
+        server.stop()
+
+
 def test_a_killed_server_is_noticed() -> None:
     server = ServerProcess(["demo"], {}, address="127.0.0.1")
     os.kill(server.pid, signal.SIGKILL)
