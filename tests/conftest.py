@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests.sources import COMPILER  # first: it reads the compiler's files, which may change while the tests are collected
+
+# isort: split
 import ctypes
 import gc
 import os
@@ -29,6 +32,7 @@ from tests.kept_code import kept_modules, pytest_runtest_setup
 from tests.kept_programs import kept_programs
 from tests.screens import pytest_runtest_protocol, pytest_terminal_summary
 
+assert COMPILER  # tests/kept_code.py compares with it
 __all__ = [
     "chromium",
     "page",
@@ -123,9 +127,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(_group_of(item), len(LONGEST)))
 
 
-# Modules and collected tests live until the end of the run. Scanning them again and again for garbage would take half of the time in which
-# they are imported and collected.
-gc.disable()
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Modules and collected tests live until the end of the run. Scanning them again and again for garbage would take half of the time in
+    which they are imported and collected."""
+    gc.disable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,8 @@ function shown(role, text) {
   return message;
 }
 
-async function answer(client) {
+/** Show the answer to the messages. Return false if there is none, because of a fault. */
+async function answered(client) {
   const message = shown('assistant', ''), began = performance.now();
   let count = 0, failed = false;
   const onProgress = ({ crops, all }) => { status.textContent = `Looking: ${crops} of ${all} parts of images …`; };
@@ -37,11 +38,13 @@ async function answer(client) {
     failed = error.name !== 'AbortError';
     status.textContent = failed ? error.message : 'Stopped.';
   }
-  if (failed && message.textContent === '') messages.pop();   // so that the next question does not fail for the same reason
-  else messages.push({ role: 'assistant', content: message.textContent });
   stop.hidden = true;
   send.disabled = false;
   abort = null;
+  const has = !failed || message.textContent !== '';
+  if (has) messages.push({ role: 'assistant', content: message.textContent });
+  else message.remove();
+  return has;
 }
 
 /** Load the model, with the API key that the console stored in this tab. If the key is missing or wrong, the page asks for a key. */
@@ -80,7 +83,7 @@ function ready(client) {
 }
 
 function converse(client) {
-  const take = look(client.model, { part });
+  const { take, giveBack } = look(client.model, { part });
   prompt.disabled = send.disabled = false;
   prompt.focus();
   part('form').addEventListener('submit', async (event) => {
@@ -92,10 +95,15 @@ function converse(client) {
     if (text === '' && images.length === 0) return;
     const parts = images.map((image) => image.part);
     messages.push({ role: 'user', content: parts.length === 0 ? text : [...parts, ...(text === '' ? [] : [{ type: 'text', text }])] });
-    shown('user', text).prepend(...images.map(({ picture }) => picture));
+    const question = shown('user', text);
+    question.prepend(...images.map(({ picture }) => picture));
     prompt.value = '';
     if (parts.length > 0) status.textContent = 'Reading images …';
-    answer(client);
+    if (await answered(client)) return;
+    messages.pop();   // so that the next question does not fail for the same reason
+    question.remove();
+    prompt.value = [text, prompt.value].filter((part) => part !== '').join('\n');
+    giveBack(images);
   });
   prompt.addEventListener('keydown', (event) => {
     if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {

@@ -1,7 +1,10 @@
 // Images as vision models see them: decoded into RGB, scaled, and cut into crops. server/images describes this, and gives the same bytes from
 // the same pixels.
 
+import { declaredSize } from './sizes.mjs';
+
 export const MOST_PIXELS = 40_000_000;   // of an image, as the server's max_image_pixels
+const MOST_LENGTH = 65_535;              // of an edge: the weights of its pixels take memory, and canvases are no longer
 const STRIP = 2 ** 22;                   // about so many pixels are read from a canvas at a time
 const MOST_EDGE = 4096;                  // of an image before its edges become multiples of a crop's edge
 const LOBES = 3, PRECISION = 22;         // of Lanczos's filter; bits of its weights, as in Pillow
@@ -21,14 +24,17 @@ export async function pixelsOf(given) {
   return { width, height, pixels: onWhite(data, new Uint8Array(COLOURS * width * height)) };
 }
 
-/** Decode a file upright, without changes for the colours of a screen. The bitmap has to be closed. */
+/** Decode a file upright, without changes for the colours of a screen, if it declares a size that is allowed. The bitmap has to be closed. */
 export async function bitmapOf(file) {
   if (!globalThis.createImageBitmap) throw new ImageFault('nothing can decode files here; expected an ImageData: {width, height, data}');
+  const size = declaredSize(new Uint8Array(await file.arrayBuffer()));
+  if (size === null) throw new ImageFault('its beginning declares no size; expected a PNG, JPEG, WebP or GIF file');
+  requireSize(size.width, size.height);
   let bitmap;
   try {
     bitmap = await createImageBitmap(file, { colorSpaceConversion: 'none', premultiplyAlpha: 'none' });
   } catch {
-    throw new ImageFault('this browser cannot decode it; expected PNG, JPEG, WebP or GIF');
+    throw new ImageFault('this browser cannot decode it; expected a PNG, JPEG, WebP or GIF file');
   }
   try {
     requireSize(bitmap.width, bitmap.height);
@@ -61,6 +67,7 @@ async function decoded(file) {
 
 function requireSize(width, height) {
   if (!(width >= 1 && height >= 1)) throw new ImageFault(`it has ${width} x ${height} pixels; expected at least one`);
+  if (Math.max(width, height) > MOST_LENGTH) throw new ImageFault(`it has ${width} x ${height} pixels; expected edges of at most ${MOST_LENGTH}: make it shorter`);
   if (width * height > MOST_PIXELS) throw new ImageFault(`it has ${width} x ${height} pixels; expected at most ${MOST_PIXELS}: make it smaller`);
 }
 

@@ -5,32 +5,44 @@ import { release } from './listen.mjs';
 
 const SHOWN = 96;   // pixels of the longer edge of an image on the page
 
-/** Return a function that takes the images that were chosen so far: [{part, picture}], with the part of a message and a small picture. */
+/**
+ * Return two functions: `take` removes the images that were chosen so far and returns them as [{part, picture, ...}], with the part of a
+ * message and a small picture; `giveBack` adds images that were taken.
+ */
 export function look({ name: model, vision }, { part }) {
   const [seeing, chosen, input, camera, viewer, video, shoot, status] = ['seeing', 'chosen', 'image', 'camera', 'viewer', 'video', 'shoot', 'status'].map(part), low = part('low');
   const images = [];
   let adding = Promise.resolve(), stream = null;
 
+  /** Add images [file, name]; a file may be a promise. */
   function add(files) {
     for (const [file, name] of files) adding = adding.then(() => added(file, name));
   }
 
-  async function added(file, name) {
+  /** Add an image. The page keeps its bytes, because a file on the disk may change before the next turn reads it again. */
+  async function added(given, name) {
     try {
       if (vision === null) throw new Error(`${model} reads no images in the browser; export a model of the family SmolVLM`);
-      const image = { file, picture: await pictureOf(file) }, remove = document.createElement('button');
-      remove.type = 'button';
-      remove.title = `Remove ${name}`;
-      remove.append(image.picture);
-      remove.addEventListener('click', () => {
-        images.splice(images.indexOf(image), 1);
-        remove.remove();
-      });
-      images.push(image);
-      chosen.append(remove);
+      const found = await given;
+      if (found === null) throw new Error('the camera gave no picture');
+      const file = new Blob([await found.arrayBuffer()], { type: found.type });
+      show({ name, file, picture: await pictureOf(file) });
     } catch (error) {
       status.textContent = `${name} cannot be used: ${error.message}`;
     }
+  }
+
+  function show(image) {
+    const remove = document.createElement('button');
+    remove.type = 'button';
+    remove.title = `Remove ${image.name}`;
+    remove.append(image.picture);
+    remove.addEventListener('click', () => {
+      images.splice(images.indexOf(image), 1);
+      remove.remove();
+    });
+    images.push(image);
+    chosen.append(remove);
   }
 
   async function open() {
@@ -61,7 +73,7 @@ export function look({ name: model, vision }, { part }) {
     [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
     canvas.getContext('2d').drawImage(video, 0, 0);
     close();
-    canvas.toBlob((file) => add([[file, 'Picture']]), 'image/png');
+    add([[new Promise((made) => canvas.toBlob(made, 'image/png')), 'Picture']]);
   }
 
   const given = (files) => add([...files].map((file) => [file, file.name]));
@@ -72,24 +84,32 @@ export function look({ name: model, vision }, { part }) {
     input.value = '';
   });
   document.addEventListener('paste', (event) => {
-    if (event.clipboardData.files.length === 0) return;
+    const { files, types } = event.clipboardData;
+    if (files.length === 0 || types.includes('text/plain')) return;   // some programs copy text with a picture of it
     event.preventDefault();
-    given(event.clipboardData.files);
+    given(files);
   });
-  document.addEventListener('dragover', (event) => event.preventDefault());
+  document.addEventListener('dragover', (event) => {
+    if (hasFiles(event)) event.preventDefault();
+  });
   document.addEventListener('drop', (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     given(event.dataTransfer.files);
   });
   seeing.hidden = vision === null;
 
-  return async () => {
+  async function take() {
     await adding;
     chosen.replaceChildren();
     const detail = low.checked ? 'low' : 'auto';
-    return images.splice(0).map(({ file, picture }) => ({ part: { type: 'image_url', image_url: { url: file, detail } }, picture }));
-  };
+    return images.splice(0).map((image) => ({ ...image, part: { type: 'image_url', image_url: { url: image.file, detail } } }));
+  }
+
+  return { take, giveBack: (taken) => taken.forEach(show) };
 }
+
+const hasFiles = ({ dataTransfer }) => dataTransfer.types.includes('Files');
 
 /** Return a small picture of an image. Throw for a file that cannot be read. */
 async function pictureOf(file) {

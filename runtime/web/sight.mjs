@@ -4,13 +4,14 @@ import { ImageFault, cropsOf, pixelsOf } from './images.mjs';
 import { imagesIn } from './messages.mjs';
 import { RequestError } from './request.mjs';
 
-const KEPT_BYTES = 64 * 2 ** 20;   // of crops and their rows that are kept for later turns
+const KEPT_BYTES = 64 * 2 ** 20;
 const ADDRESS = /^data:[^,]*;base64,/;
 
 export class Sight {
   #kept = new Map();   // image by digest, least recently used first
 
-  constructor({ vision, max_context }) { Object.assign(this, { vision, most: max_context }); }
+  /** `keptBytes`: about how many bytes of crops and their rows are kept for later turns. */
+  constructor({ vision, max_context }, keptBytes = KEPT_BYTES) { Object.assign(this, { vision, most: max_context, keptBytes }); }
 
   /** Return the images of messages, in order. A crop is {key, pixels, vectors}: crops with equal keys are equal, and have either pixels or vectors. `pause` may throw to end the work. */
   async pictures(messages, pause) {
@@ -25,13 +26,13 @@ export class Sight {
   }
 
   async #picture(image, detail, where, pause) {
-    const file = fileOf(image, where), isLow = detail === 'low', key = `${await digestOf(file)} ${isLow}`;
+    const file = fileOf(image, where), isLow = detail === 'low', key = `${await digestOf(file, where)} ${isLow}`;
     const picture = this.#kept.get(key) ?? await this.#cut(file, isLow, key, where, pause);
     this.#kept.delete(key);
     this.#kept.set(key, picture);
     let size = [...this.#kept.values()].reduce((total, one) => total + sizeOf(one), 0);
     for (const [oldest, one] of this.#kept) {
-      if (size <= KEPT_BYTES || oldest === key) break;
+      if (size <= this.keptBytes || oldest === key) break;
       this.#kept.delete(oldest);
       size -= sizeOf(one);
     }
@@ -92,8 +93,17 @@ function fileOf(image, where) {
   }
 }
 
-async function digestOf(file) {
-  const bytes = file instanceof Blob ? await file.arrayBuffer() : file.data, digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
+async function digestOf(file, where) {
+  const bytes = file instanceof Blob ? await bytesOf(file, where) : file.data, digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
   const text = Array.from(digest, (byte) => byte.toString(16).padStart(2, '0')).join('');
   return file instanceof Blob ? text : `${text} ${file.width}`;
+}
+
+/** Return the bytes of a Blob. That of a file on a disk cannot be read after the file has changed. */
+async function bytesOf(blob, where) {
+  try {
+    return await blob.arrayBuffer();
+  } catch (error) {
+    throw new RequestError(where, `${where} is a file that cannot be read (${error.message}); give its bytes, as in new Blob([await file.arrayBuffer()])`);
+  }
 }

@@ -104,10 +104,24 @@ def _opened(data: bytes, most_pixels: int) -> Image:
 def _opaque(image: Image) -> Image:
     from PIL import Image as images
 
+    if image.mode.startswith("I;16"):
+        image = _of_bytes(image)
     if not image.has_transparency_data:
         return image.convert("RGB")
     colours = image.convert("RGBA")
     return images.alpha_composite(images.new("RGBA", colours.size, "white"), colours).convert("RGB")
+
+
+def _of_bytes(image: Image) -> Image:
+    """Return a grey image of 16 bits in 8 bits. Take the higher byte, as browsers do, and as Pillow does for colours."""
+    from PIL import ImageMath
+
+    wide = image.convert("I")
+    grey, transparent = wide.point(lambda value: value * (1 / 256)).convert("L"), image.info.get("transparency")
+    grey.info.pop("transparency", None)
+    if transparent is not None:
+        grey.putalpha(ImageMath.lambda_eval(lambda args: args["convert"]((args["wide"] != transparent) * 255, "L"), wide=wide))
+    return grey
 
 
 def _example(format: str) -> bytes:

@@ -80,8 +80,7 @@ def test_in_a_batch_shuffled_and_from_a_warm_cache(rig, submits, alone) -> None:
     check_in_a_batch(rig(), submits, alone)
 
 
-@pytest.mark.covering("model", "chunk", together=1)
-@pytest.mark.parametrize("chunk", [16, 64, 512])
+@pytest.mark.parametrize("chunk", [16, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 512))])
 def test_in_chunks(rig, submits, alone, chunk) -> None:
     check_in_chunks(rig, submits, alone, chunk)
 

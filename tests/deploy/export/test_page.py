@@ -178,6 +178,29 @@ def test_a_page_without_vision_names_itself(page: Page, served: tuple[str, list[
     assert page.js("document.getElementById('seeing').hidden")
 
 
+UNTOUCHED = """(() => {
+  const given = (...items) => {
+    const data = new DataTransfer();
+    for (const item of items) data.items.add(...item);
+    return data;
+  };
+  const text = ['some text', 'text/plain'], file = [new File(['x'], 'a.png', { type: 'image/png' })];
+  const isLeft = (event) => document.getElementById('prompt').dispatchEvent(event);   // to the browser
+  const paste = (...items) => isLeft(new ClipboardEvent('paste', { clipboardData: given(...items), bubbles: true, cancelable: true }));
+  const drag = (kind, ...items) => isLeft(new DragEvent(kind, { dataTransfer: given(...items), bubbles: true, cancelable: true }));
+  const left = [paste(text), paste(text, file), drag('dragover', text), drag('drop', text)];
+  return [left, [paste(file), drag('dragover', file), drag('drop', file)]];
+})()"""
+
+
+def test_text_that_is_pasted_or_dragged_is_left_to_the_browser(page: Page, served: tuple[str, list[str]]) -> None:
+    """So is text that is pasted with a picture of it."""
+    address, _ = served
+    page.open(f"{address}/chat.html")
+    page.see("Ready, wasm-relaxed", "#status")
+    assert page.js(UNTOUCHED) == [[True] * 4, [False] * 3]
+
+
 def test_the_bench_measures_an_export_in_chromium(chromium: Chromium, site: Path, tmp_path: Path) -> None:
     """The benchmark measures the time to the first token with cached weights: reloading the page does not download the weights again."""
     shutil.copytree(site, tmp_path / DEMO)

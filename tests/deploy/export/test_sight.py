@@ -95,6 +95,7 @@ def test_images_become_the_crops_of_the_server() -> None:
     images = [*map(drawn, range(40)), *(image(*size, seed=5).convert("RGBA") for size in sizes)]
     sizes_of_crops = ((48, 144), (16, 40), (64, 256))
     cases = [(one, *sizes_of_crops[number % 3]) for number, one in enumerate(images)]
+    cases += [(image(*size, seed=6).convert("RGBA"), 512, 5000) for size in ((300, 7), (7, 300), (40, 1))]  # the edge is limited to 4096
     given = [[*one.size, longest, edge, in_text(one.tobytes())] for one, edge, longest in cases]
     for (one, edge, longest), (rows, columns, crops) in zip(
         cases, json.loads(in_node("crops.mjs", RUNTIME, json.dumps(given))), strict=True
@@ -224,6 +225,50 @@ def test_a_stream_has_the_same_text_and_can_be_aborted(site: Path) -> None:
     texts = ["".join(event["choices"][0]["delta"].get("content") or "" for event in events) for events in (first, again)]
     assert texts == [whole["choices"][0]["message"]["content"]] * 2 != ["", ""]
     assert aborted[-1]["error"]["name"] == "AbortError"
+
+
+@pytest.mark.parametrize("at", [{"crop": 0}, {"crop": 3}, {"part": 0}, {"part": 5}], ids=str)
+def test_an_abort_before_the_first_token_leaves_nothing_behind(site: Path, at: dict[str, int]) -> None:
+    """A request that is aborted while crops are encoded, or between parts of its prompt, changes no later answer."""
+    body = {"messages": CONVERSATIONS["two images"], **OPTIONS}
+    other = {"messages": CONVERSATIONS["two turns"], **OPTIONS}
+    requests = [{"body": body}, {"body": other}, {"body": body, "abortAt": at}, {"body": body}, {"body": other}]
+    if "crop" in at:  # in a process of its own, which has seen none of the images
+        requests = requests[2:]
+    given = "".join(json.dumps({"method": "chat", "size": 7, **request}) + "\n" for request in requests)
+    *before, [aborted], [again], [last] = (json.loads(line) for line in in_node("engine.mjs", site, given).splitlines())
+    assert aborted["error"]["name"] == "AbortError"
+    expected = [whole for [whole] in before or asked(site, body, other)]
+    assert [again["choices"], last["choices"]] == [whole["choices"] for whole in expected]
+
+
+KEPT = """
+import { pathToFileURL } from 'node:url';
+const [runtime] = process.argv.slice(1), { Sight } = await import(pathToFileURL(`${runtime}/sight.mjs`));
+const vision = { crop_size: 16, num_tokens: 1, fit: { longest_edge: 64, splits: true } };
+const sight = new Sight({ vision, max_context: 9 }, 2 * 3 * 16 * 16);   // two images of one crop
+const image = (shade) => ({ width: 5, height: 5, data: new Uint8ClampedArray(100).fill(shade) });
+const pictureOf = async (url) => {
+  const content = [{ type: 'image_url', image_url: { url, detail: 'low' } }];
+  return (await sight.pictures([{ role: 'user', content }], () => {}))[0];
+};
+const first = [await pictureOf(image(1)), await pictureOf(image(2))];
+const told = [await pictureOf(image(1)) === first[0]];
+await pictureOf(image(3));
+told.push(await pictureOf(image(1)) === first[0], await pictureOf(image(2)) === first[1]);
+const changed = new Blob(['x']);
+changed.arrayBuffer = async () => { throw new DOMException('the file has changed', 'NotReadableError'); };
+const { name, param, message } = await pictureOf(changed).catch((error) => error);
+console.log(JSON.stringify({ told, name, param, message }));
+"""
+
+
+def test_images_that_were_used_least_recently_are_cut_again_and_unreadable_files_are_named() -> None:
+    found = json.loads(run_node(KEPT, RUNTIME))
+    assert found["told"] == [True, True, False]
+    where = "messages[0].content[0].image_url.url"
+    assert found["param"] == where and found["name"] == "RequestError"
+    assert f"{where} is a file that cannot be read (the file has changed); give its bytes" in found["message"]
 
 
 @pytest.mark.parametrize(
@@ -403,7 +448,9 @@ def test_the_page_names_images_that_it_cannot_use(page: Page, site: Path) -> Non
         page.open(f"{address}/chat.html")
         page.see("Ready, wasm-relaxed", "#status")
         give(page, "drop", b"no image", "notes.png")
-        page.see("notes.png cannot be used: this browser cannot decode it; expected PNG, JPEG, WebP or GIF", "#status")
+        page.see("notes.png cannot be used: its beginning declares no size; expected a PNG, JPEG, WebP or GIF file", "#status")
+        give(page, "drop", encoded(ODD[0])[:60], "half.png")
+        page.see("half.png cannot be used: this browser cannot decode it; expected a PNG, JPEG, WebP or GIF file", "#status")
         give(page, "paste", encoded(line), "line.png")
         page.see("line.png cannot be used: it has 40001 x 1000 pixels; expected at most 40000000", "#status")
         for _ in range(15):
@@ -411,9 +458,71 @@ def test_the_page_names_images_that_it_cannot_use(page: Page, site: Path) -> Non
         chosen(page, 15)
         page.click("#send")
         page.see("the images up to messages[0].content[14] alone have", "#status")
+        assert page.js("document.querySelectorAll('.message').length") == 0
+        chosen(page, 15)
+        page.js("for (const remove of document.querySelectorAll('#chosen button')) remove.click()")
         page.fill("#prompt", "Hello!")
         page.click("#send")
         page.see("per second", "#status")
+
+
+def test_a_question_that_fails_can_be_sent_again(page: Page, site: Path) -> None:
+    """Its text and its images return to the form, and its bubbles go. What the page shows is what the model gets with the next question."""
+    [[expected]] = asked(site, {"messages": [user(shown(ODD[0]), text("Look!"))]})
+    with serving(site) as (address, _):
+        page.open(f"{address}/chat.html")
+        page.see("Ready, wasm-relaxed", "#status")
+        give(page, "file", encoded(ODD[0]))
+        give(page, "file", encoded(ODD[1]), "b.png")
+        chosen(page, 2)
+        page.fill("#prompt", "an <image>")
+        page.click("#send")
+        page.see('has the text "<image>"', "#status")
+        chosen(page, 2)
+        assert page.js("document.querySelectorAll('.message').length") == 0
+        assert page.js("document.getElementById('prompt').value") == "an <image>"
+        page.click("[title='Remove b.png']")
+        chosen(page, 1)
+        page.fill("#prompt", "Look!")
+        page.click("#send")
+        page.see("per second", "#status")
+        assert page.js("document.querySelector('.assistant').textContent") == expected["choices"][0]["message"]["content"]
+        assert page.js("document.querySelectorAll('.user canvas').length") == 1
+
+
+def test_a_file_may_change_after_it_was_chosen(page: Page, site: Path, tmp_path: Path) -> None:
+    """Each turn reads the image as it was when it was chosen."""
+    turns = [user(shown(ODD[0]), text("Look!"))]
+    [[first]] = asked(site, {"messages": turns})
+    turns += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}, {"role": "user", "content": "And?"}]
+    [[second]] = asked(site, {"messages": turns})
+    file = tmp_path / "a.png"
+    file.write_bytes(encoded(ODD[0]))
+    with serving(site) as (address, _):
+        page.open(f"{address}/chat.html")
+        page.see("Ready, wasm-relaxed", "#status")
+        field = page.call("Runtime.evaluate", expression="document.getElementById('image')")["result"]["objectId"]
+        page.call("DOM.setFileInputFiles", files=[str(file)], objectId=field)
+        chosen(page, 1)
+        for number, (words, whole) in enumerate((("Look!", first), ("And?", second))):
+            file.write_bytes(encoded(ODD[2 + number]))
+            page.fill("#prompt", words)
+            page.click("#send")
+            page.wait(f"document.querySelectorAll('.assistant').length === {number + 1} && document.getElementById('stop').hidden")
+            assert page.text("#status").endswith("wasm-relaxed"), page.text("#status")
+            assert page.js(f"document.querySelectorAll('.assistant')[{number}].textContent") == whole["choices"][0]["message"]["content"]
+
+
+def test_a_picture_that_is_taken_just_before_a_message_goes_with_it(page: Page, site: Path) -> None:
+    with serving(site) as (address, _):
+        page.open(f"{address}/chat.html")
+        page.see("Ready, wasm-relaxed", "#status")
+        page.click("#camera")
+        page.see("Close camera", "#camera")
+        page.js("document.getElementById('shoot').click(), document.getElementById('send').click()")
+        page.see("per second", "#status")
+        assert page.js("document.querySelectorAll('.user canvas').length") == 1
+        chosen(page, 0)
 
 
 PIXELS = """(async () => {
@@ -424,13 +533,16 @@ PIXELS = """(async () => {
 
 
 def test_files_without_loss_have_the_pixels_of_the_server(page: Page, site: Path) -> None:
-    """PNG files with colours, grey, a palette, transparent places and a turned picture, and WebP and GIF files without loss, have the same
-    bytes."""
+    """PNG files with colours, grey in 8 and in 16 bits, a palette, transparent places and a turned picture, and WebP and GIF files without
+    loss, have the same bytes."""
     colours, glass = image(61, 47, 7), image(61, 47, 8).convert("RGBA")
     glass.putalpha(Image.fromarray(np.random.default_rng(0).integers(0, 256, (47, 61), dtype=np.uint8)))
     turned = Image.Exif()
     turned[0x0112] = 6  # the picture has to be turned to the right
+    values = np.random.default_rng(1).integers(0, 65_536, (97, 101), dtype=np.uint16)
     files = [
+        encoded(Image.fromarray(values)),
+        encoded(Image.fromarray(values), transparency=int(values[3, 5])),
         encoded(colours),
         encoded(glass),
         encoded(colours.convert("L")),

@@ -16,6 +16,7 @@ from runtime.fits import Free, Tiles
 from server.errors import ApiError
 from server.images.cutting import Plan
 from server.images.decoder import ImageDecoder, Picture
+from server.images.decoding import _opened
 from tests.server.images.files import FORMATS, NOWHERE, data_url, encoded, image
 
 PLAN = Plan(16, 1, Tiles(longest_edge=32), filter=1)
@@ -60,12 +61,23 @@ def whole(picture: Picture) -> np.ndarray:
 def test_transparent_places_are_white(decoder: ImageDecoder) -> None:
     for mode, colour in (("RGBA", (200, 0, 0, 0)), ("LA", (9, 0))):
         assert (whole(decoded(decoder, data_url(encoded(Image.new(mode, (20, 20), colour))))) == 255).all()
+    assert (whole(decoded(decoder, data_url(encoded(Image.new("I;16", (20, 20), 300), transparency=300)))) == 255).all()
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("1", 255), ("L", 255), ("P", 0), ("I;16", 255)])
 def test_images_of_other_modes(decoder: ImageDecoder, mode: str, expected: int) -> None:
     given = Image.new(mode, (20, 20), 65535 if mode == "I;16" else 255 if mode != "P" else 0)
     assert (whole(decoded(decoder, data_url(encoded(given)))) == expected).all()
+
+
+@pytest.mark.parametrize("transparent", [None, 300])
+def test_of_16_bits_the_higher_byte_counts(transparent: int | None) -> None:
+    """A colour is transparent only if all of its bits are those of the transparent one."""
+    values = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
+    options = {} if transparent is None else {"transparency": transparent}
+    found = np.asarray(_opened(encoded(Image.fromarray(values), **options), MOST))
+    expected = np.where(values == transparent, 255, values >> 8)
+    np.testing.assert_array_equal(found, np.repeat(expected[..., None], 3, axis=2))
 
 
 def test_the_first_frame_counts(decoder: ImageDecoder) -> None:
