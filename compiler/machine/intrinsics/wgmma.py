@@ -22,7 +22,7 @@ In order of reading:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import ClassVar
@@ -84,6 +84,11 @@ class Wgmma(BlockProduct):
     fold: int = 1  # number of steps whose operands a stage holds
     turns: int = 0  # number of groups of a stage that each taker of turns sums, if there are takers
     at_once: int = 4  # number of instructions along k that start together, if weights are converted
+
+    def problems(self) -> Iterator[str]:
+        yield from BlockProduct.problems(self)
+        if self.is_thin and not (self.rows == EIGHT and self.turns):
+            yield f"columns are {THIN}, expected a multiple of {NARROW}, or {EIGHT} rows whose groups are summed in turns"
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         kinds = self.sums * (2 if in_groups else 1)
