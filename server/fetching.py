@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 from urllib.parse import SplitResult, urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 import h11
 
@@ -28,7 +29,7 @@ SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 3
 AT_ONCE = 8  # fetches at a time, each of which holds one file
-AT_ONCE_OF_ENTRY = 4  # and from hosts of one entry, so that a slow host holds up no fetch from others
+AT_ONCE_OF_HOST = 4  # and from one host, so that a slow host holds up no fetch from others
 PIECE_BYTES = 1 << 12  # bytes parsed at a time: a host may send them as a thousand chunks, each of which takes time
 MAX_HEADER_BYTES = 1 << 16
 PRIVATE = "private+"  # before a host on a private network
@@ -80,7 +81,7 @@ class Fetcher:
         self._most_bytes = most_bytes
         self._patience_s = patience_s
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._turns_of = {entry: asyncio.Semaphore(AT_ONCE_OF_ENTRY) for entry in self._allowed}
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by host, while it is fetched from
         # A slow name server holds up these threads, and not those of other work.
         self._resolvers = ThreadPoolExecutor(AT_ONCE, "resolve") if hosts else None
         self._context: ssl.SSLContext | None = None  # made once, because reading the certificates takes 20 ms
@@ -109,8 +110,7 @@ class Fetcher:
     async def fetch(self, url: str) -> bytes:
         """Return the file at a URL. Raise FetchFault if it may not or cannot be fetched."""
         try:
-            entry = self._entry_of(*_split(url))
-            async with asyncio.timeout(self._patience_s), self._turns_of[entry], self._turns:
+            async with asyncio.timeout(self._patience_s):
                 for _ in range(1 + MOST_REDIRECTS):
                     found = await self._get(url)
                     if isinstance(found, bytes):
@@ -126,17 +126,18 @@ class Fetcher:
         """Return the file at a URL, or the URL to which its host redirects."""
         parts, port = _split(url)
         host, entry = _host_of(parts), self._entry_of(parts, port)
-        context = await self._certificates() if parts.scheme == "https" else None
-        for address in await self._addresses(host, port, may_be_private=entry.may_be_private):
-            try:
-                reader, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname=host if context else None)
-            except OSError:
-                continue
-            try:
-                return await self._exchange(parts, reader, writer)
-            finally:
-                writer.close()
-        raise FetchFault("its host cannot be reached")
+        async with self._turns_of.setdefault(host, asyncio.Semaphore(AT_ONCE_OF_HOST)), self._turns:
+            context = await self._certificates() if parts.scheme == "https" else None
+            for address in await self._addresses(host, port, may_be_private=entry.may_be_private):
+                try:
+                    reader, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname=host if context else None)
+                except OSError:
+                    continue
+                try:
+                    return await self._exchange(parts, reader, writer)
+                finally:
+                    writer.close()
+            raise FetchFault("its host cannot be reached")
 
     def _entry_of(self, parts: SplitResult, port: int) -> Allowed:
         """Return the entry that allows a URL."""

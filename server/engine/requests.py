@@ -293,7 +293,7 @@ class Requests:
         seq.finish_reason = reason
         self._outbox.add(self._event(seq, token_ids, logprobs))
         if seq.request.is_finished:
-            del self.living[seq.request.submit.request_id]
+            self._forget(seq.request)
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         if reason is FinishReason.DEADLINE:
@@ -313,7 +313,14 @@ class Requests:
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
                 self._finish(seq)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Forget a request that has ended. Its sequences refer to it: if it still referred to them, only the garbage collector would free
+        them and the images of the request, and it examines old objects rarely."""
         del self.living[request.submit.request_id]
+        request.sequences.clear()
+        request.leader = None
 
     def _finish(self, seq: Sequence) -> None:
         self._compiling.pop(seq, None)

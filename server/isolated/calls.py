@@ -141,8 +141,8 @@ class _Process:
 
     def end_fork(self, pid: int) -> None:
         """End one fork. Its id comes from the fork itself, which runs work from outside, so check that it is one."""
-        with suppress(ProcessLookupError):
-            if os.getpgid(pid) == self._process.pid:
+        with suppress(ProcessLookupError, OverflowError):  # no process has an id above 2**31 - 1
+            if pid != self._process.pid and os.getpgid(pid) == self._process.pid:
                 os.kill(pid, signal.SIGKILL)
 
 

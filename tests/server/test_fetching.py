@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from server.fetching import AT_ONCE, IMAGES, Fetcher, FetchFault
+from server.fetching import AT_ONCE, AT_ONCE_OF_HOST, IMAGES, Fetcher, FetchFault
 from server.settings import ServerSettings, SettingsError
 from tests.server.audio.test_hostile import MeasuredLoop
 
@@ -34,12 +34,14 @@ class Answers(BaseHTTPRequestHandler):
             "/broken": "http://[/image.png",
             "/user": "//user:secret@images.example/image.png",
             "/inward": "http://127.0.0.1/image.png",
+            "/slowly": f"http://slow.example:{port}/slow",
         }
         if self.path in redirects:
             self.send_response(302)
             self.send_header("location", redirects[self.path])
             self.end_headers()
         elif self.path == "/slow":
+            self.server.slow.append(self.path)
             self.server.released.wait(60)
         elif self.path == "/endless":
             self.send_response(200)
@@ -76,12 +78,19 @@ class Answers(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class Host(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.released = threading.Event()
+        self.slow: list[str] = []  # targets of the requests that wait until it is released
+
+
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """Serve as images.example on the loopback, which counts as a public address for this test."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.daemon_threads = True
-    server.released = threading.Event()
+    server = Host()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     resolve = socket.getaddrinfo
     known = {"images.example": "127.0.0.1", "slow.example": "127.0.0.1", "private.example": "10.0.0.7", "mixed.example": "127.0.0.1"}
@@ -94,10 +103,15 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr("server.fetching.is_public", lambda address: str(address) == "127.0.0.1")
-    yield server.server_address[1]
+    yield server
     server.released.set()
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def port(server: Host) -> int:
+    return server.server_address[1]
 
 
 @pytest.fixture
@@ -190,19 +204,36 @@ def test_a_slow_host_is_given_up(fetch: Callable[..., bytes]) -> None:
         fetch("http://images.example:PORT/slow", patience_s=0.2)
 
 
-def test_a_slow_host_holds_up_no_other(port: int) -> None:
+@pytest.mark.parametrize("hosts", [("slow.example", "images.example"), ("*.example",), ("*",)])
+@pytest.mark.parametrize("slow", ["slow.example:PORT/slow", "images.example:PORT/slowly"])
+def test_a_slow_host_holds_up_no_other(server: Host, port: int, hosts: tuple[str, ...], slow: str) -> None:
+    """Neither if one entry allows both, nor if the other one redirects to it."""
+
     async def fetch() -> bytes:
-        fetcher = Fetcher(IMAGES, [f"{name}.example:{port}" for name in ("slow", "images")], MOST, 600.0)
-        slow = [asyncio.create_task(fetcher.fetch(f"http://slow.example:{port}/slow")) for _ in range(3 * AT_ONCE)]
-        await asyncio.sleep(0)
+        fetcher = Fetcher(IMAGES, [f"{name}:{port}" for name in hosts], MOST, 600.0)
+        waiting = [asyncio.create_task(fetcher.fetch(f"http://{slow.replace('PORT', str(port))}")) for _ in range(3 * AT_ONCE)]
+        while len(server.slow) < AT_ONCE_OF_HOST:
+            assert not any(task.done() for task in waiting)
+            await asyncio.sleep(0.01)
         found = await fetcher.fetch(f"http://images.example:{port}/image.png")
-        assert not any(task.done() for task in slow)
-        for task in slow:
+        assert len(server.slow) == AT_ONCE_OF_HOST and not any(task.done() for task in waiting)
+        for task in waiting:
             task.cancel()
-        await asyncio.gather(*slow, return_exceptions=True)
+        await asyncio.gather(*waiting, return_exceptions=True)
         return found
 
     assert asyncio.run(fetch()) == IMAGE
+
+
+def test_the_turns_of_hosts_are_forgotten(port: int) -> None:
+    """A wildcard allows any number of names."""
+
+    async def fetch() -> None:
+        fetcher = Fetcher(IMAGES, [f"*:{port}"], MOST, 600.0)
+        assert await fetcher.fetch(f"http://images.example:{port}/image.png") == IMAGE
+        assert not fetcher._turns_of
+
+    asyncio.run(fetch())
 
 
 def test_nothing_is_fetched_by_default() -> None:

@@ -122,9 +122,11 @@ export class Attachments {
   files = [];
   #reading = 0;  // files that were chosen and are not read yet
 
-  /* `model` returns the model that will read the message. */
-  constructor(form, pane, {model, changed}) {
+  /* `model` returns the model that will read the message; `isRecording` says whether a recording will be attached, which gets the room that is
+     left; `changed` is called when files are attached, removed, or being read. */
+  constructor(form, pane, {model, isRecording, changed}) {
     this.model = model;
+    this.isRecording = isRecording;
     this.changed = changed;
     this.list = form.querySelector(".attached");
     this.button = form.querySelector("[data-action=attach]");
@@ -161,6 +163,7 @@ export class Attachments {
 
   /* Return how many seconds may still be recorded for the message. */
   get roomSeconds() {
+    if (this.files.length >= MOST_FILES) return 0;
     return Math.min(MOST_S, Math.floor((MOST_MEDIA_BYTES - bytesOf(this.files)) / WAV_BYTES) - LATE_S);
   }
 
@@ -172,12 +175,14 @@ export class Attachments {
     return files;
   }
 
-  async take(chosen) {
+  /* Read files, and attach them. `model` is the model for which they were chosen or recorded: another may be chosen before they are read. */
+  async take(chosen, model = this.model()) {
+    if (this.isRecording()) return toast("The recording takes the room that is left in the message: end it, then attach files.");
     for (const file of [...chosen]) {
       this.#reading += 1;
       this.changed();
       try {
-        this.#add(await readAttachment(file, this.model()));
+        this.#add(await readAttachment(file, model));
       } catch (error) {
         toast(`${error.message}.`);
       }

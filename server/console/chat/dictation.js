@@ -8,6 +8,7 @@ export class Dictation {
   #recording = null;  // while the microphone records
   #asked = null;  // the id of the model that transcribes the recording, and the place where it is written
   #isBusy = false;  // while the microphone opens, or the server transcribes
+  #isDiscarded = false;  // whether the page was left while the microphone opened
 
   /* `model` returns the model that transcribes, or null; `place` returns where the recording belongs; `write` takes a transcript and the place. */
   constructor(button, {model, place, write}) {
@@ -15,7 +16,13 @@ export class Dictation {
     this.model = model;
     this.place = place;
     this.write = write;
-    button.addEventListener("click", () => this.#recording ? this.#recording.stop() : this.#begin());
+    button.addEventListener("click", () => this.#recording ? this.stop() : this.#begin());
+  }
+
+  /* End the recording and transcribe it. If the browser still asks for the microphone, begin none. */
+  stop() {
+    if (this.#recording) this.#recording.stop();
+    else this.#isDiscarded = true;
   }
 
   /* Offer dictation if the server and the browser can do it. Browsers open the microphone only on pages from this machine or over TLS. A running
@@ -32,12 +39,18 @@ export class Dictation {
 
   async #begin() {
     this.#asked = {model: this.model()?.id ?? "", place: this.place()};
+    this.#isDiscarded = false;
     this.#setBusy(true);
     try {
       this.#recording = await record(sound => {
         this.#recording = null;
-        this.#transcribe(sound);
+        if (this.#isDiscarded) this.show();
+        else this.#transcribe(sound);
       });
+      if (this.#isDiscarded) {
+        this.#recording.stop();
+        toast("Nothing is recorded, because you left the chat while the browser asked for the microphone.");
+      }
     } catch (error) {
       toast(error.message);
     }

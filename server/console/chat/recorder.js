@@ -8,15 +8,18 @@ export class Recorder {
   #recording = null;  // while the microphone records
   #isOpening = false;  // while the browser asks whether the page may use the microphone
   #isDiscarded = false;
+  #model = null;  // the model for which the recording began
   #count = 0;
 
-  /* `listens` says whether the model hears, `room` how many seconds of audio the message still takes; `take` gets a recording as a File;
-     `changed` is called when recording begins or ends. */
-  constructor(button, bar, {listens, room, take, changed}) {
+  /* `model` returns the model that will read the message, `room` how many seconds of audio the message still takes; `isReading` says whether an
+     attachment is still being read; `take` gets a recording as a File, and the model for which it began; `changed` is called when recording
+     begins or ends. */
+  constructor(button, bar, {model, room, isReading, take, changed}) {
     this.button = button;
     this.bar = bar;
-    this.listens = listens;
+    this.model = model;
     this.room = room;
+    this.isReading = isReading;
     this.take = take;
     this.changed = changed;
     this.level = h("i");
@@ -33,17 +36,18 @@ export class Recorder {
   /* Offer to record if the model hears. A running recording can be stopped, also if another model was chosen. */
   show() {
     const isRunning = this.isRecording, label = isRunning ? "Stop and attach" : "Record";
-    this.button.hidden = !isRunning && !this.listens();
+    this.button.hidden = !isRunning && !this.model()?.listens;
     this.button.replaceChildren(icon(isRunning ? "stop" : "microphone"));
     this.button.title = label;
     this.button.setAttribute("aria-label", label);
-    this.button.disabled = this.#isOpening;
+    this.button.disabled = this.#isOpening || (!isRunning && this.isReading());  // what is read takes room in the message, too
     this.bar.hidden = !isRunning;
   }
 
-  /* End the recording and keep it. */
+  /* End the recording and keep it. If the browser still asks for the microphone, begin none. */
   stop() {
-    this.#recording?.stop();
+    if (this.#recording) this.#recording.stop();
+    else this.#isDiscarded = true;
   }
 
   #discard() {
@@ -54,6 +58,7 @@ export class Recorder {
   async #begin() {
     const most = this.room();
     if (most < 1) return toast("The message takes no further recording: send it, or remove something.");
+    this.#model = this.model();
     this.#isDiscarded = false;
     this.#isOpening = true;
     this.show();
@@ -64,7 +69,11 @@ export class Recorder {
         this.#end(sound);
         if (isOver) toast(`The recording ended after ${most} s, because a message takes no more.`);
       }, most);
-      hide = this.#showProgress(this.#recording.stream);
+      const isLess = this.isReading() || this.room() < most;
+      if (this.#isDiscarded || isLess) {
+        this.#discard();
+        toast(`Nothing is recorded, because ${isLess ? "the message changed" : "you left the chat"} while the browser asked for the microphone.`);
+      } else hide = this.#showProgress(this.#recording.stream);
     } catch (error) {
       this.#discard();
       toast(error.message);
@@ -92,7 +101,7 @@ export class Recorder {
     this.changed();
     if (this.#isDiscarded) return;
     this.#count += 1;
-    this.take(new File([sound], `Recording ${this.#count}`, {type: sound.type || "audio/webm"}));
+    this.take(new File([sound], `Recording ${this.#count}`, {type: sound.type || "audio/webm"}), this.#model);
   }
 }
 

@@ -39,7 +39,8 @@ export class ChatView {
     });
     this.attachments = new Attachments(this.root.querySelector(".composer"), this.root, {
       model: () => app.model,
-      changed: () => { this.composer.enable(); this.#countSoon(); },
+      isRecording: () => this.recorder.isRecording,
+      changed: () => { this.composer.enable(); this.recorder.show(); this.#countSoon(); },
     });
     this.dictation = new Dictation(this.root.querySelector("[data-action=dictate]"), {
       model: () => app.model?.listens ? null : app.hearing,  // a model that hears gets the recording itself
@@ -47,9 +48,10 @@ export class ChatView {
       write: (text, place) => this.#write(text, place.conversation),
     });
     this.recorder = new Recorder(this.root.querySelector("[data-action=record]"), this.root.querySelector(".recording"), {
-      listens: () => Boolean(app.model?.listens),
+      model: () => app.model,
       room: () => this.attachments.roomSeconds,
-      take: file => this.attachments.take([file]),
+      isReading: () => this.attachments.isReading,
+      take: (file, model) => this.attachments.take([file], model),
       changed: () => this.composer.enable(),
     });
     find("#prompts").addEventListener("click", () => openPrompts({use: text => this.composer.insert(text), draft: this.composer.text}));
@@ -88,6 +90,7 @@ export class ChatView {
   leave() {
     clearTimeout(this.#counting);
     this.recorder.stop();  // nobody records behind a page that does not show it
+    this.dictation.stop();
   }
 
   send(text, files = []) {

@@ -153,3 +153,37 @@ def test_a_transcript_goes_to_the_conversation_in_which_it_was_dictated(page: Pa
         page.js("document.querySelector('.toast').remove()")
         page.fill("#chat textarea", "")
     page.expect_no_faults()
+
+
+def test_a_recording_ends_when_the_page_is_left(page: Page) -> None:
+    page.js(STREAMS)
+    page.js(ANSWER)
+    # The recording may be so short that it has no sound.
+    page.js("OfflineAudioContext.prototype.decodeAudioData = async () => new AudioBuffer({length: 16, sampleRate: 16000}); undefined")
+    page.click(BUTTON, "Dictate")
+    page.wait(RECORDING)
+    page.js("location.hash = '#/live'")
+    page.wait(CLOSED)
+    page.js("location.hash = '#/chat'")
+    page.wait(f"{FIELD} === 'hello' && {IDLE}")
+
+
+def test_nothing_records_behind_another_page(page: Page) -> None:
+    """The browser may ask for long whether the page may use the microphone."""
+    page.js(STREAMS)
+    page.js(ANSWER)
+    page.js("""window.ask = navigator.mediaDevices.getUserMedia;
+navigator.mediaDevices.getUserMedia = async wanted => {
+  await new Promise(allow => { window.allow = allow; });
+  return window.ask(wanted);
+}""")
+    page.click(BUTTON, "Dictate")
+    page.wait("window.allow !== undefined")
+    page.js("location.hash = '#/live'")
+    page.wait("document.querySelector('#chat').hidden")
+    page.js("window.allow()")
+    page.see("Nothing is recorded, because you left the chat while the browser asked for the microphone.", ".toast")
+    page.wait(CLOSED)
+    page.js("location.hash = '#/chat'")
+    page.wait(IDLE)
+    assert page.js("window.models") == [] and page.js(FIELD) == ""

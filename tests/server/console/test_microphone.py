@@ -24,6 +24,7 @@ BUTTON = "#chat [data-action=record]"
 ATTACHED = "document.querySelectorAll('.attached audio').length"
 SHOWN = "[...document.querySelectorAll('article.user audio')].filter(found => found.duration > 0).length"
 RECORDING = f"document.querySelector('{BUTTON}').title === 'Stop and attach' && !document.querySelector('{BUTTON}').disabled"
+IDLE = f"document.querySelector('{BUTTON}').title === 'Record' && !document.querySelector('{BUTTON}').disabled"
 SOUNDS = "parseFloat(document.querySelector('.recording .track i').style.width) > 20"
 CLOSED = "window.streams.length > 0 && window.streams.every(stream => stream.getTracks().every(track => track.readyState === 'ended'))"
 # Keep the streams that the page opens.
@@ -34,6 +35,19 @@ navigator.mediaDevices.getUserMedia = async wanted => {
   window.streams.push(stream);
   return stream;
 }"""
+# Let the browser ask until `allow` is called.
+ASK = """window.ask = navigator.mediaDevices.getUserMedia;
+navigator.mediaDevices.getUserMedia = async wanted => {
+  await new Promise(allow => { window.allow = allow; });
+  return window.ask.call(navigator.mediaDevices, wanted);
+}"""
+# Let the browser read audio only after `go` was called.
+READ_LATE = """window.went = new Promise(go => { window.go = go; });
+window.decode = OfflineAudioContext.prototype.decodeAudioData;
+OfflineAudioContext.prototype.decodeAudioData = async function (data) {
+  await window.went;
+  return window.decode.call(this, data);
+}; undefined"""
 GIVE = """(how, name, type, data) => {
   const given = new DataTransfer(), bytes = Uint8Array.from(atob(data), letter => letter.charCodeAt(0));
   given.items.add(new File([bytes], name, {type}));
@@ -145,6 +159,70 @@ def test_a_recording_ends_when_the_page_is_left(page: Page, site: Any) -> None:
     page.wait(f"{ATTACHED} === 1")
 
 
+def test_nothing_records_behind_another_page(page: Page, site: Any) -> None:
+    """The browser may ask for long whether the page may use the microphone."""
+    opened(page, site("listener"))
+    page.js(KEEP_STREAMS)
+    page.js(ASK)
+    page.click(BUTTON, "Record")
+    page.wait("window.allow !== undefined")
+    page.js("location.hash = '#/live'")
+    page.wait("document.querySelector('#chat').hidden")
+    page.js("window.allow()")
+    page.see("Nothing is recorded, because you left the chat while the browser asked for the microphone.", ".toast")
+    page.wait(CLOSED)
+    page.js("location.hash = '#/chat'")
+    page.wait(IDLE)
+    assert page.js(ATTACHED) == 0
+    page.js("navigator.mediaDevices.getUserMedia = window.ask; undefined")
+    record(page)
+
+
+def test_a_recording_belongs_to_the_model_for_which_it_began(page: Page, site: Any) -> None:
+    opened(page, site("listener", "writer"), "listener")
+    page.click(BUTTON, "Record")
+    page.wait(f"{RECORDING} && {SOUNDS}")
+    page.choose("#model", "writer")
+    page.click(BUTTON, "Stop and attach")
+    page.wait(f"{ATTACHED} === 1")
+
+
+def test_a_recording_gets_the_room_that_the_message_has_left(page: Page, site: Any) -> None:
+    """What is attached meanwhile would leave too little room for it, and it would be lost."""
+    opened(page, site("listener"))
+    page.js(KEEP_STREAMS)
+    page.js(READ_LATE)
+    file = wav(tone(RATE), RATE)
+    give(page, "pasted", "first.wav", "audio/wav", file)
+    page.wait(f"document.querySelector('{BUTTON}').disabled")
+    page.js("window.go()")
+    page.wait(f"{ATTACHED} === 1 && {IDLE}")
+    page.js(ASK)
+    page.click(BUTTON, "Record")
+    page.wait("window.allow !== undefined")
+    give(page, "pasted", "second.wav", "audio/wav", wav(np.zeros(8000 * 20, np.float32), 8000, sample_bytes=1))
+    page.wait(f"{ATTACHED} === 2")
+    page.js("window.allow()")
+    page.see("Nothing is recorded, because the message changed while the browser asked for the microphone.", ".toast")
+    page.wait(f"{CLOSED} && {IDLE}")
+    page.js("navigator.mediaDevices.getUserMedia = window.ask; undefined")
+    page.click(BUTTON, "Record")
+    page.wait(f"{RECORDING} && {SOUNDS}")
+    give(page, "pasted", "third.wav", "audio/wav", file)
+    page.see("The recording takes the room that is left in the message: end it, then attach files.", ".toast")
+    page.click(BUTTON, "Stop and attach")
+    page.wait(f"{ATTACHED} === 3")
+
+
+def test_a_message_with_all_its_files_takes_no_recording(page: Page, site: Any) -> None:
+    opened(page, site("listener"))
+    for number in range(16):
+        give(page, "pasted", f"{number}.txt", "text/plain", b"text")
+    page.wait("document.querySelectorAll('.attached li').length === 16")
+    page.click(BUTTON, "Record")
+    page.see("The message takes no further recording: send it, or remove something.", ".toast")
+
+
 def test_a_recording_ends_when_the_message_takes_no_more(page: Page, site: Any) -> None:
     opened(page, site("listener"))
     page.js("window.later = window.setTimeout; window.setTimeout = (run, ms) => window.later(run, ms === 150000 ? 700 : ms); undefined")
@@ -178,7 +256,7 @@ def test_a_microphone_that_cannot_be_used_is_named(page: Page, site: Any, script
     page.js(f"navigator.mediaDevices.getUserMedia = async () => {{ {script}; }}; undefined")
     page.click(BUTTON, "Record")
     page.see(f"The microphone cannot be used: {said}", ".toast")
-    page.wait(f"document.querySelector('{BUTTON}').title === 'Record' && !document.querySelector('{BUTTON}').disabled")
+    page.wait(IDLE)
     assert page.js("document.querySelector('.recording').hidden") and page.js(ATTACHED) == 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
 
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.request import Stage
+from server.engine.request import Sequence, Stage
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 from tests.doubles.model import scripted_logits
@@ -91,6 +92,23 @@ def test_a_row_that_cannot_be_drawn_fails_its_request_alone(rig) -> None:
     assert set(one.failed) == {"bad", "both at once"} and set(one.outcomes) == {("good", 0)}
     assert {failed.code for failed in one.failed.values()} == {"generation_failed"}
     assert len(one.outcomes["good", 0].token_ids) == 20
+
+
+@ENGINES
+def test_ended_requests_refer_to_none_of_their_sequences(rig, engine) -> None:
+    """Sequences refer to their request. In a cycle, its images would stay until garbage is collected, which a worker does rarely."""
+    one = rig(engine)
+    impossible = params(allowed_token_ids=(4,), banned_token_ids=(4,))
+    submits = [*(Submit(f"ended {number}", (1, 2), GREEDY, num_choices=number) for number in (1, 2, 3)), Submit("failed", (1,), impossible)]
+    for submit in (*submits, Submit("aborted", (1, 2), GREEDY)):
+        one.engine.submit(submit)
+    requests = [*one.engine._requests.living.values()]
+    assert len(requests) == 5
+    one.engine.abort(Abort("aborted"))
+    one.run([])
+    assert set(one.failed) == {"failed"} and not one.engine._requests.living
+    for request in requests:
+        assert not any(isinstance(found, Sequence) for found in gc.get_referents(request, request.sequences, request.followers)), request
 
 
 # --- aborts and deadlines at every stage ---------------------------------------------------------------------------------

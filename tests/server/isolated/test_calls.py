@@ -7,16 +7,18 @@ import importlib
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from server.isolated.calls import Calls
-from server.isolated.job import CallError, Failure
+from server.isolated.calls import HEAD_BYTES, Calls
+from server.isolated.job import CallError, Failure, taker
 from tests.conftest import children_of
 
 PATIENCE_S = 600.0  # on a busy machine, the allowed CPU time takes minutes
 JOB = """
 import os
+import signal
 import time
 import warnings
 
@@ -28,6 +30,7 @@ class Job:
 
     def warm(self):
         self.warmed_in = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
     def run(self, work):
         match work:
@@ -37,7 +40,7 @@ class Job:
                 while True:
                     pass
             case b"nap":
-                time.sleep(3.0)
+                signal.sigwait({signal.SIGUSR1})
                 return b"rested"
             case b"sleep":
                 time.sleep(3600.0)
@@ -140,36 +143,64 @@ def test_a_late_call_ends_and_no_other(calls: Calls, monkeypatch: pytest.MonkeyP
     """The late call may be an attack, and the others are those of other clients."""
     first = int(calls.call_blocking(b"who").split()[0])
     limits: list[asyncio.Timeout] = []
+    answers: list[bytearray] = []  # what each try has read so far
+    connect = asyncio.open_unix_connection
 
     def limited(_: float) -> asyncio.Timeout:
         limits.append(asyncio.Timeout(None))
         return limits[-1]
 
-    async def reach(num_forks: int) -> None:
-        while len(children_of(first)) != num_forks:
+    async def observed(**options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await connect(**options)
+        read, answer = reader.read, bytearray()
+        answers.append(answer)
+
+        async def read_and_kept(count: int) -> bytes:
+            chunk = await read(count)
+            answer.extend(chunk)
+            return chunk
+
+        monkeypatch.setattr(reader, "read", read_and_kept)
+        return reader, writer
+
+    async def taken(num_tries: int) -> None:
+        while len(answers) < num_tries or len(answers[-1]) < HEAD_BYTES:
+            await asyncio.sleep(0.01)
+        assert len(limits) == len(answers) == num_tries
+
+    async def alone() -> None:
+        while len(children_of(first)) != 1:  # the fork that waits for the next call
             await asyncio.sleep(0.01)
 
     async def run() -> bytes:
         other = asyncio.create_task(calls.call(b"nap"))
-        await reach(2)
+        await asyncio.wait_for(taken(1), PATIENCE_S)
         late = asyncio.create_task(calls.call(b"sleep"))
         for number in (2, 3):  # it is tried twice
-            await reach(3)
-            await asyncio.sleep(1.0)
-            assert len(limits) == number
+            await asyncio.wait_for(taken(number), PATIENCE_S)
             limits[-1].reschedule(0.0)
-            await asyncio.sleep(0.1)
         with pytest.raises(CallError) as caught:
             await late
         assert caught.value.failure is Failure.LATE
-        answer = await other
-        await reach(1)  # the fork that waits for the next call
+        os.kill(taker(answers[0]), signal.SIGUSR1)  # ends the nap
+        answer = await asyncio.wait_for(other, PATIENCE_S)
+        await asyncio.wait_for(alone(), PATIENCE_S)
         return bytes(answer)
 
     with monkeypatch.context() as patch:
         patch.setattr(asyncio, "timeout", limited)
+        patch.setattr(asyncio, "open_unix_connection", observed)
         assert asyncio.run(run()) == b"rested"
     assert int(calls.call_blocking(b"who").split()[0]) == first
+
+
+def test_only_forks_are_ended_by_their_id(calls: Calls) -> None:
+    """A fork runs work from outside, and may send any four bytes as its id."""
+    first = calls.call_blocking(b"who").split()[0]
+    assert calls._process is not None
+    for pid in (0, 1, os.getpid(), int(first), 2**31 - 1, 2**31, 2**32 - 1):
+        calls._process.end_fork(pid)
+    assert calls.call_blocking(b"who").split()[0] == first
 
 
 def test_a_late_answer_is_no_lost_process(calls: Calls) -> None:
