@@ -15,7 +15,7 @@ FORMATS = ("bf16", "int4-128", "int8")
 SHAPE = "shape "  # begins the name of a step that measures the 8B shape; the format of its weights follows
 KERNELS = (
     *("rows", "branches", "products", "experts", "attention", "tensor_attention", "warpgroup_attention"),
-    *("region", "ranks", "sampling", "hostile_indices"),
+    *("region", "sampling", "hostile_indices"),
 )
 OF_KERNELS = "tests/runtime/device/cuda/test_{}.py"
 PLUGIN = "tests.lab.gpu_day.plugin"
@@ -33,11 +33,11 @@ def module(name: str, limit_s: int, what: str, *arguments: str, small: tuple[str
     return Step(name, limit_s, (PYTHON, "-m", what, *arguments), small)
 
 
-def tests(name: str, limit_s: int, file: str, *tool: str, small: tuple[str, ...] = ()) -> Step:
+def tests(name: str, limit_s: int, file: str, *tool: str, small: tuple[str, ...] = (), several_cards: bool = False) -> Step:
     """A step that runs the tests of a file, under a tool if one is given. A rehearsal runs one case of each test. Warnings of other
-    versions of packages are no errors there."""
+    versions of packages are no errors there. Tests of several cards are skipped on a machine with one."""
     command = (*tool, PYTHON, "-m", "pytest", "-q", "--maxfail=3", "-W", "default", "-p", "no:cacheprovider", "-p", PLUGIN, "-m", MARKED)
-    return Step(name, limit_s, (*command, file), ("--one-case", *small))
+    return Step(name, limit_s, (*command, *(("--may-skip",) if several_cards else ()), file), ("--one-case", *small))
 
 
 def sanitized(tool: str) -> Step:
@@ -55,7 +55,8 @@ STEPS = (
     tests("families", 90, "tests/compiler/frontend/test_on_gpu.py", small=("-k", "transformers")),
     # `make test` runs these on the card in software; to load a model for 64 sequences there takes most of a minute
     tests("bits", 60, "tests/e2e/test_gpu_bits.py", small=("--collect-only",)),
-    tests("bits of several cards", 60, "tests/e2e/test_rank_bits.py", small=("--collect-only",)),  # skipped where there is one card
+    tests("kernels: ranks", 60, OF_KERNELS.format("ranks"), several_cards=True),
+    tests("bits of several cards", 60, "tests/e2e/test_rank_bits.py", small=("--collect-only",), several_cards=True),
     tests("chat over HTTP", 75, "tests/deploy/test_cuda.py"),
     # shares of what the card can do
     module("copies", 30, "tests.lab.gpu_day.shares", "copies", small=SMALL_MODEL),

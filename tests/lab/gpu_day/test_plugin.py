@@ -33,6 +33,7 @@ def test_a_run_in_which_no_test_passed_has_failed(tmp_path: Path) -> None:
     assert run(tmp_path).returncode == 0
     skipped = run(tmp_path, "-k", "skipped")
     assert skipped.returncode == 5 and "1 skipped" in skipped.stdout, skipped.stdout
+    assert run(tmp_path, "-k", "skipped", "--may-skip").returncode == 0
 
 
 def test_a_rehearsal_runs_one_case_of_each_test(tmp_path: Path) -> None:
