@@ -43,6 +43,7 @@ ELSEWHERE = {
     "--target riscv64-linux": "tests/deploy/export/test_c.py",
     "bench fleet --measure": "tests/deploy/bench/serving/test_fleet.py",
     "bench fleet --simulate": "tests/deploy/bench/serving/test_fleet.py",
+    "relaxserve dynamo": "tests/deploy/dynamo/test_worker.py",
     "relaxserve launch": "tests/deploy/cli/test_launch.py",
     "relaxserve pull": "tests/deploy/model_loading/test_packages.py::test_commands_know_the_names",
     "pipx install": "tests/deploy/test_wheel.py::test_the_demo_is_served_amid_packages_of_the_same_names",
