@@ -8,14 +8,32 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 
+from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel
-from server.messages import Clip, Crop, SamplingParams, Submit
+from server.messages import Clip, Crop, Load, SamplingParams, Submit
 from tests.e2e.test_bits import Outcomes, Rig
 from tests.e2e.test_group_bits import check_after_kills
 
 
-def engines_of(model: LoadedModel) -> Callable[..., Rig]:
+def loaded_subject(subject: Any, format: str) -> tuple[Any, LoadedModel]:
+    """Load the model of a golden, for the fixture `loaded` of a module, which the fixtures below need."""
+    return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def subject(loaded: tuple[Any, LoadedModel]) -> Any:
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def model(loaded: tuple[Any, LoadedModel]) -> LoadedModel:
+    return loaded[1]
+
+
+@pytest.fixture(scope="module")
+def rig(model: LoadedModel) -> Callable[..., Rig]:
     """Return a function that makes engines which have encoded no excerpt yet."""
 
     def fresh(**narrower: object) -> Rig:

@@ -104,7 +104,7 @@ def resident_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the processes of a server hold while it answers nothing."""
+    """The memory of a server's processes while it answers nothing."""
 
     front_bytes: int
     worker_bytes: int

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from deploy.model_loading.costs import step_of
-from deploy.model_loading.load import load_model
 from server.engine.axes import along_positions
 from server.engine.worker import LoadedModel
-from server.messages import Crop, Embed, ErrorCode, Failed, Load, SamplingParams, Submit
-from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
+from server.messages import Crop, Embed, ErrorCode, Failed, SamplingParams, Submit
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, loaded_subject
+from tests.e2e.excerpt_bits import model as model
+from tests.e2e.excerpt_bits import rig as rig
+from tests.e2e.excerpt_bits import subject as subject
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
 from tests.e2e.test_families_that_see import OTHER_FAMILIES
 from tests.golden.crops import crop_of, tokens_of
@@ -40,24 +42,7 @@ pytestmark = pytest.mark.xdist_group("bits of images")
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
     name, format = request.param
-    subject = SUBJECTS[name]
-    return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
-
-
-@pytest.fixture(scope="module")
-def subject(loaded: tuple[Subject, LoadedModel]) -> Subject:
-    return loaded[0]
-
-
-@pytest.fixture(scope="module")
-def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
-    return loaded[1]
-
-
-@pytest.fixture(scope="module")
-def rig(model: LoadedModel) -> Callable[..., Rig]:
-    """Return engines that have seen no image yet."""
-    return engines_of(model)
+    return loaded_subject(SUBJECTS[name], format)
 
 
 def crop(subject: Subject, seed: int, shape: int | None = None) -> Crop:

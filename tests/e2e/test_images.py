@@ -223,6 +223,16 @@ def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.Ope
         assert [future.result().choices[0].token_ids for future in together] == alone
 
 
+def check_refused(server: DemoServer, given: Any, code: str, param: str, text: str) -> None:
+    """Send a message with this content, and check the code, the parameter and a part of the text of the error."""
+    body = {"messages": [{"role": "user", "content": given}], "max_tokens": 1}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, verify=False)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, code)
+    assert text in error["message"]
+    assert error["param"] == param
+
+
 def kill_worker(server: DemoServer) -> None:
     for child in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
         if "deploy.worker" in Path(f"/proc/{child}/cmdline").read_text():
@@ -267,12 +277,7 @@ HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0
     ],
 )
 def test_errors_name_the_part(server: DemoServer, given: Any, code: str, param: str, text: str) -> None:
-    body = {"messages": [{"role": "user", "content": given}], "max_tokens": 1}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, verify=False)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, code)
-    assert text in error["message"]
-    assert error["param"] == param
+    check_refused(server, given, code, param, text)
 
 
 def test_an_image_token_without_an_image_is_refused(server: DemoServer) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import DemoServer, serving_demo
 from tests.doubles.file_server import serving_files
-from tests.e2e.test_images import kill_worker
+from tests.e2e.test_images import check_refused, kill_worker
 from tests.golden.listening import CONVERSATIONS, RATE, SUBJECTS, WINDOW, Subject
 from tests.server.audio.files import encoded, tone, wav
 from tests.server.images.files import data_url, image
@@ -194,12 +194,7 @@ WHERE = "messages[0].content[0]"
     ],
 )
 def test_errors_name_the_part(server: DemoServer, given: Any, code: str, param: str, text: str) -> None:
-    body = {"messages": [{"role": "user", "content": given}], "max_tokens": 1}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, verify=False)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, code)
-    assert text in error["message"]
-    assert error["param"] == param
+    check_refused(server, given, code, param, text)
 
 
 def test_texts_and_prompts_with_the_audio_token_are_refused(server: DemoServer, subject: Subject) -> None:

@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from deploy.model_loading.load import load_model
 from runtime.spectrogram import HOP
 from server.audio.clips import clips_of
 from server.engine.worker import LoadedModel
-from server.messages import Clip, Crop, Embed, ErrorCode, Failed, Listening, Load, SamplingParams, Submit
-from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
+from server.messages import Clip, Crop, Embed, ErrorCode, Failed, Listening, SamplingParams, Submit
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, loaded_subject
+from tests.e2e.excerpt_bits import model as model
+from tests.e2e.excerpt_bits import rig as rig
+from tests.e2e.excerpt_bits import subject as subject
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone
 from tests.golden.listening import SUBJECTS, Subject
 
@@ -31,24 +33,7 @@ SECONDS = (0.3, 1.99, 0.7)  # of recordings
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
     name, format = request.param
-    subject = SUBJECTS[name]
-    return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
-
-
-@pytest.fixture(scope="module")
-def subject(loaded: tuple[Subject, LoadedModel]) -> Subject:
-    return loaded[0]
-
-
-@pytest.fixture(scope="module")
-def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
-    return loaded[1]
-
-
-@pytest.fixture(scope="module")
-def rig(model: LoadedModel) -> Callable[..., Rig]:
-    """Return engines that have heard no recording yet."""
-    return engines_of(model)
+    return loaded_subject(SUBJECTS[name], format)
 
 
 def clip(model: LoadedModel, seed: int, seconds: float | None = None) -> Clip:

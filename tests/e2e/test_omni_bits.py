@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from deploy.model_loading.load import load_model
 from server.audio.clips import clips_of
 from server.engine.step_model import ListeningLimits
 from server.engine.worker import LoadedModel
-from server.messages import Clip, Crop, Excerpt, Listening, Load, SamplingParams, Submit
-from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, engines_of
+from server.messages import Clip, Crop, Excerpt, Listening, SamplingParams, Submit
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, loaded_subject
+from tests.e2e.excerpt_bits import model as model
+from tests.e2e.excerpt_bits import rig as rig
+from tests.e2e.excerpt_bits import subject as subject
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
 from tests.golden.omni import SUBJECTS, Subject
 
@@ -32,24 +34,7 @@ SHAPES = ((2, 3), (5, 1), (3, 2))  # rows and columns of crops
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[Subject, LoadedModel]:
     name, format = request.param
-    subject = SUBJECTS[name]
-    return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
-
-
-@pytest.fixture(scope="module")
-def subject(loaded: tuple[Subject, LoadedModel]) -> Subject:
-    return loaded[0]
-
-
-@pytest.fixture(scope="module")
-def model(loaded: tuple[Subject, LoadedModel]) -> LoadedModel:
-    return loaded[1]
-
-
-@pytest.fixture(scope="module")
-def rig(model: LoadedModel) -> Callable[..., Rig]:
-    """Return engines that have encoded no excerpt yet."""
-    return engines_of(model)
+    return loaded_subject(SUBJECTS[name], format)
 
 
 def excerpt(subject: Subject, model: LoadedModel, seed: int) -> Excerpt:

@@ -207,7 +207,7 @@ def test_a_slow_host_is_given_up(fetch: Callable[..., bytes]) -> None:
 @pytest.mark.parametrize("hosts", [("slow.example", "images.example"), ("*.example",), ("*",)])
 @pytest.mark.parametrize("slow", ["slow.example:PORT/slow", "images.example:PORT/slowly"])
 def test_a_slow_host_holds_up_no_other(server: Host, port: int, hosts: tuple[str, ...], slow: str) -> None:
-    """Neither if one entry allows both, nor if the other one redirects to it."""
+    """Count fetches by host if one entry allows both hosts, and if the other host redirects to this one."""
 
     async def fetch() -> bytes:
         fetcher = Fetcher(IMAGES, [f"{name}:{port}" for name in hosts], MOST, 600.0)

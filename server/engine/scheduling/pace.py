@@ -34,7 +34,7 @@ class Measured:
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
-    # what is encoded, "image" or "audio" -> seconds to encode the example of an excerpt
+    # seconds to encode the example of an excerpt, by its kind: "image" or "audio"
     excerpts_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

@@ -102,7 +102,7 @@ def test_a_server_that_takes_no_connection_is_waited_for(monkeypatch: pytest.Mon
 
 
 def test_questions_go_to_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a proxy of the environment nor the target of a redirect gets the key."""
+    """Send the key to no proxy of the environment, and to no target of a redirect."""
     with scripted() as found, scripted() as other:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, other.url)

@@ -188,7 +188,7 @@ def test_a_recording_belongs_to_the_model_for_which_it_began(page: Page, site: A
 
 
 def test_a_recording_gets_the_room_that_the_message_has_left(page: Page, site: Any) -> None:
-    """What is attached meanwhile would leave too little room for it, and it would be lost."""
+    """A file that is attached meanwhile could leave too little room for the recording, which would be lost."""
     opened(page, site("listener"))
     page.js(KEEP_STREAMS)
     page.js(READ_LATE)
