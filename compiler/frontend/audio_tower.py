@@ -39,6 +39,8 @@ def read_listening(fields: Fields, *, merge: int | None = None, window: str | in
     size, heads, wide = (inner.integer(name) for name in (size_name, heads_name, wide_name))
     if size % heads:
         raise inner.error(heads_name, f"a divisor of {size_name} ({size})")
+    if others.get("sinusoids") and (size % 2 or size < 4):
+        raise inner.error(size_name, "an even number, at least 4")
     if inner.flag("scale_embedding", False):
         raise inner.error("scale_embedding", "false")
     if read_activation(inner, "activation_function", "gelu") != "gelu":

@@ -3,6 +3,7 @@ whose frames attend to each other within windows of 2 s, and the decoder of Qwen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,14 +40,7 @@ FRAME_S = 0.02
 
 
 def read(fields: Fields) -> ModelConfig:
-    thinker = fields
-    if fields.text("model_type") == WHOLE:
-        fields.skip(*fields.values)
-        thinker = fields.fields("thinker_config")
-    text = text_fields(thinker, TEXT)
-    text.values = {**text.values, "tie_word_embeddings": thinker.flag("tie_word_embeddings", False)}
-    if text.text("model_type") != TEXT["model_type"]:
-        raise text.error("model_type", repr(TEXT["model_type"]))
+    thinker, text = thinker_of(fields, WHOLE, TEXT)
     text.skip("init_std")
     config = qwen2.read(text)
     assert config.rope is not None
@@ -59,6 +53,20 @@ def read(fields: Fields) -> ModelConfig:
     rope, listening = replace(config.rope, axes=axes), _read_listening(thinker, config)
     left_out = () if thinker is fields else SPEAKING
     return replace(config, family=WHOLE, rope=rope, vision=vision, listening=listening, left_out=left_out)
+
+
+def thinker_of(fields: Fields, whole: str, decoder: Mapping[str, Any]) -> tuple[Fields, Fields]:
+    """Return the fields of the thinker, which is all of the model or a part of the family `whole`, and those of its decoder, whose defaults
+    are `decoder`."""
+    thinker = fields
+    if fields.text("model_type") == whole:
+        fields.skip(*fields.values)
+        thinker = fields.fields("thinker_config")
+    text = text_fields(thinker, decoder)
+    text.values = {**text.values, "tie_word_embeddings": thinker.flag("tie_word_embeddings", False)}
+    if text.text("model_type") != decoder["model_type"]:
+        raise text.error("model_type", repr(decoder["model_type"]))
+    return thinker, text
 
 
 def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
@@ -75,8 +83,6 @@ def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
         is_cut=True,
         sinusoids=True,
     )
-    if listening.hidden_size % 2 or listening.hidden_size < 4:
-        raise inner.error("d_model", "an even number, at least 4")
     return replace(listening, most_windows=round(MOST_S / (FRAME_S * listening.num_positions)))
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from compiler.frontend.audio import Joining, Listening
 from compiler.frontend.audio_tower import read_listening, read_token
-from compiler.frontend.config import ModelConfig, read_activation, text_fields
+from compiler.frontend.config import ModelConfig, read_activation
 from compiler.frontend.families import qwen3_moe, qwen3_vl
+from compiler.frontend.families.qwen2_5_omni import thinker_of
 from compiler.frontend.families.qwen2_audio import AUDIO_TOKEN
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -39,14 +40,7 @@ FRAMES = 4  # of two hops, which three convolutions make one
 
 
 def read(fields: Fields) -> ModelConfig:
-    thinker = fields
-    if fields.text("model_type") == WHOLE:
-        fields.skip(*fields.values)
-        thinker = fields.fields("thinker_config")
-    text = text_fields(thinker, TEXT)
-    text.values = {**text.values, "tie_word_embeddings": thinker.flag("tie_word_embeddings", False)}
-    if text.text("model_type") != TEXT["model_type"]:
-        raise text.error("model_type", repr(TEXT["model_type"]))
+    thinker, _ = thinker_of(fields, WHOLE, TEXT)
     config = qwen3_vl.read_seeing(thinker, TEXT["model_type"], _read_text)
     thinker.fields("vision_config").skip(*IMAGES)
     return replace(config, family=WHOLE, listening=_read_listening(thinker, config), left_out=() if thinker is fields else SPEAKING)
@@ -69,7 +63,7 @@ def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
     piece, window = 2 * HALF_PIECE, inner.integer("n_window_infer", maximum=1 << 16)
     if window % piece:
         raise inner.error("n_window_infer", f"a multiple of {piece}, the hops of a piece")
-    listening = read_listening(
+    return read_listening(
         thinker,
         merge=FRAMES,
         window=-(-piece // (2 * FRAMES)),
@@ -84,9 +78,6 @@ def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
         num_pieces=window // piece,
         channels=inner.integer("downsample_hidden_size"),
     )
-    if listening.hidden_size % 2 or listening.hidden_size < 4:
-        raise inner.error("d_model", "an even number, at least 4")
-    return listening
 
 
 FAMILY = DecoderFamily(

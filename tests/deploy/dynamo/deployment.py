@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import ROOT
-from tests.deploy.ray.cluster import MARK, address_of, marked
+from tests.deploy.ray.cluster import MARK, address_of, free_port, kill_marked, marked
 
 START_S = 600.0
 
@@ -56,7 +55,7 @@ class Deployment:
         mark, log = secrets.token_hex(8), self.folder / f"worker-{len(self.workers)}.log"
         command = [sys.executable, "-m", "deploy.cli", "dynamo", *words]
         worker = Worker(self.start(command, log, {MARK: mark, **variables}), mark, log)
-        self.started.callback(_kill_marked, mark)
+        self.started.callback(kill_marked, mark)
         self.workers.append(worker)
         return worker
 
@@ -106,7 +105,7 @@ def running_dynamo(cache_folder: Path, *words: str) -> Generator[Deployment]:
         "HOME": str(folder),  # Dynamo copies the files of models there
         "PYTHONPATH": str(ROOT),
     }
-    port = _free_port()
+    port = free_port()
     with ExitStack() as started:
         started.callback(shutil.rmtree, folder, ignore_errors=True)
         log = folder / "frontend.log"
@@ -130,15 +129,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(60)
     process.kill()
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _kill_marked(mark: str) -> None:
-    for pid, _ in marked(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

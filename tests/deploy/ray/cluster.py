@@ -109,8 +109,8 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
         "METRICS_SOCKET_PATH": folder / "metrics.sock",
         "SERVER_STATE_BASE": folder,
         "SERVER_STATE_FILE": folder / "server-state",
-        "METRICS_PORT": _free_port(),
-        "STATS_PORT": _free_port(),
+        "METRICS_PORT": free_port(),
+        "STATS_PORT": free_port(),
     }
     return shipped | {f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in own.items()}
 
@@ -162,7 +162,7 @@ def running_fleet(
     further entries of its configuration file. `has_haproxy`: HAProxy passes the bytes in place of Ray's own proxy, configured as in the
     manifest."""
     folder, mark = Path(tempfile.mkdtemp(prefix="fleet-")), secrets.token_hex(8)
-    port = _free_port()
+    port = free_port()
     application = {"name": "relaxserve", "route_prefix": "/", "import_path": "deploy.ray.app:app", "args": {"pools": dict(pools)}}
     application |= {"deployments": [*deployments]} if deployments else {}
     config = folder / "config.yaml"
@@ -192,7 +192,7 @@ def running_fleet(
             return process
 
         started.callback(shutil.rmtree, folder, ignore_errors=True)
-        started.callback(_kill_marked, mark)
+        started.callback(kill_marked, mark)
         address, processes = _start_nodes(nodes, start, log) if nodes else ("local", [])
         process = start(SERVE, "run", "--address", address, str(config))
         cluster = Cluster(f"http://127.0.0.1:{port}", mark, config, log, environment, process, processes)
@@ -203,7 +203,7 @@ def running_fleet(
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            _kill_marked(mark)
+            kill_marked(mark)
 
 
 def _start_nodes(
@@ -213,11 +213,11 @@ def _start_nodes(
     processes of the nodes, which write to `log`."""
     machines = [node.machine for node in nodes if node.machine is not None]
     near = machines[0].near if machines else "127.0.0.1"
-    address = f"{near}:{_free_port()}"
+    address = f"{near}:{free_port()}"
     started: list[subprocess.Popen[bytes]] = []
     for node in nodes:
         is_head = node is nodes[0]
-        words = ["--head", f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={_free_port()}", "--include-dashboard=false"]
+        words = ["--head", f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={free_port()}", "--include-dashboard=false"]
         more = words if is_head else [f"--address={address}"]
         process = start(
             *(node.machine.inside if node.machine is not None else ()),
@@ -226,7 +226,7 @@ def _start_nodes(
             f"--num-cpus={node.num_cpus}",
             f"--resources={json.dumps(dict(node.resources))}",
             "--object-store-memory=100000000",
-            *(f"--{name}-port={_free_port()}" for name in AGENTS),
+            *(f"--{name}-port={free_port()}" for name in AGENTS),
             *("--min-worker-port=0", "--max-worker-port=0"),  # other fleets on this machine use ports, too
         )
         started.append(process)
@@ -243,13 +243,13 @@ def _wait_for_nodes(started: Sequence[subprocess.Popen[bytes]], log: Path) -> No
         time.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _kill_marked(mark: str) -> None:
+def kill_marked(mark: str) -> None:
     for pid, _ in marked(mark):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
