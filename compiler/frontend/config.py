@@ -303,8 +303,7 @@ def read_decoder(
 
 
 def require_causal(fields: Fields) -> None:
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "true, because attention in decoders is causal")
+    fields.require("because attention in decoders is causal", is_causal=True)
 
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
@@ -360,10 +359,7 @@ def read_softcap(fields: Fields, name: str, default: float | None) -> float | No
 
 
 def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, relative_buckets: int = 0) -> ModelConfig:
-    if fields.text("position_embedding_type", "absolute") != "absolute":
-        raise fields.error("position_embedding_type", "absolute")
-    if fields.flag("is_decoder", False):
-        raise fields.error("is_decoder", "false")
+    fields.require(position_embedding_type="absolute", is_decoder=False)
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden_size % num_heads:
         raise fields.error("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")

@@ -27,5 +27,5 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-GGUF = Gguf("dots1", glm4_moe.GGUF_FIELDS, glm4_moe.GGUF_LAYER_NAMES, biases={"attention_bias": "attn_q"})
+GGUF = Gguf("dots1", glm4_moe.GGUF_FIELDS, biases={"attention_bias": "attn_q"})
 FAMILY = DecoderFamily(("dots1",), read, glm4_moe.layer, gguf=GGUF, experts=glm4_moe.NAMES)

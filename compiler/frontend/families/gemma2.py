@@ -9,8 +9,7 @@ from typing import Any
 from compiler.frontend.config import ModelConfig, read_decoder, read_softcap, read_windows, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, sandwiched
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, gated_mlp, sandwiched
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 GGUF_FIELDS = {
@@ -53,10 +52,6 @@ def read_gemma(fields: Fields) -> ModelConfig:
     )
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return sandwiched(at, x, attention, gated_mlp, NORMS)
-
-
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
     """Return a function that adds the field from which the attention scale is computed, since GGUF metadata lacks it. In the family's
     largest model, which has `largest` layers, the field is hidden_size / num_heads; in all other models it is head_dim."""
@@ -75,7 +70,7 @@ def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], C
 FAMILY = DecoderFamily(
     ("gemma2",),
     read,
-    layer,
+    sandwiched(attention, gated_mlp, NORMS),
     divides=True,
     gguf=Gguf("gemma2", GGUF_FIELDS, GGUF_LAYER_NAMES, norm_offset=1.0, complete=completed_by(largest=46)),
 )

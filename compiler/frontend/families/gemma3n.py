@@ -68,10 +68,7 @@ def _read_sizes(fields: Fields) -> tuple[int, ...]:
 
 
 def _read_altup(fields: Fields) -> AltUp:
-    if fields.integer("altup_active_idx", 0, minimum=0) != 0:
-        raise fields.error("altup_active_idx", "0")
-    if not fields.flag("altup_correct_scale", True):
-        raise fields.error("altup_correct_scale", "true")
+    fields.require(altup_active_idx=0, altup_correct_scale=True)
     return AltUp(fields.integer("altup_num_inputs", 4, minimum=2, maximum=64), fields.integer("laurel_rank", 64))
 
 

@@ -96,8 +96,7 @@ def read(fields: Fields) -> ModelConfig:
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
     inner.skip("model_type", "max_position_embeddings", "default_output_length", "global_head_dim")
-    if inner.flag("attention_bias", False):
-        raise inner.error("attention_bias", "false")
+    inner.require(attention_bias=False)
     vision = read_any_size(
         inner,
         Tower.GEMMA4,
@@ -303,12 +302,7 @@ GGUF = Gguf(
         "inp_gate": "per_layer_input_gate",
         "proj": "per_layer_projection",
         "post_norm": "post_per_layer_input_norm",
-        "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps.scale": "router.per_expert_scale",
-        "ffn_gate_exps": "experts.gate_proj",
-        "ffn_up_exps": "experts.up_proj",
-        "ffn_down_exps": "experts.down_proj",
     },
     {
         "per_layer_token_embd": "model.embed_tokens_per_layer",

@@ -12,12 +12,11 @@ from compiler.frontend.families.deepseek_v2 import complete_latent, complete_str
 from compiler.frontend.families.glm4_moe import NAMES, read_shared_mixture
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, pre_norm
+from compiler.frontend.layers.decoder import pre_norm
 from compiler.frontend.layers.latent import latent_attention
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import read_rope
-from compiler.ir.graph.atoms import Var
 
 KINDS = ("dense", "sparse")
 
@@ -60,16 +59,11 @@ def _read_latent(fields: Fields) -> Latent:
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
     found = read_shared_mixture(fields)
-    if fields.text("topk_method", "noaux_tc") != "noaux_tc":
-        raise fields.error("topk_method", "noaux_tc")
+    fields.require(topk_method="noaux_tc")
     kinds = fields.raw("mlp_layer_types", [KINDS[layer not in found.dense_layers] for layer in range(num_layers)])
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(KINDS).issuperset(kinds):
         raise fields.error("mlp_layer_types", f"a list of {num_layers} entries, each {' or '.join(KINDS)}")
     return replace(found, dense_layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense"))
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, latent_attention, mixture(NAMES))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
@@ -78,6 +72,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config.setdefault("q_lora_rank", None)
 
 
+layer = pre_norm(latent_attention, mixture(NAMES))
 # DeepSeek V2 names the same architecture. The mark tells the two apart: only models with sigmoid scores normalise the shares of chosen
 # experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from compiler.frontend.config import ModelConfig, Norm, read_decoder
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -18,10 +17,7 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, norm=Norm.LAYER, norm_offset=1.0, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mlp)
-
-
+layer = pre_norm(attention, mlp)
 GGUF = Gguf(
     "nemotron",
     fields={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps"},  # converters write both keys

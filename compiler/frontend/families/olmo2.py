@@ -18,10 +18,6 @@ def read(fields: Fields) -> ModelConfig:
     return replace(rotating_whole_heads(read_decoder(fields, eps=1e-5)), qkv_bias=bias, output_bias=bias)
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return post_norm(at, x, attention)
-
-
 def attention(at: Layer, h: Var) -> Var:
     c = at.step.config
     q, k, v = project_qkv(at, h)
@@ -30,5 +26,6 @@ def attention(at: Layer, h: Var) -> Var:
     return attend(at, rotate(at, q), rotate(at, k), v)
 
 
+layer = post_norm(attention)
 GGUF = Gguf("olmo2", layer_names=GGUF_LAYER_NAMES, biases={"attention_bias": "attn_output"})
 FAMILY = DecoderFamily(("olmo2",), read, layer, gguf=GGUF)

@@ -29,10 +29,6 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mixture(NAMES))
-
-
 def attention(at: Layer, h: Var) -> Var:
     c = at.step.config
     q, k, v = project_qkv(at, h)
@@ -47,4 +43,6 @@ def clipped(at: Layer, x: Var) -> Var:
     return x if limit is None else at.step.net.call(CLIP, x, ScalarValue(-limit, "f32"), ScalarValue(limit, "f32"))
 
 
-FAMILY = DecoderFamily(("olmoe",), read, layer, gguf=Gguf("olmoe", {"attention.clamp_kqv": "clip_qkv"}), experts=NAMES)
+FAMILY = DecoderFamily(
+    ("olmoe",), read, pre_norm(attention, mixture(NAMES)), gguf=Gguf("olmoe", {"attention.clamp_kqv": "clip_qkv"}), experts=NAMES
+)

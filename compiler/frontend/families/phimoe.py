@@ -58,7 +58,6 @@ MSCALE = 1.243163121016122  # the factor of rotations in all published models
 GGUF = Gguf(
     "phimoe",
     {"expert_count": "num_local_experts", "attention.sliding_window": "sliding_window"},
-    mixtral.GGUF_LAYER_NAMES,
     biases={"attention_bias": "attn_output"},
     complete=complete,
 )
