@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import starmap
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.answer.respond import Pieces, response_headers
+from server.api.answer.respond import Pieces, in_pieces, response_headers
 from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
@@ -78,18 +79,16 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
-    """Return the answer in pieces, one per text, because encoding it in one call would delay other requests."""
-    head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
-    pieces = [head + b'"data":[']
-    for index, numbers in enumerate(found):
-        entry: Classified = {
+    def entry(index: int, numbers: Vector) -> bytes:
+        classified: Classified = {
             "index": index,
             "label": ready.classes[int(numbers.argmax())],
             "probs": (numbers if raw else scores_of(ready, numbers)).tolist(),
             "num_classes": len(ready.classes),
         }
-        pieces.append((b"," if index else b"") + msgspec.json.encode(entry))
-    return [*pieces, tail]
+        return msgspec.json.encode(classified)
+
+    return in_pieces(answer, "data", starmap(entry, enumerate(found)))
 
 
 def require_classes(model: Model, loaded: Loaded) -> None:
