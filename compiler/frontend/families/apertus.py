@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -17,8 +15,7 @@ def read(fields: Fields) -> ModelConfig:
     if "rope_parameters" not in fields:
         fields.fill(rope_theta=12e6, rope_scaling=ROPE)
     fields.require(qk_norm=True, post_norm=False)
-    bias = fields.flag("attention_bias", False)
-    return replace(rotating_whole_heads(read_decoder(fields, eps=1e-5)), qkv_bias=bias, output_bias=bias)
+    return rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias"))
 
 
 RENAMED = {".attention_layernorm.": ".input_layernorm.", ".feedforward_layernorm.": ".post_attention_layernorm."}

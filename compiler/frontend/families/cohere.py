@@ -22,14 +22,11 @@ def read(fields: Fields) -> ModelConfig:
 def read_cohere(fields: Fields) -> ModelConfig:
     """Read the fields that Cohere and Cohere 2 have in common."""
     fields.fill(tie_word_embeddings=True)
-    config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")))
-    bias = fields.flag("attention_bias", False)
+    config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps", bias="attention_bias")))
     return replace(
         config,
         norm=Norm.LAYER_WITHOUT_BIAS,
         logit_scale=fields.number("logit_scale", 0.0625),
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 

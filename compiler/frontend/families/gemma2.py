@@ -39,16 +39,13 @@ def read_gemma(fields: Fields) -> ModelConfig:
     """Read the fields that Gemma 2 and Gemma 3 have in common."""
     fields.skip("hidden_act")  # only hidden_activation counts
     fields.fill(hidden_activation="gelu_pytorch_tanh")
-    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act="hidden_activation"))
-    bias = fields.flag("attention_bias", False)
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act="hidden_activation", bias="attention_bias"))
     return replace(
         config,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         norm_offset=1.0,
         embedding_scale=config.hidden_size**0.5,
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 

@@ -70,17 +70,14 @@ def read(fields: Fields) -> ModelConfig:
         fields = text_fields(fields, {"model_type": f"{model_type}_text"})
     fields.fill(num_attention_heads=8, num_key_value_heads=4, head_dim=256, intermediate_size=9216, hidden_activation="gelu_pytorch_tanh")
     fields.fill(max_position_embeddings=262_144 if unified else 131_072, tie_word_embeddings=True, rope_parameters=ROPES)
-    config = read_decoder(fields, act="hidden_activation")
+    config = read_decoder(fields, act="hidden_activation", bias="attention_bias")
     if fields.text("use_bidirectional_attention", "vision") != "vision":
         raise fields.error("use_bidirectional_attention", "vision or null, because attention between text tokens is causal")
     windows = read_windows(fields, fields.integer("sliding_window", 1024 if unified else 512), lambda layer: (layer + 1) % PERIOD != 0)
     windows = (*windows[:-1], None)
-    bias = fields.flag("attention_bias", False)
     config = replace(
         config,
         attention_scale=1.0,
-        qkv_bias=bias,
-        output_bias=bias,
         embedding_scale=config.hidden_size**0.5,
         windows=windows,
         local_rope=read_rope(fields, config.head_dim, layer_type="sliding_attention"),

@@ -24,11 +24,10 @@ KINDS = ("dense", "sparse")
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=10240, n_routed_experts=64, num_experts_per_tok=4, moe_intermediate_size=1536, norm_topk_prob=True)
     fields.fill(max_position_embeddings=202_752, routed_scaling_factor=1.8)
-    config, latent = read_decoder(fields, eps=1e-5), _read_latent(fields)
+    config, latent = read_decoder(fields, eps=1e-5, bias="attention_bias"), _read_latent(fields)
     rope = read_rope(fields, latent.rotated_size)
     if rope.size != latent.rotated_size:
         raise fields.error("partial_rotary_factor", "1, because partial rotation is not supported")
-    bias = fields.flag("attention_bias", False)
     predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(
         config,
@@ -36,8 +35,6 @@ def read(fields: Fields) -> ModelConfig:
         head_dim=latent.kept_size,
         attention_scale=(latent.plain_size + latent.rotated_size) ** -0.5 * strength_of(fields) ** 2,
         rope=replace(rope, interleaved=fields.flag("rope_interleave", True)),
-        qkv_bias=bias,
-        output_bias=bias,
         latent=latent,
         mixture=_read_mixture(fields, config.num_layers),
         unused=tuple(f"*layers.{layer}.*" for layer in predicting),

@@ -19,8 +19,8 @@ def read(fields: Fields) -> ModelConfig:
     fields.skip("cla_share_factor", "im_newline_id", "mask_init_id", "pad_id", "eod_token_id", "org_vocab_size", "enable_lm_head_fp32")
     fields.skip("class_num", "dense_list", "pool_type", "tokenizer_class")
     fields.fill(head_dim=fields.integer("attention_head_dim", None))
-    config, bias = rotating_whole_heads(read_decoder(fields, eps=1e-5)), fields.flag("attention_bias", False)
-    return replace(config, rope=_read_rope(fields, config.head_dim), qkv_bias=bias, output_bias=bias)
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias"))
+    return replace(config, rope=_read_rope(fields, config.head_dim))
 
 
 def _read_rope(fields: Fields, head_dim: int) -> Rope:

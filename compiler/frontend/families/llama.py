@@ -11,9 +11,8 @@ from compiler.frontend.layers.decoder import attention, gated_mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
-    bias = fields.flag("attention_bias", False)
-    config = rotating_whole_heads(read_decoder(fields))
-    return replace(config, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+    config = rotating_whole_heads(read_decoder(fields, bias="attention_bias"))
+    return replace(config, mlp_bias=fields.flag("mlp_bias", False))
 
 
 layer = pre_norm(attention, gated_mlp)

@@ -114,13 +114,11 @@ def _read_text(fields: Fields) -> ModelConfig:
     fields.fill(**DEFAULTS)
     fields.skip("for_llm_compressor")  # says how a script stored the experts, which is seen in the files
     dense_size = fields.integer("intermediate_size_mlp")
-    config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size)
-    config, bias = rotating_neighbours(rotating_whole_heads(config)), fields.flag("attention_bias", False)
+    config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size, bias="attention_bias")
+    config = rotating_neighbours(rotating_whole_heads(config))
     unrotated = read_unrotated(fields, config.num_layers)
     return replace(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
         head_norms=fields.flag("use_qk_norm", True),
         unrotated=unrotated,
         windows=_read_chunks(fields, config.num_layers, unrotated),

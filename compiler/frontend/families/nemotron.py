@@ -13,8 +13,8 @@ from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, hidden_act="relu2")
     fields.skip("rope_percent", "kv_channels")  # names of other fields in the training code
-    config, bias = read_decoder(fields, eps=1e-5, eps_field="norm_eps"), fields.flag("attention_bias", False)
-    return replace(config, norm=Norm.LAYER, norm_offset=1.0, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+    config = read_decoder(fields, eps=1e-5, eps_field="norm_eps", bias="attention_bias")
+    return replace(config, norm=Norm.LAYER, norm_offset=1.0, mlp_bias=fields.flag("mlp_bias", False))
 
 
 layer = pre_norm(attention, mlp)

@@ -19,11 +19,8 @@ NAMES = ExpertNames()
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(num_experts=64, num_experts_per_tok=8)
-    bias = fields.flag("attention_bias", False)
     return replace(
-        rotating_whole_heads(read_decoder(fields, eps=1e-5)),
-        qkv_bias=bias,
-        output_bias=bias,
+        rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias")),
         qkv_limit=fields.number("clip_qkv", None),
         mixture=read_mixture(fields, "num_experts", "intermediate_size"),
     )

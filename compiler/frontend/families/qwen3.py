@@ -12,9 +12,8 @@ from compiler.frontend.layers.decoder import gated_mlp, head_norm_attention, pre
 
 
 def read(fields: Fields) -> ModelConfig:
-    bias = fields.flag("attention_bias", False)
-    config = rotating_whole_heads(read_decoder(fields, default_head_dim=128))
-    return replace(config, qkv_bias=bias, output_bias=bias, windows=read_qwen_windows(fields))
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=128, bias="attention_bias"))
+    return replace(config, windows=read_qwen_windows(fields))
 
 
 layer = pre_norm(head_norm_attention, gated_mlp)

@@ -33,12 +33,11 @@ def read(fields: Fields) -> ModelConfig:
 def read_hybrid(fields: Fields) -> ModelConfig:
     """Read the whole configuration except the feed-forward branch."""
     fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
-    config = read_decoder(fields)
-    bias = fields.flag("attention_bias", False)
+    config = read_decoder(fields, bias="attention_bias")
     fields.require("because attention is gated in all models of the family", attn_output_gate=True)
     fields.require("the type in which states are stored", mamba_ssm_dtype="float32")
     fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # fields of multi-token prediction
-    return replace(config, norm_offset=1.0, qkv_bias=bias, output_bias=bias, recurrence=_read_recurrence(fields, config.num_layers))
+    return replace(config, norm_offset=1.0, recurrence=_read_recurrence(fields, config.num_layers))
 
 
 def read_experts(fields: Fields) -> Mixture:

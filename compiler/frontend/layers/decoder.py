@@ -9,8 +9,7 @@ import numpy as np
 
 from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
-from compiler.frontend.layers.both_ways import spans
-from compiler.frontend.layers.chunks import Places, in_chunks
+from compiler.frontend.layers.chunks import Places, in_chunks, spans
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.layers.xielu import xielu
 from compiler.frontend.reranker import Verdict
