@@ -16,7 +16,6 @@ from server.api.answer.respond import Pieces, in_pieces, response_headers
 from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
-from server.api.request.fields import check_unknown
 from server.api.request.prepare import off_loop
 from server.api.request.schema import EmbeddingBody
 from server.api.routes import gives, new_router
@@ -54,8 +53,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/classify", include_in_schema=False)
     async def classify(request: Request, body: ClassifyBody) -> Response:
         """Classify each text: return its class, and the score of every class."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         require_classes(model, loaded)
         who = caller(request)
         text = await conversation_text(body, loaded, who)

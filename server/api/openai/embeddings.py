@@ -15,7 +15,6 @@ from server.api.answer.shapes import Embeddings
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat import Conversation, conversation_of, render_prompt
 from server.api.request.embedded import separated
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import ChatBody, EmbeddingBody
@@ -33,8 +32,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/embeddings", responses=gives(Embeddings))
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
         """Turn one or more texts, or images if the model embeds them, into vectors."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
         texts, crops = await separated(body, model, loaded, context.settings)
         text = await conversation_text(texts, loaded, who)
