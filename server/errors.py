@@ -20,202 +20,150 @@ from server.messages import ErrorCode
 class ErrorKind:
     code: str
     status: int
-    type: str
     meaning: str
     remedy: str
     retry: bool = False  # the same request may succeed later; if False, a header tells clients not to retry
+    is_overload: bool = False  # the server has too much work at present
+
+    @property
+    def type(self) -> str:
+        """The type that OpenAI's clients read."""
+        return OVERLOADED if self.is_overload else TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
 
-INVALID = "invalid_request_error"
-NOT_FOUND = "not_found_error"
-CONFLICT = "conflict_error"
-SERVER = "server_error"
 OVERLOADED = "rate_limit_error"
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    412: "conflict_error",
+    429: OVERLOADED,
+}
 
-INVALID_JSON = ErrorKind("invalid_json", 400, INVALID, "The body is not valid JSON.", "Send UTF-8 JSON without NaN or lone surrogates.")
-MISSING_FIELD = ErrorKind("missing_field", 400, INVALID, "A required field is absent.", "Send the field named by `param`.")
+INVALID_JSON = ErrorKind("invalid_json", 400, "The body is not valid JSON.", "Send UTF-8 JSON without NaN or lone surrogates.")
+MISSING_FIELD = ErrorKind("missing_field", 400, "A required field is absent.", "Send the field named by `param`.")
 INVALID_VALUE = ErrorKind(
-    ErrorCode.INVALID_VALUE,
-    400,
-    INVALID,
-    "A field has a value of the wrong type or outside its range.",
-    "Correct the field named by `param`.",
+    ErrorCode.INVALID_VALUE, 400, "A field has a value of the wrong type or outside its range.", "Correct the field named by `param`."
 )
 UNSUPPORTED_FIELD = ErrorKind(
-    "unsupported_field",
-    400,
-    INVALID,
-    "The field is known, and this server does not implement it.",
-    "Leave the field out.",
+    "unsupported_field", 400, "The field is known, and this server does not implement it.", "Leave the field out."
 )
 UNKNOWN_FIELD = ErrorKind(
     "unknown_field",
     400,
-    INVALID,
     "The field is unknown and the server runs with `--strict`.",
     "Leave the field out; without `--strict` it is reported in `X-Ignored-Params`.",
 )
 UNSUPPORTED_CONTENT = ErrorKind(
     "unsupported_content",
     400,
-    INVALID,
     "A message part is video or a file, or it is an image or audio and the model reads none.",
     "Send text; send images to a vision model, such as SmolVLM, and audio to a model that hears it, such as Voxtral.",
 )
 CONTEXT_LENGTH_EXCEEDED = ErrorKind(
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     400,
-    INVALID,
     "Prompt and answer do not fit the model's context.",
     "Shorten the prompt, lower `max_tokens`, or ask for `truncate_prompt_tokens`.",
 )
 TEMPLATE_FAILED = ErrorKind(
-    "template_failed",
-    400,
-    INVALID,
-    "The chat template refused the messages.",
-    "Follow the order of roles that the message states.",
+    "template_failed", 400, "The chat template refused the messages.", "Follow the order of roles that the message states."
 )
 INVALID_SCHEMA = ErrorKind(
     ErrorCode.INVALID_SCHEMA,
     400,
-    INVALID,
     "A schema, regular expression or grammar cannot be compiled, or needs more CPU time or memory than is allowed.",
     "Avoid the keyword that the message names; write a grammar so that a text can be parsed in one way only.",
 )
-NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, INVALID, "The model has no chat template.", "Use `/v1/completions`.")
+NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, "The model has no chat template.", "Use `/v1/completions`.")
 NOT_AN_EMBEDDER = ErrorKind(
     ErrorCode.NOT_AN_EMBEDDING_MODEL,
     400,
-    INVALID,
     "The model computes no embeddings: it classifies, or it generates text and was not trained for embeddings.",
     "Ask a model that was trained for embeddings, or load a generator with `embeddings: true`.",
 )
 NOT_A_GENERATOR = ErrorKind(
-    ErrorCode.NOT_A_GENERATIVE_MODEL,
-    400,
-    INVALID,
-    "The model gives embeddings and generates no text.",
-    "Ask a generative model.",
+    ErrorCode.NOT_A_GENERATIVE_MODEL, 400, "The model gives embeddings and generates no text.", "Ask a generative model."
 )
 NOT_A_CLASSIFIER = ErrorKind(
     "not_a_classifier",
     400,
-    INVALID,
     "The model has no classification head for texts or for tokens.",
     "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
 )
-NOT_A_SPEECH_MODEL = ErrorKind(
-    "not_a_speech_model",
-    400,
-    INVALID,
-    "The model hears no audio.",
-    "Ask a speech model, such as Whisper.",
-)
+NOT_A_SPEECH_MODEL = ErrorKind("not_a_speech_model", 400, "The model hears no audio.", "Ask a speech model, such as Whisper.")
 INVALID_AUDIO = ErrorKind(
     "invalid_audio",
     400,
-    INVALID,
     "The audio is damaged, too long or too short, in a format that the server does not read, or at a URL that it does not fetch.",
     "Read the message; install the extra `media`, or convert the file to WAV.",
 )
 AUDIO_BUFFER_EMPTY = ErrorKind(
     "input_audio_buffer_commit_empty",
     400,
-    INVALID,
     "The audio buffer of a realtime session is too short to be committed.",
     "Append more audio first.",
 )
 AUDIO_BUFFER_FULL = ErrorKind(
-    "input_audio_buffer_full",
-    400,
-    INVALID,
-    "The buffer of a realtime session would have more audio than it may.",
-    "Commit or clear the buffer.",
+    "input_audio_buffer_full", 400, "The buffer of a realtime session would have more audio than it may.", "Commit or clear the buffer."
 )
 INVALID_IMAGE = ErrorKind(
     "invalid_image",
     400,
-    INVALID,
     "The image is damaged, too large, in a format that the server does not read, or not in a `data:` URL.",
     "Read the message; send PNG, JPEG, WebP or GIF in a `data:` URL.",
 )
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
     400,
-    INVALID,
     "The source lies outside the model root, does not exist, or would have to be downloaded, which is not allowed.",
     "Name a folder below `--model-root`, or start with `--allow-hub`.",
 )
 LOAD_REFUSED = ErrorKind(
-    ErrorCode.LOAD_REFUSED,
-    400,
-    INVALID,
-    "The model's files cannot be served as they are.",
-    "Read the message: it names the file or the setting.",
+    ErrorCode.LOAD_REFUSED, 400, "The model's files cannot be served as they are.", "Read the message: it names the file or the setting."
 )
-BAD_REQUEST = ErrorKind("bad_request", 400, INVALID, "The request is not valid HTTP for this path.", "Read the message.")
-INVALID_API_KEY = ErrorKind(
-    "invalid_api_key", 401, "authentication_error", "The key is missing or wrong.", "Send `Authorization: Bearer KEY`."
-)
+BAD_REQUEST = ErrorKind("bad_request", 400, "The request is not valid HTTP for this path.", "Read the message.")
+INVALID_API_KEY = ErrorKind("invalid_api_key", 401, "The key is missing or wrong.", "Send `Authorization: Bearer KEY`.")
 ADMIN_KEY_REQUIRED = ErrorKind(
-    "admin_key_required",
-    403,
-    "permission_error",
-    "The path belongs to the administration, and the key is not an admin key.",
-    "Send an admin key.",
+    "admin_key_required", 403, "The path belongs to the administration, and the key is not an admin key.", "Send an admin key."
 )
 ADMIN_DISABLED = ErrorKind(
     "admin_disabled",
     403,
-    "permission_error",
     "API keys are set or the server is `insecure`, but there is no admin key, so the administration is closed.",
     "Start the server with an admin key.",
 )
-KEY_RESTRICTED = ErrorKind(
-    "key_restricted",
-    403,
-    "permission_error",
-    "The answer names models that the key may not use.",
-    "Use a key for all models.",
-)
+KEY_RESTRICTED = ErrorKind("key_restricted", 403, "The answer names models that the key may not use.", "Use a key for all models.")
 HOST_NOT_ALLOWED = ErrorKind(
     "host_not_allowed",
     403,
-    "permission_error",
     "Without keys the server answers only to its own name, so that no web page reaches it through a visitor's browser.",
     "Use http://127.0.0.1, set a key, or name the host in `allowed_hosts`.",
 )
 ORIGIN_NOT_ALLOWED = ErrorKind(
     "origin_not_allowed",
     403,
-    "permission_error",
     "Without keys the server refuses requests that web pages of other origins send through a visitor's browser.",
     "Set a key, or name the page's origin in `cors_origins`.",
 )
-NOT_FOUND_PATH = ErrorKind("path_not_found", 404, NOT_FOUND, "There is nothing at this path.", "See `/docs`.")
-MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, NOT_FOUND, "No model of that name or alias is loaded.", "See `/v1/models`.")
+NOT_FOUND_PATH = ErrorKind("path_not_found", 404, "There is nothing at this path.", "See `/docs`.")
+MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, "No model of that name or alias is loaded.", "See `/v1/models`.")
 OPERATION_NOT_FOUND = ErrorKind(
-    "operation_not_found",
-    404,
-    NOT_FOUND,
-    "No operation has this id.",
-    "Operations are forgotten an hour after their end.",
+    "operation_not_found", 404, "No operation has this id.", "Operations are forgotten an hour after their end."
 )
 NOT_JSON = ErrorKind(
     "not_json",
     415,
-    INVALID,
     "A request that changes something in the administration has a content type other than JSON.",
     "Send `Content-Type: application/json`.",
 )
 UNSUPPORTED_ENCODING = ErrorKind(
-    "unsupported_encoding", 415, INVALID, "The body has an unsupported compression.", "Compress it with gzip, or not at all."
+    "unsupported_encoding", 415, "The body has an unsupported compression.", "Compress it with gzip, or not at all."
 )
 RESPONSE_NOT_FOUND = ErrorKind(
     "response_not_found",
     404,
-    NOT_FOUND,
     "No stored response has this id, or it belongs to another key.",
     "Responses are forgotten `response_store_s` after their last use, earlier if `response_store_bytes` is reached, and when the "
     "server stops.",
@@ -223,77 +171,62 @@ RESPONSE_NOT_FOUND = ErrorKind(
 FILE_NOT_FOUND = ErrorKind(
     "file_not_found",
     404,
-    NOT_FOUND,
     "No uploaded file has this id, or it belongs to another key.",
     "See `/v1/files`. Files that a batch wrote are forgotten after `batch_store_s`.",
 )
-BATCH_NOT_FOUND = ErrorKind("batch_not_found", 404, NOT_FOUND, "No batch has this id, or it belongs to another key.", "See `/v1/batches`.")
-BATCHES_OFF = ErrorKind(
-    "batches_off", 501, SERVER, "The server keeps no files, and so runs no batches.", "Start it with `--batch-dir FOLDER`."
-)
+BATCH_NOT_FOUND = ErrorKind("batch_not_found", 404, "No batch has this id, or it belongs to another key.", "See `/v1/batches`.")
+BATCHES_OFF = ErrorKind("batches_off", 501, "The server keeps no files, and so runs no batches.", "Start it with `--batch-dir FOLDER`.")
 CONFLICTING_BATCH = ErrorKind(
-    "conflicting_batch", 409, CONFLICT, "The batch has ended, or it has not ended yet.", "Read the message: it names the status."
+    "conflicting_batch", 409, "The batch has ended, or it has not ended yet.", "Read the message: it names the status."
 )
 STORE_FULL = ErrorKind(
-    "store_full", 507, SERVER, "Uploaded files take all the space that they may, or there are too many.", "Delete files or cancel batches."
+    "store_full", 507, "Uploaded files take all the space that they may, or there are too many.", "Delete files or cancel batches."
 )
 PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
     "previous_response_not_found",
     400,
-    INVALID,
     "The response that `previous_response_id` names is not stored, or it belongs to another key.",
     "Send the whole conversation as `input`.",
 )
-METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and accepts other methods.", "See the `Allow` header.")
-REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send the body faster.", retry=True)
+METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, "The path exists and accepts other methods.", "See the `Allow` header.")
+REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, "The body did not arrive in time.", "Send the body faster.", retry=True)
 MODEL_EXISTS = ErrorKind(
-    "model_exists",
-    409,
-    CONFLICT,
-    "The name is taken by another model or alias.",
-    "Unload that model, or load under another name and move the alias.",
+    "model_exists", 409, "The name is taken by another model or alias.", "Unload that model, or load under another name and move the alias."
 )
 NAME_IS_ALIAS = ErrorKind(
     "name_is_alias",
     409,
-    CONFLICT,
     "The name is an alias; a model can be unloaded only under its own name.",
     "Unload the model that the message names, or remove the alias at `/admin/aliases`.",
 )
-MODEL_BUSY = ErrorKind("model_busy", 409, CONFLICT, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
-MODEL_PINNED = ErrorKind("model_pinned", 409, CONFLICT, "The model is pinned.", "Unload with `force=true`.")
+MODEL_BUSY = ErrorKind("model_busy", 409, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
+MODEL_PINNED = ErrorKind("model_pinned", 409, "The model is pinned.", "Unload with `force=true`.")
 PROBE_FAILED = ErrorKind(
     "probe_failed",
     409,
-    CONFLICT,
     "The target model did not answer the probe as expected, so the alias was not moved.",
     "Read the message; ask the model under its own name.",
 )
-LOAD_CANCELLED = ErrorKind("load_cancelled", 409, CONFLICT, "Somebody cancelled the load.", "Load the model again if needed.")
-OPERATION_ENDED = ErrorKind(
-    "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
-)
+LOAD_CANCELLED = ErrorKind("load_cancelled", 409, "Somebody cancelled the load.", "Load the model again if needed.")
+OPERATION_ENDED = ErrorKind("operation_ended", 409, "The operation has ended and cannot be cancelled.", "Unload the model instead.")
 FINGERPRINT_MISMATCH = ErrorKind(
     "fingerprint_mismatch",
     412,
-    CONFLICT,
     "The header `If-Match` names a fingerprint that is not the model's, so the model would not give the same bytes.",
     "Ask a server whose answers have this `system_fingerprint`, or leave the header out.",
 )
-BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send a smaller body.")
+BODY_TOO_LARGE = ErrorKind("body_too_large", 413, "The body is larger than `max_body_bytes`.", "Send a smaller body.")
 BODY_TOO_COMPLEX = ErrorKind(
     "body_too_complex",
     413,
-    INVALID,
     "The body has more values than a request may have: 24576 objects, lists, names and texts, 327680 numbers, and 2097152 backslashes.",
     "Split the request.",
 )
-HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Shorten them.")
-QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
+HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, "The request line and headers exceed `max_header_bytes`.", "Shorten them.")
+QUEUE_FULL = ErrorKind("queue_full", 429, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
 KEY_QUOTA = ErrorKind(
     "key_quota_exceeded",
     429,
-    OVERLOADED,
     "The API key has too many requests, or too many different constraints, at once.",
     "Wait for `Retry-After`, or for running requests of the key.",
     retry=True,
@@ -301,108 +234,78 @@ KEY_QUOTA = ErrorKind(
 RATE_LIMITED = ErrorKind(
     "rate_limit_exceeded",
     429,
-    OVERLOADED,
     "The API key has used the requests or tokens that it may use per minute, or has as many running requests as it may.",
     "Wait for `Retry-After`.",
     retry=True,
 )
-CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client closed the connection; appears in logs and metrics only.", "None.")
-INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
+CLIENT_CLOSED = ErrorKind("client_closed", 499, "The client closed the connection; appears in logs and metrics only.", "None.")
+INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, "The server has a bug.", "Report it with the `x-request-id`.")
 GENERATION_FAILED = ErrorKind(
-    ErrorCode.GENERATION_FAILED,
-    500,
-    SERVER,
-    "The model's worker could not finish this request.",
-    "Report it with the `x-request-id`.",
+    ErrorCode.GENERATION_FAILED, 500, "The model's worker could not finish this request.", "Report it with the `x-request-id`."
 )
-LOAD_FAILED = ErrorKind(ErrorCode.LOAD_FAILED, 500, SERVER, "Loading ended in an unexpected error.", "Read the operation's error.")
+LOAD_FAILED = ErrorKind(ErrorCode.LOAD_FAILED, 500, "Loading ended in an unexpected error.", "Read the operation's error.")
 PREFLIGHT_UNAVAILABLE = ErrorKind(
-    "preflight_unavailable",
-    501,
-    SERVER,
-    "This server cannot compute a load's memory without loading.",
-    "Load without `dry_run`.",
+    "preflight_unavailable", 501, "This server cannot compute a load's memory without loading.", "Load without `dry_run`."
 )
 NOTHING_KEPT = ErrorKind(
-    "nothing_kept",
-    501,
-    SERVER,
-    "The server has no file in which it could store requests.",
-    "Start it with `--keep-requests FILE`.",
+    "nothing_kept", 501, "The server has no file in which it could store requests.", "Start it with `--keep-requests FILE`."
 )
 CACHE_UNAVAILABLE = ErrorKind(
-    "cache_unavailable",
-    501,
-    SERVER,
-    "This server keeps no cache of compiled models.",
-    "Start it without `RELAXSERVE_NO_CACHE`.",
+    "cache_unavailable", 501, "This server keeps no cache of compiled models.", "Start it without `RELAXSERVE_NO_CACHE`."
 )
 FETCH_FAILED = ErrorKind(
     ErrorCode.FETCH_FAILED,
     502,
-    SERVER,
     "The hub or the package index did not deliver the model.",
     "Read the message: the name may be wrong, access denied, or the network down.",
 )
 MODEL_NOT_READY = ErrorKind(
-    ErrorCode.MODEL_NOT_READY,
-    503,
-    SERVER,
-    "The model is loading, restarting or draining.",
-    "Wait for `Retry-After`.",
-    retry=True,
+    ErrorCode.MODEL_NOT_READY, 503, "The model is loading, restarting or draining.", "Wait for `Retry-After`.", retry=True
 )
 AUDIO_NOT_DECODED = ErrorKind(
     "audio_not_decoded",
     503,
-    OVERLOADED,
     "The server was too busy to decode the audio file, or holds too much audio.",
     "Send it again.",
     retry=True,
+    is_overload=True,
 )
 AUDIO_MEMORY_FULL = ErrorKind(
     "audio_memory_full",
     503,
-    OVERLOADED,
     "The realtime sessions of the server, or of the API key, hold as much audio as they may.",
     "Append the audio again later.",
     retry=True,
+    is_overload=True,
 )
 IMAGE_NOT_DECODED = ErrorKind(
     "image_not_decoded",
     503,
-    OVERLOADED,
     "The server was too busy to decode the image, or holds too many images.",
     "Send it again.",
     retry=True,
+    is_overload=True,
 )
 TOO_MANY_CONNECTIONS = ErrorKind(
     "too_many_connections",
     503,
-    OVERLOADED,
     "All connections that the server may have are busy with requests.",
     "Wait for `Retry-After`; raise `max_connections`, or the limit on open files.",
     retry=True,
+    is_overload=True,
 )
 SHUTTING_DOWN = ErrorKind(
-    ErrorCode.SHUTTING_DOWN,
-    503,
-    SERVER,
-    "The server finishes its running requests and accepts no new ones.",
-    "Ask another server.",
-    retry=True,
+    ErrorCode.SHUTTING_DOWN, 503, "The server finishes its running requests and accepts no new ones.", "Ask another server.", retry=True
 )
 DEADLINE_EXCEEDED = ErrorKind(
     ErrorCode.DEADLINE_EXCEEDED,
     504,
-    SERVER,
     "The request's `timeout` passed; `usage` counts the tokens generated until then.",
     "Set a longer `timeout`, or ask for fewer tokens.",
 )
 INSUFFICIENT_MEMORY = ErrorKind(
     ErrorCode.INSUFFICIENT_MEMORY,
     507,
-    SERVER,
     "The model does not fit into the free memory.",
     "Unload a model listed in `evictable`, or lower `kv_cache_bytes`.",
 )

@@ -108,11 +108,8 @@ class Scalars:
         """Round an f32 to the float type `dtype`: to nearest, ties to even; NaN stays NaN."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
-            case DType.F16:
-                short = op(f"fptrunc {v('float')} {operand} to {v('half')}")
-                operand = op(f"fpext {v('half')} {short} to {v('float')}")
-            case DType.E4M3:
-                operand = e4m3.decoded(e4m3.encoded(Lanes(self.code, operand, "float", lanes))).name
+            case DType.F16 | DType.E4M3:
+                return self.loaded(self.stored(Value(operand, dtype, lanes)), dtype, lanes)
             case DType.BF16:
                 const = partial(_integers, "i32", lanes)
                 bits = op(f"bitcast {v('float')} {operand} to {v('i32')}")

@@ -41,8 +41,7 @@ def read_listening(fields: Fields, *, merge: int | None = None, window: str | in
         raise inner.error(heads_name, f"a divisor of {size_name} ({size})")
     if others.get("sinusoids") and (size % 2 or size < 4):
         raise inner.error(size_name, "an even number, at least 4")
-    if inner.flag("scale_embedding", False):
-        raise inner.error("scale_embedding", "false")
+    inner.require(scale_embedding=False)
     if read_activation(inner, "activation_function", "gelu") != "gelu":
         raise inner.error("activation_function", "gelu")
     if merge is None and wide % size:

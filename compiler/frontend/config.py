@@ -272,15 +272,18 @@ def read_decoder(
     default_head_dim: int = 0,
     act: str = "hidden_act",
     intermediate_size: int | None = None,
+    bias: str = "",
 ) -> ModelConfig:
     """Read the fields that all decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
-    RMS norm. If `intermediate_size` is given, the field is not read."""
+    RMS norm. If `intermediate_size` is given, the field is not read. `bias` names the flag that gives biases to all projections of
+    attention."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
     rope = read_rope(fields, head_dim)
+    has_biases = bool(bias) and fields.flag(bias, False)
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     return ModelConfig(
         family=fields.text("model_type"),
@@ -296,6 +299,8 @@ def read_decoder(
         max_context=rope.max_context(fields.integer("max_position_embeddings", 2048)),
         attention_scale=head_dim**-0.5,
         windows=(None,) * num_layers,
+        qkv_bias=has_biases,
+        output_bias=has_biases,
         rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         embedding=EmbeddingConfig(Pooling.LAST, True),
@@ -303,8 +308,7 @@ def read_decoder(
 
 
 def require_causal(fields: Fields) -> None:
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "true, because attention in decoders is causal")
+    fields.require("because attention in decoders is causal", is_causal=True)
 
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
@@ -360,10 +364,7 @@ def read_softcap(fields: Fields, name: str, default: float | None) -> float | No
 
 
 def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, relative_buckets: int = 0) -> ModelConfig:
-    if fields.text("position_embedding_type", "absolute") != "absolute":
-        raise fields.error("position_embedding_type", "absolute")
-    if fields.flag("is_decoder", False):
-        raise fields.error("is_decoder", "false")
+    fields.require(position_embedding_type="absolute", is_decoder=False)
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden_size % num_heads:
         raise fields.error("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")

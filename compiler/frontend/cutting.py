@@ -47,14 +47,10 @@ def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
     fit = _read_fit(fields, vision, known.fit)
-    needed = [("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("do_convert_rgb", True)]
-    if isinstance(fit, Filled):
-        needed[2] = ("do_normalize", False)  # the encoder itself normalises pixels, so the file says that nobody does
-    if isinstance(fit, Mixed):
-        needed = needed[1:]  # files of LFM2-VL say `do_resize: false`, and its processor resizes
-    for name, wanted in needed:
-        if fields.flag(name, wanted) is not wanted:
-            raise fields.error(name, str(wanted).lower())
+    # With Filled, the encoder itself normalises pixels, so the file says that nobody does.
+    fields.require(do_rescale=True, do_normalize=not isinstance(fit, Filled), do_convert_rgb=True)
+    if not isinstance(fit, Mixed):  # files of LFM2-VL say `do_resize: false`, and its processor resizes
+        fields.require(do_resize=True)
     is_stated = not isinstance(fit, Filled)
     return Cutting(
         fit,
@@ -103,8 +99,7 @@ def _grid(fields: Fields, vision: Vision, known: Grid) -> Grid:
     """Read how an image becomes a grid of crops. Processors cut images even if the file says `crop_to_patches: false`, which is only the
     default of the image processor when it is used alone."""
     fields.require_equal("min_patches", 1, "the only smallest number of crops that is supported")
-    if not fields.flag("use_thumbnail", True):
-        raise fields.error("use_thumbnail", "true")
+    fields.require(use_thumbnail=True)
     _require_crop_size(fields, vision)
     return Grid(most_crops=fields.integer("max_patches", known.most_crops, maximum=MOST_GRID_CROPS))
 
@@ -208,9 +203,7 @@ def _filter(fields: Fields, known: Cutting) -> int:
 
 def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
     """Read how the whole image becomes one crop."""
-    for name in OTHERS:
-        if fields.flag(name, False):
-            raise fields.error(name, "false")
+    fields.require(**dict.fromkeys(OTHERS, False))
     edge = vision.crop_size
     fields.require_equal("image_seq_length", vision.num_rows, "the tokens of an image in config.json")
     of_clip = fields.text("image_processor_type", "").startswith("CLIP")

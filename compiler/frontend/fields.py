@@ -104,6 +104,14 @@ class Fields:
             self._nested[name] = nested
         return self._nested[name]
 
+    def require(self, why: str = "", /, **wanted: bool | float | str | None) -> None:
+        """Raise ConfigError if a field is present and has another value than the only supported one. `why` ends the message."""
+        for name, value in wanted.items():
+            found = self.raw(name, value)
+            if found != value or isinstance(found, bool) is not isinstance(value, bool):
+                shown = str(value).lower() if isinstance(value, bool) else str(value)
+                raise self.error(name, f"{shown}, {why}" if why else shown)
+
     def require_equal(self, name: str, value: float, source: str) -> None:
         """Raise ConfigError if the field is present and differs from `value`, the value of the field `source`."""
         if self.raw(name, value) != value:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.errors import DamagedFile
-from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, Tensor, WeightSource
 from compiler.ir.blocks import BLOCKS
 from runtime.files import AGAIN
 
@@ -28,25 +28,18 @@ EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
 }
 
 
-class Checked:
+class Checked(Derived):
     """A source whose matrices are checked when they are read."""
 
     def __init__(self, source: WeightSource) -> None:
-        self._source = source
-        self.tensors: Mapping[str, TensorInfo] = source.tensors
+        super().__init__(source, source.tensors)
 
     def read(self, name: str) -> Tensor:
-        tensor = self._source.read(name)
+        tensor = self.source.read(name)
         blocks = BLOCKS.get(name.rpartition(".")[2])
         if tensor.ndim > 1 and not (is_finite(tensor) if blocks is None else blocks.is_finite(tensor)):
             raise DamagedFile(f"tensor {name!r} has values that are not finite numbers; its file may be damaged: {AGAIN}")
         return tensor
-
-    def release(self, name: str) -> None:
-        self._source.release(name)
-
-    def digest(self) -> str:
-        return self._source.digest()
 
 
 def is_finite(tensor: NDArray[Any]) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, Tensor, TensorInfo, WeightSource
 
 
 def joint_name(pattern: str) -> str:
@@ -16,22 +15,17 @@ def joint_name(pattern: str) -> str:
     return pattern.replace(".*", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Joint:
+class Joint(Derived):
     """A source that joins several tensors of the same shape into one, along a new first axis, when it is read."""
 
-    source: WeightSource
-    members: Mapping[str, tuple[str, ...]]
-    tensors: Mapping[str, TensorInfo] = field(init=False)
-
-    def __post_init__(self) -> None:
-        taken = {name for names in self.members.values() for name in names}
-        infos = {name: info for name, info in self.source.tensors.items() if name not in taken}
-        for whole, names in self.members.items():
-            first = self.source.tensors[names[0]]
-            num_bytes = sum(self.source.tensors[name].num_bytes for name in names)
-            infos[whole] = TensorInfo((len(names), *first.shape), first.dtype, num_bytes)
-        object.__setattr__(self, "tensors", infos)
+    def __init__(self, source: WeightSource, members: Mapping[str, tuple[str, ...]]) -> None:
+        self.members = members
+        taken = {name for names in members.values() for name in names}
+        infos = {name: info for name, info in source.tensors.items() if name not in taken}
+        for whole, names in members.items():
+            first = source.tensors[names[0]]
+            infos[whole] = TensorInfo((len(names), *first.shape), first.dtype, sum(source.tensors[name].num_bytes for name in names))
+        super().__init__(source, infos)
 
     def read(self, name: str) -> Tensor:
         if name not in self.members:
@@ -46,9 +40,6 @@ class Joint:
     def release(self, name: str) -> None:
         if name not in self.members:
             self.source.release(name)
-
-    def digest(self) -> str:
-        return self.source.digest()
 
 
 def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import translate
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from compiler.frontend.fields import Fields
 from compiler.frontend.joint import joint, joint_name
-from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, Tensor, TensorInfo, WeightSource
 
 NEW_NAME = "num_local_experts"
 
@@ -95,6 +95,15 @@ class ExpertNames:
     def of_experts(self) -> tuple[str, ...]:
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
+    @property
+    def by_gguf_name(self) -> dict[str, str]:
+        """The names in programs, by the names in GGUF files, which are the same in all families."""
+        found = {"ffn_gate_inp": self.router, "ffn_gate_exps": self.gate, "ffn_up_exps": self.up, "ffn_down_exps": self.down}
+        found |= {"exp_probs_b.bias": self.correction, "ffn_down_exps.scale": self.scales, "ffn_gate_inp_shexp": self.shared_gate}
+        if self.shared is not None:
+            found |= {f"ffn_{part}_shexp": f"{self.shared}.{part}_proj" for part in ("gate", "up", "down")}
+        return {own: joint_name(name) for own, name in found.items() if name is not None}
+
 
 def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
     """Return the source with one tensor for all experts of a layer."""
@@ -112,8 +121,7 @@ class StackedPart:
     transposed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StackedExperts:
+class StackedExperts(Derived):
     """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves. Halves are
     stored as [experts, out, in], or as [experts, in, out] if the family says `inputs_first`. Alternating rows are stored as [experts, in,
     out], or, if the name ends with `.weight` or the name of a part of it as in quantised checkpoints, as [experts, out, in].
@@ -121,20 +129,15 @@ class StackedExperts:
     A stored tensor stays in memory until all its parts were read, since reading it may require decoding it.
     """
 
-    source: WeightSource
-    names: ExpertNames
-    tensors: Mapping[str, TensorInfo] = field(init=False)
-    parts: Mapping[str, StackedPart] = field(init=False)
-    # Stored tensors of which some parts were read, with the parts not yet read.
-    _begun: dict[str, tuple[Tensor, set[str]]] = field(init=False, default_factory=dict[str, tuple[Tensor, set[str]]])
-
-    def __post_init__(self) -> None:
-        parts = {name: part for stored in self.source.tensors for name, part in self._parts_of(stored)}
-        taken = {part.stored for part in parts.values()}
-        infos = {name: info for name, info in self.source.tensors.items() if name not in taken}
-        infos |= {name: self._info(part) for name, part in parts.items()}
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "tensors", infos)
+    def __init__(self, source: WeightSource, names: ExpertNames) -> None:
+        super().__init__(source, source.tensors)
+        self.names = names
+        self.parts = {name: part for stored in source.tensors for name, part in self._parts_of(stored)}
+        taken = {part.stored for part in self.parts.values()}
+        infos = {name: info for name, info in source.tensors.items() if name not in taken}
+        self.tensors = infos | {name: self._info(part) for name, part in self.parts.items()}
+        # stored tensors of which some parts were read, with the parts not yet read
+        self._begun: dict[str, tuple[Tensor, set[str]]] = {}
 
     def read(self, name: str) -> Tensor:
         if name not in self.parts:
@@ -146,9 +149,6 @@ class StackedExperts:
 
     def release(self, name: str) -> None:
         self.source.release(self.parts[name].stored if name in self.parts else name)
-
-    def digest(self) -> str:
-        return self.source.digest()
 
     def _whole(self, name: str, stored: str) -> Tensor:
         if stored not in self._begun:
@@ -192,21 +192,4 @@ class StackedExperts:
 def without(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
     """Return the source without the tensors whose names match one of the shell patterns."""
     taken = re.compile("|".join(map(translate, patterns)))
-    return Chosen(source, {name: info for name, info in source.tensors.items() if taken.match(name) is None})
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A selection of the tensors of a source."""
-
-    source: WeightSource
-    tensors: Mapping[str, TensorInfo]
-
-    def read(self, name: str) -> Tensor:
-        return self.source.read(name)
-
-    def release(self, name: str) -> None:
-        self.source.release(name)
-
-    def digest(self) -> str:
-        return self.source.digest()
+    return Derived(source, {name: info for name, info in source.tensors.items() if taken.match(name) is None})

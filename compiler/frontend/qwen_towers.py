@@ -1,14 +1,16 @@
-"""Emit the encoders of images of Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni and Qwen3-VL."""
+"""Emit the encoders of images of Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL and GLM-4.1V."""
 
 from __future__ import annotations
 
 from compiler.frontend.any_size import AnySize, LikeDecoders
 from compiler.frontend.config import ModelConfig
+from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.rope import Rope
+from compiler.frontend.squares import CONNECTOR_NORM_EPS
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import GELU, MULTIPLY
 from compiler.ops.embedding import EMBEDDING, ROPE_ANGLES
-from compiler.ops.manipulate import CONCAT, EXPAND_DIMS
+from compiler.ops.manipulate import CONCAT, EXPAND_DIMS, PERMUTE_DIMS
 from compiler.ops.reduce import SUM
 
 
@@ -76,3 +78,34 @@ class Qwen3(Qwen2):
         table = net.as_f32(net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size))
         parts = net.call(MULTIPLY, net.call(EMBEDDING, table, taps), net.call(EXPAND_DIMS, shares, axes=2))
         return net.call(SUM, parts, axes=[1])
+
+
+class Glm4v(Qwen2_5):
+    """GLM-4.1V's encoder: its table of positions is scaled to each crop. A convolution joins the patches of each square, and a gated
+    perceptron follows."""
+
+    bias = False
+
+    def rows(self, patches: Var, points: Var, config: ModelConfig) -> Var:
+        self.angles = self.rotations(points)
+        x = self.norm(self.embedded(patches, bias=True), f"{self.encoder}post_conv_layernorm")
+        x = self.net.add(x, self.positions())
+        for number in range(self.vision.num_layers):
+            x = self.layer(x, number)
+        return self.connected(self.united(self.norm(x, f"{self.encoder}post_layernorm"), config.hidden_size), config.hidden_size)
+
+    def united(self, x: Var, size: int) -> Var:
+        """Return a vector for each square, [squares, size]: the result of a convolution over the patches of the square."""
+        net, own, merge, name = self.net, self.vision.hidden_size, self.vision.merge, f"{self.encoder}downsample"
+        w = net.call(PERMUTE_DIMS, net.weight(f"{name}.weight", size, own, merge, merge), axes=(0, 2, 3, 1))
+        matrix = net.reshape(w, size, merge**2 * own)
+        return net.product(self.joined(x), matrix, net.vector(f"{name}.bias", size), format=self.format)
+
+    def connected(self, x: Var, size: int) -> Var:
+        """Return a row for each square, [squares, size]."""
+        net, name, wide = self.net, self.connector, self.vision.connector_size
+        x = net.layer_norm(self.linear(x, f"{name}proj", size, size), f"{name}post_projection_norm", size, CONNECTOR_NORM_EPS)
+        x = net.call(GELU, x)
+        gate, up = (self.linear(x, f"{name}{part}_proj", size, wide) for part in ("gate", "up"))
+        gated = net.call(MULTIPLY, plain_activation(net, self.vision.activation, gate), up)
+        return self.linear(gated, f"{name}down_proj", wide, size)

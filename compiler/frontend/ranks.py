@@ -13,7 +13,7 @@ from dataclasses import replace
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import ModelError
 from compiler.frontend.registry import decoder_family
-from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, Tensor, TensorInfo, WeightSource
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 
@@ -76,21 +76,22 @@ def shapes_of(module: IRModule) -> Mapping[str, Shape]:
     return found
 
 
-class RankWeights:
+class RankWeights(Derived):
     """The weights of one rank. `shapes` has the shapes that the program of a rank wants. A tensor that has more rows is cut into parts of
     the wanted size, and ranks have the parts in order. If there are fewer parts than ranks, neighbours have the same part."""
 
     def __init__(self, whole: WeightSource, shapes: Mapping[str, Shape], rank: int, num_ranks: int) -> None:
-        self._whole, self._rank, self._num_ranks = whole, rank, num_ranks
+        self._rank, self._num_ranks = rank, num_ranks
         self._rows: dict[str, slice] = {}
-        self.tensors: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for name, info in whole.tensors.items():
             wanted = shapes.get(name, info.shape)
-            self.tensors[name] = info
+            tensors[name] = info
             if wanted != info.shape:
                 self._rows[name] = self._rows_of(name, info.shape, wanted)
                 num_parts = info.shape[0] // wanted[0]
-                self.tensors[name] = TensorInfo(wanted, info.dtype, info.num_bytes // num_parts)
+                tensors[name] = TensorInfo(wanted, info.dtype, info.num_bytes // num_parts)
+        super().__init__(whole, tensors)
 
     def _rows_of(self, name: str, shape: Shape, wanted: Shape) -> slice:
         num_parts, rest = divmod(shape[0], wanted[0]) if shape and wanted and wanted[0] else (0, 0)
@@ -100,12 +101,9 @@ class RankWeights:
         return slice(begin, begin + wanted[0])
 
     def read(self, name: str) -> Tensor:
-        found = self._whole.read(name)
+        found = self.source.read(name)
         return found[self._rows[name]] if name in self._rows else found
 
-    def release(self, name: str) -> None:
-        self._whole.release(name)
-
     def digest(self) -> str:
-        about = f"rank {self._rank} of {self._num_ranks} of {self._whole.digest()}"
+        about = f"rank {self._rank} of {self._num_ranks} of {self.source.digest()}"
         return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()

@@ -215,8 +215,7 @@ def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int], *, 
         raise fields.error("mrope_section", "a list of 3 numbers of pairs")
     if sum(sections) != num_pairs:
         raise fields.error("mrope_section", f"numbers whose sum is {num_pairs}, the pairs of a head")
-    if fields.flag("mrope_interleaved", interleaved) is not interleaved:
-        raise fields.error("mrope_interleaved", str(interleaved).lower())
+    fields.require(mrope_interleaved=interleaved)
     if not interleaved:
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs))

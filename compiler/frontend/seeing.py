@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.gemma4_tower import Gemma4
-from compiler.frontend.glm4v_tower import Glm4v
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.tower import COLOURS
 from compiler.frontend.pixtral_tower import Pixtral
-from compiler.frontend.qwen_towers import Qwen2, Qwen2_5, Qwen3
+from compiler.frontend.qwen_towers import Glm4v, Qwen2, Qwen2_5, Qwen3
 from compiler.frontend.siglip2_tower import Siglip2
 from compiler.frontend.squares import Squares
 from compiler.frontend.vision import MOST_PATCHES, Tower, Vision

@@ -73,8 +73,7 @@ class EmbeddingConfig:
 def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
     """Read the files of sentence-transformers. Without these files, texts are embedded by the family's `default`."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
-    if sentence.flag("do_lower_case", False):
-        raise sentence.error("do_lower_case", "false, because the tokenizer must do the lower-casing")
+    sentence.require("because the tokenizer must do the lower-casing", do_lower_case=False)
     embedding = default
     if (modules := directory / "modules.json").exists():
         embedding = _read_modules(read_json(modules), directory, default)
@@ -134,17 +133,12 @@ def _read_dense(folder: str, fields: Fields) -> Dense:
     name = fields.text("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
     if name not in DENSE_ACTIVATIONS:
         raise fields.error("activation_function", f"one of {', '.join(DENSE_ACTIVATIONS)}")
-    for field, usual in (("module_input_name", "sentence_embedding"), ("module_output_name", "sentence_embedding")):
-        if fields.text(field, usual) != usual:
-            raise fields.error(field, usual)
-    if fields.flag("use_residual", False):
-        raise fields.error("use_residual", "false")
+    fields.require(module_input_name="sentence_embedding", module_output_name="sentence_embedding", use_residual=False)
     return Dense(folder, fields.integer("in_features"), fields.integer("out_features"), fields.flag("bias", True), name)
 
 
 def _read_pooling(fields: Fields) -> Pooling:
-    if not fields.flag("include_prompt", True):
-        raise fields.error("include_prompt", "true, because tokens of the prompt cannot be excluded from pooling")
+    fields.require("because tokens of the prompt cannot be excluded from pooling", include_prompt=True)
     if "pooling_mode" in fields:
         found = POOLING_NAMES.get(fields.text("pooling_mode"))
         if found is None:

@@ -129,8 +129,7 @@ def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> 
     """Return the encoder of a model with Pixtral. `others` are the fields of Vision that the connector determines."""
     inner = fields.fields("vision_config", defaults)
     inner.skip("model_type", "image_size", "is_composition")  # the largest image, which the processor states
-    if fields.raw("vision_feature_layer", -1) != -1:
-        raise fields.error("vision_feature_layer", "-1")
+    fields.require(vision_feature_layer=-1)
     vision = read_any_size(
         inner,
         Tower.PIXTRAL,

@@ -83,6 +83,22 @@ class WeightSource(Protocol):
         ...
 
 
+class Derived:
+    """A source with tensors of another one. Subclasses change what reading them returns."""
+
+    def __init__(self, source: WeightSource, tensors: Mapping[str, TensorInfo]) -> None:
+        self.source, self.tensors = source, tensors
+
+    def read(self, name: str) -> Tensor:
+        return self.source.read(name)
+
+    def release(self, name: str) -> None:
+        self.source.release(name)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+
 # --- one mapped file ------------------------------------------------------------------------------------------------------
 
 
@@ -204,11 +220,10 @@ class BesideFolders:
         return "-".join(source.digest() for source in (self._whole, *self._parts.values()))
 
 
-class Renamed:
+class Renamed(Derived):
     """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, str]) -> None:
-        self._source = source
         self._names: dict[str, str] = {}
         for own in source.tensors:
             name = own
@@ -217,16 +232,13 @@ class Renamed:
             if name in self._names:
                 raise DamagedFile(f"tensors {self._names[name]!r} and {own!r} are the same parameter")
             self._names[name] = own
-        self.tensors: Mapping[str, TensorInfo] = {name: source.tensors[own] for name, own in self._names.items()}
+        super().__init__(source, {name: source.tensors[own] for name, own in self._names.items()})
 
     def read(self, name: str) -> Tensor:
-        return self._source.read(self._names[name])
+        return self.source.read(self._names[name])
 
     def release(self, name: str) -> None:
-        self._source.release(self._names[name])
-
-    def digest(self) -> str:
-        return self._source.digest()
+        self.source.release(self._names[name])
 
 
 def open_safetensors(path: str | Path) -> Safetensors:

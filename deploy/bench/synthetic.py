@@ -7,7 +7,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -22,7 +22,7 @@ from compiler.frontend.quantized.held import HeldWeights
 from compiler.frontend.quantized.source import QuantizedWeights
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.rope import Rope
-from compiler.frontend.weights import TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 from server.settings import SettingsError
 
@@ -257,25 +257,22 @@ class RandomWeights:
         return hashlib.blake2b(repr(sorted(self.shapes.items())).encode(), digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Weights:
+class Fp8Weights(Derived):
     """Another source's weights as an fp8 checkpoint stores them: matrices of layers are 8-bit floats, with a scale per square block."""
 
-    source: WeightSource
-    block: int  # rows and inputs of a block
-    tensors: Mapping[str, TensorInfo] = field(init=False)
-    _last: dict[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])  # the tensors that were read last
-
-    def __post_init__(self) -> None:
+    def __init__(self, source: WeightSource, block: int) -> None:
+        """`block`: rows and inputs of a block."""
+        self.block = block
+        self._last: dict[str, NDArray[Any]] = {}  # the tensors that were read last
         found: dict[str, TensorInfo] = {}
-        for name, info in self.source.tensors.items():
+        for name, info in source.tensors.items():
             found[name] = info
             if _is_quantised(name, info):
                 rows, columns = info.shape
                 found[name] = TensorInfo(info.shape, DType.E4M3.numpy, rows * columns)
-                blocks = -(-rows // self.block), -(-columns // self.block)
+                blocks = -(-rows // block), -(-columns // block)
                 found[name + FP8_SCALE] = TensorInfo(blocks, DType.F32.numpy, 4 * prod(blocks))
-        object.__setattr__(self, "tensors", found)
+        super().__init__(source, found)
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor. All experts of a layer have the weights of the first expert, because rounding billions of numbers takes
@@ -294,9 +291,6 @@ class Fp8Weights:
 
     def release(self, name: str) -> None:
         self.source.release(name.removesuffix(FP8_SCALE))
-
-    def digest(self) -> str:
-        return self.source.digest()
 
     def _scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Return the scales with which the largest weight of each block becomes the largest number."""

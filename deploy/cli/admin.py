@@ -9,27 +9,9 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import Bars, answers, errors
-from deploy.cli.sources import (
-    ALIAS,
-    DEFAULT,
-    EMBEDDINGS,
-    KV_DTYPE,
-    LABEL,
-    MAX_BATCH,
-    MAX_CONTEXT,
-    MAX_GAP_MS,
-    NUMERICS,
-    PIN,
-    QUANTIZE,
-    REASONING,
-    TARGET,
-    TOOL_PARSER,
-    Device,
-    KvCacheBytes,
-    TensorParallel,
-)
+from deploy.cli.sources import OPTIONS, name_of, takes
 from deploy.client import Client, ServerFault, segment
-from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share
+from deploy.settings import KEY_VARIABLE, URL_VARIABLE
 from runtime.units import in_units
 from server.defaults import DefaultsError, read_texts
 
@@ -42,30 +24,16 @@ Key = Annotated[str | None, typer.Option(help="API key; the variable hides it fr
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+# A request can name neither files nor hosts of the server.
+@takes(*(field for field in OPTIONS if field not in ("calibrate", "stages")))
 def load(
     source: Annotated[str, typer.Argument(help="Folder below the server's model root, or a hub id where the server allows them.")],
     name: Annotated[str | None, typer.Option(help="Name to serve the model under; by default the folder's name.")] = None,
-    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
-    max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
-    max_batch: Annotated[int | None, typer.Option(help=MAX_BATCH)] = None,
-    max_gap_ms: Annotated[int | None, typer.Option(help=MAX_GAP_MS)] = None,
-    kv_cache_bytes: KvCacheBytes = None,
-    kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
-    numerics: Annotated[str, typer.Option(help=NUMERICS)] = "auto",
-    target: Annotated[str, typer.Option(help=TARGET)] = "host",
-    device: Device = "cpu",
-    tensor_parallel: TensorParallel = 1,
-    embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
-    label: Annotated[bool, typer.Option("--label", help=LABEL)] = False,
-    alias: Annotated[list[str] | None, typer.Option(help=ALIAS)] = None,
-    pin: Annotated[bool, typer.Option(help=PIN)] = False,
-    tool_parser: Annotated[str | None, typer.Option(help=TOOL_PARSER)] = None,
-    reasoning: Annotated[bool | None, typer.Option(help=REASONING)] = None,
-    default: Annotated[list[str] | None, typer.Option(help=DEFAULT, metavar="NAME=VALUE")] = None,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this model.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only show the memory that the model would take.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    **form: Any,
 ) -> None:
     """Load a model into a running server and follow it until it is ready.
 
@@ -76,33 +44,13 @@ def load(
       relaxserve load Llama-3.2-1B --alias gpt-4o-mini --kv-cache-bytes 2G --dry-run
     """
     client = Client(url, key)
-    try:
-        defaults = read_texts(default or [], "--default").given
-    except DefaultsError as error:
-        raise typer.BadParameter(str(error)) from error
-    given: dict[str, object] = {
-        "name": name,
-        "quantize": quantize,
-        "max_context": max_context,
-        "max_batch": max_batch,
-        "max_gap_ms": max_gap_ms,
-        "kv_cache_bytes": _bytes(kv_cache_bytes),
-        "kv_dtype": kv_dtype,
-        "numerics": numerics,
-        "target": target,
-        "device": device,
-        "tensor_parallel": tensor_parallel,
-        "embeddings": embeddings or None,
-        "label": label or None,
-        "aliases": alias,
-        "pin": pin or None,
-        "tool_parser": tool_parser,
-        "reasoning": reasoning,
-        "defaults": defaults or None,
-        "swap": swap or None,
-        "dry_run": dry_run or None,
-    }
-    operation = client.post("/admin/models", {"source": source, **{k: v for k, v in given.items() if v is not None}})
+    if "defaults" in form:
+        try:
+            form["defaults"] = read_texts(form["defaults"], name_of("defaults")).given
+        except DefaultsError as error:
+            raise typer.BadParameter(str(error)) from error
+    given = {"source": source, **form, **{name: True for name, asked in (("swap", swap), ("dry_run", dry_run)) if asked}}
+    operation = client.post("/admin/models", given if name is None else {**given, "name": name})
     if dry_run:
         answers.print_json(json.dumps(operation))
         return
@@ -195,10 +143,3 @@ def _row(model: dict[str, Any]) -> list[str]:
         *(str(model.get(count, "")) for count in ("running", "waiting", "restarts")),
         model.get("source", ""),
     ]
-
-
-def _bytes(text: str | None) -> int | float | None:
-    try:
-        return None if text is None else num_bytes_or_share(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G, or 50%") from None

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import (
-    Calibrate,
-    Device,
-    KvDtype,
-    MaxBatch,
-    MaxContext,
-    Numerics,
-    Quantize,
-    Source,
-    Target,
-    TensorParallel,
-    load_of,
-)
+from deploy.cli.sources import PROGRAM, Source, load_of, takes
 
 
-def compile_(
-    model: Source,
-    quantize: Quantize = "auto",
-    calibrate: Calibrate = "",
-    max_context: MaxContext = None,
-    max_batch: MaxBatch = 64,
-    kv_dtype: KvDtype = "auto",
-    numerics: Numerics = "auto",
-    target: Target = "host",
-    device: Device = "cpu",
-    tensor_parallel: TensorParallel = 1,
-) -> None:
+@takes(*PROGRAM, "max_batch")
+def compile_(model: Source, **form: Any) -> None:
     """Compile a model for this machine and keep the result, so that later starts need not compile.
 
     [bold]Examples[/bold]
@@ -41,7 +21,7 @@ def compile_(
     from deploy.inspection import compiled
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device, calibrate, numerics, tensor_parallel)
+    load = load_of(model, **form)
     with stages(load.name) as report:
         program = compiled(begin(load, report)).program
     how = "was in the cache" if program.cache_hit else f"compiled in {program.compile_s:.1f} s"

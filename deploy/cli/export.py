@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import EMBEDDINGS, Calibrate, KvDtype, Numerics, Quantize, Source, load_of
+from deploy.cli.sources import Source, load_of, takes
 from runtime.units import in_units
 from server.load_settings import LEAST_CONTEXT
 
 EXPORT_CONTEXT = "Maximum length of a sequence, in tokens; by default the model's, at most 4096, since an export takes the memory for it."
 
 
+@takes("quantize", "calibrate", "kv_dtype", "numerics", "embeddings")
 def export(
     model: Source,
     target: Annotated[str, typer.Option(help="web, or the machine of a C library: aarch64-linux, riscv64-linux, x86-64-v3, ...")] = "web",
@@ -25,12 +25,8 @@ def export(
         typer.Option(help="Prefix of C names, by default rs. One program can link libraries with different prefixes."),
     ] = None,
     shared: Annotated[bool, typer.Option("--shared", help="Write libMODEL.so, a shared library, beside libMODEL.a.")] = False,
-    quantize: Quantize = "auto",
-    calibrate: Calibrate = "",
     max_context: Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=EXPORT_CONTEXT)] = None,
-    kv_dtype: KvDtype = "auto",
-    numerics: Numerics = "auto",
-    embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
+    **form: Any,
 ) -> None:
     """Write a model in a form that runs without Python: in a browser, or linked into a C program.
 
@@ -56,8 +52,7 @@ def export(
         raise typer.BadParameter(
             "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
         )
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host", calibrate=calibrate, numerics=numerics)
-    load = msgspec.structs.replace(load, embeddings=embeddings)
+    load = load_of(model, max_batch=1, max_context=max_context, **form)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
         opened = servable(begin(load, report), page_sees) if machine is None else servable(begin(load, report))

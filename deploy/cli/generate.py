@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import Calibrate, Device, KvDtype, MaxContext, Numerics, Quantize, Source, Target, TensorParallel, load_of
+from deploy.cli.sources import PROGRAM, Source, load_of, takes
 
 if TYPE_CHECKING:
     from deploy.generate import Answer
 
 
+@takes(*PROGRAM)
 def generate(
     model: Source,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to answer or to continue.")],
@@ -22,15 +23,8 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = 0,
-    quantize: Quantize = "auto",
-    calibrate: Calibrate = "",
-    max_context: MaxContext = None,
-    kv_dtype: KvDtype = "auto",
-    numerics: Numerics = "auto",
-    target: Target = "host",
-    device: Device = "cpu",
-    tensor_parallel: TensorParallel = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
+    **form: Any,
 ) -> None:
     """Answer one prompt in this process, without a server, and print the text as it is generated.
 
@@ -43,7 +37,7 @@ def generate(
     from deploy.generate import Prompt, generate_text, require_generator
     from deploy.model_loading.load import loaded
 
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device, calibrate, numerics, tensor_parallel)
+    load = load_of(model, max_batch=1, **form)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,20 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import ReportStage, answers, errors, stages
-from deploy.cli.sources import (
-    Calibrate,
-    Device,
-    KvCacheBytes,
-    KvDtype,
-    MaxBatch,
-    MaxContext,
-    Numerics,
-    Quantize,
-    Source,
-    Target,
-    TensorParallel,
-    load_of,
-)
+from deploy.cli.sources import PROGRAM, Source, load_of, takes
 from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import Load
@@ -50,20 +37,12 @@ NUMBERS = {
 NUMBERS_OF_GPU = "the same bits on GPUs that run this code"
 
 
+@takes(*PROGRAM, "max_batch", "kv_cache_bytes")
 def inspect(
     model: Source,
-    quantize: Quantize = "auto",
-    calibrate: Calibrate = "",
-    max_context: MaxContext = None,
-    max_batch: MaxBatch = 64,
-    kv_cache_bytes: KvCacheBytes = None,
-    kv_dtype: KvDtype = "auto",
-    numerics: Numerics = "auto",
-    target: Target = "host",
-    device: Device = "cpu",
-    tensor_parallel: TensorParallel = 1,
     quality: Annotated[bool, typer.Option("--quality", help="Load each format that fits, and measure its speed and its quality.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **form: Any,
 ) -> None:
     """Show a model's family, size, memory plan and signature, and whether it fits on this machine. Also compare the values of --quantize:
     the size of the weights, the context that fits beside them, and the rounding error, measured on sampled rows of some matrices. With
@@ -81,7 +60,7 @@ def inspect(
     from deploy.inspection import compiled, inspection_of, remedies
     from deploy.model_loading.known import begin
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device, calibrate, numerics, tensor_parallel)
+    load = load_of(model, **form)
     with stages(load.name) as report:
         known = compiled(begin(load, report))
         found = inspection_of(known)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator
 from contextlib import aclosing, contextmanager
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -19,7 +19,7 @@ from rich.table import Table
 from deploy.cli.admin import AsJson
 from deploy.cli.chat import MaxTokens, Mcp, Question, Seed, System, Temperature, Yes
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
+from deploy.cli.sources import name_of, takes
 from deploy.client import ServerFault
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS, downloadable, model_spec
@@ -158,17 +158,17 @@ def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `
         answers.print(f"{source} is removed and gave back {in_units(freed)}", highlight=False)
 
 
+@takes("quantize", "max_context")
 def run(
     model: Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, or a name in `ls --available`.")],
     question: Question = None,
-    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
-    max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
     system: System = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
     mcp: Mcp = None,
     yes: Yes = False,
+    **form: Any,
 ) -> None:
     """Start a server for a model, chat with it, and stop the server when the conversation ends.
 
@@ -183,8 +183,7 @@ def run(
 
     if not is_here(source := model_spec(model).source):
         _fetch(source, hub_token(os.environ))
-    form = {"--quantize": quantize, "--max-context": max_context}
-    options = [part for name, value in form.items() if value is not None for part in (name, str(value))]
+    options = [part for field, value in form.items() for part in (name_of(field), str(value))]
     with _serving(model, options) as url:
         chat(question, None, system, max_tokens, temperature, seed, mcp, yes, url=url, key=None)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from deploy.cli.admin import DEFAULT_URL, STOPPED_S, Key, Url
 from deploy.cli.output import answers
-from deploy.cli.sources import DEFAULT
+from deploy.cli.sources import OPTIONS
 from deploy.client import Client, segment
 from deploy.modelfile import Modelfile, ModelfileError
 from deploy.modelfile import read as read_modelfile
@@ -110,7 +110,7 @@ def create(
         "Modelfile"
     ),
     source: Annotated[str | None, typer.Option("--from", help="Name of a model of the server, instead of a Modelfile.")] = None,
-    default: Annotated[list[str] | None, typer.Option(help=DEFAULT, metavar="TEXT")] = None,
+    default: Annotated[list[str] | None, typer.Option(help=OPTIONS["defaults"].meaning, metavar="TEXT")] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:

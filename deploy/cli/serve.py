@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,27 +16,7 @@ from typer.core import TyperCommand
 from deploy import demo
 from deploy.cli.output import Bars, errors
 from deploy.cli.root import SERVING
-from deploy.cli.sources import (
-    ALIAS,
-    CALIBRATE,
-    DEFAULT,
-    DEVICE,
-    EMBEDDINGS,
-    KV_CACHE_BYTES,
-    KV_DTYPE,
-    LABEL,
-    MAX_BATCH,
-    MAX_CONTEXT,
-    MAX_GAP_MS,
-    NUMERICS,
-    PIN,
-    QUANTIZE,
-    REASONING,
-    STAGES,
-    TARGET,
-    TENSOR_PARALLEL,
-    TOOL_PARSER,
-)
+from deploy.cli.sources import OPTIONS, LoadOption, name_of, optional, signed
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import (
     DEFAULTS,
@@ -50,12 +28,10 @@ from deploy.settings import (
     gather,
     model_spec,
     num_bytes,
-    num_bytes_or_share,
     service_links,
     stages_of,
 )
 from server.defaults import DefaultsError, read_texts
-from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_RANKS, MOST_SEQUENCES
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
 
@@ -87,7 +63,7 @@ Options win over variables, variables over the file. --no-SWITCH turns one off.
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
     arguments.pop("help_all")
     model = [*(model or ()), *(arguments.pop("more_models") or ())]
-    form = {name: value for name in FORM if (value := arguments.pop(name, None)) not in (None, [])}
+    form = {name: value for name in OPTIONS if (value := arguments.pop(name, None)) not in (None, [])}
     settings, specs = gather(arguments, os.environ, config=config, models=model)
     token = hub_token(take_secrets(os.environ))
     if links := service_links(os.environ):
@@ -96,7 +72,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
         specs = default_models()
     elif form and not model:
-        options = ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in form)
+        options = ", ".join(map(name_of, form))
         raise SettingsError(
             f"{options} without MODEL: they apply only to models on the command line; in the file, set the fields of each model"
         )
@@ -126,7 +102,7 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
     if aliases and len(specs) > 1:
         raise SettingsError(f"--alias with {len(specs)} models; expected one model. In the file of --config, each model has aliases")
     try:
-        defaults = read_texts(form.pop("defaults", []), OPTIONS["defaults"])
+        defaults = read_texts(form.pop("defaults", []), name_of("defaults"))
     except DefaultsError as error:
         raise SettingsError(str(error)) from error
     form |= {"defaults": defaults} if defaults.given else {}  # without the option, the defaults of the configuration file stay
@@ -217,57 +193,7 @@ def _annotation(setting: Setting) -> Any:
     return Annotated[types[kind] | None, typer.Option(flag, **about)]
 
 
-def _share(text: str) -> int | float:
-    try:
-        return num_bytes_or_share(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G, or 50%") from None
-
-
-def _within(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of numbers. Typer's own ranges would add a wide column to the help."""
-
-    def parsed(text: str) -> int:
-        if not re.fullmatch(r"-?\d{1,18}", text) or not least <= int(text) <= most:
-            raise typer.BadParameter(f"{text!r} is not a number from {least} to {most}")
-        return int(text)
-
-    return parsed
-
-
-def _of_models(kind: Any, meaning: str, metavar: str = "TEXT", *names: str, **form: Any) -> Any:
-    shown = {"help": meaning, "metavar": metavar, "rich_help_panel": OF_MODELS, "show_default": False}
-    return Annotated[kind | None, typer.Option(*names, **shown, **form)]
-
-
-OF_MODELS = "Models on the command line"
-OPTIONS = {"aliases": "--alias", "defaults": "--default"}  # options whose name is not that of the field
-CONTEXT = ("--max-context", "--max-model-len", "--ctx-size", "-c")  # the other names are those of vLLM and llama.cpp
-
-# Options that apply to every model named on the command line. The key is the field of a load that the option sets.
-FORM: dict[str, Any] = {
-    "quantize": _of_models(str, QUANTIZE),
-    "calibrate": _of_models(str, CALIBRATE, "FILE"),
-    "max_context": _of_models(int, MAX_CONTEXT, "N", *CONTEXT, parser=_within(LEAST_CONTEXT, 2**31 - 1)),
-    "max_batch": _of_models(int, MAX_BATCH, "N", parser=_within(1, MOST_SEQUENCES)),
-    "max_gap_ms": _of_models(int, MAX_GAP_MS, "N", parser=_within(1, LONGEST_GAP_MS)),
-    "kv_cache_bytes": _of_models(float, KV_CACHE_BYTES, "BYTES", parser=_share),
-    "kv_dtype": _of_models(str, KV_DTYPE),
-    "numerics": _of_models(str, NUMERICS),
-    "target": _of_models(str, TARGET),
-    "device": _of_models(str, DEVICE),
-    "tensor_parallel": _of_models(int, TENSOR_PARALLEL, "N", "--tensor-parallel", "--tensor-parallel-size", parser=_within(1, MOST_RANKS)),
-    "embeddings": _of_models(bool, EMBEDDINGS, ""),
-    "label": _of_models(bool, LABEL, ""),
-    "stages": _of_models(str, STAGES),
-    "aliases": _of_models(list[str], ALIAS, "TEXT", OPTIONS["aliases"], "--served-model-name"),
-    "pin": _of_models(bool, PIN, ""),
-    "tool_parser": _of_models(str, TOOL_PARSER, "TEXT", "--tool-parser", "--tool-call-parser"),
-    "reasoning": _of_models(bool, REASONING, ""),
-    "defaults": _of_models(list[str], DEFAULT, "TEXT", OPTIONS["defaults"]),
-}
-
-
+OF_MODELS = "Models on the command line"  # a panel of the help
 HELP_ALL = f"{__name__}.help_all"  # key of the context's data: whether the help shows all options
 
 
@@ -289,17 +215,12 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
         bool | None,
         typer.Option("--help-all", callback=_show_all, is_eager=True, metavar="", help="Show all options and exit.", show_default=False),
     ]
-    more = _of_models(list[str], "Another way to write MODEL; may be repeated.", "MODEL", "--model", "-m")
+    more = LoadOption(list[str], "Another way to write MODEL; may be repeated.", "MODEL", ("--model", "-m")).annotation(OF_MODELS)
     own = {"model": model, "config": config, "help_all": help_all, "more_models": more}
-    annotations = own | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in annotations.items()
-    ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # `inspect` reads this attribute
-    function.__annotations__ = annotations
+    of_models = {field: option.annotation(OF_MODELS) for field, option in OPTIONS.items()}
+    settings = {setting.name: _annotation(setting) for setting in SETTINGS if setting.in_arguments}
     function.__doc__ = HELP
-    return function
+    return signed(function, [optional(name, annotation) for name, annotation in (own | of_models | settings).items()])
 
 
 # Parameters of the options on the first page of the help.

@@ -9,17 +9,14 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
 from typing import Any, Protocol
-from urllib.error import HTTPError, URLError
-from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, HTTPSHandler, OpenerDirector, Request
+from urllib.error import HTTPError
 
-from deploy.replicas.process import ServerProcess
+from deploy.replicas.process import ServerProcess, ask
 from deploy.settings import PREFIX
 
 log = logging.getLogger(__name__)
 
-ASK_S = 5.0  # longest time for an answer to a question of the worker
 READY_POLL_S = 0.1
 SAY_S = 30.0  # interval at which the log says why the server is not ready yet
 NOT_YET = (502, 503, 504)  # statuses of a server that is not ready yet, and of a proxy in front of it
@@ -62,9 +59,6 @@ class OwnServer(ServerProcess):
         kept = {name: value for name, value in settings.items() if name not in KEYS}
         super().__init__([model], {**kept, "api_keys": [self.access_key]}, address="127.0.0.1")
 
-    def ask(self, path: str) -> bytes:
-        return _ask(self.url + path, self.access_key)
-
 
 class FoundServer:
     """A server that runs already. It goes on when the worker ends."""
@@ -81,7 +75,7 @@ class FoundServer:
         self.ask("/health/live")
 
     def ask(self, path: str) -> bytes:
-        return _ask(self.url + path, self.access_key)
+        return ask(self.url + path, self.access_key)
 
     def stop(self, within_s: float | None = None) -> None:
         """Leave it running."""
@@ -109,29 +103,3 @@ async def until_ready(server: Server, must_end: Callable[[], bool] = lambda: Fal
                 log.warning("the server at %s is not ready yet: %s", server.url, error)
                 said_s = time.monotonic()
         await asyncio.sleep(READY_POLL_S)
-
-
-def _direct() -> OpenerDirector:
-    """Return an opener that ignores the proxies of the environment, as requests to the server do, and takes a redirect for an error:
-    another server must not get the key."""
-    opener = OpenerDirector()
-    for handler in (HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
-        opener.add_handler(handler)
-    return opener
-
-
-_opener = _direct()
-
-
-def _ask(url: str, key: str | None) -> bytes:
-    request = Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
-    try:
-        with _opener.open(request, timeout=ASK_S) as answer:
-            return answer.read()
-    except HTTPException as error:
-        raise OSError(f"the answer is broken off: {error!r}") from error
-    except HTTPError as error:
-        error.close()
-        raise
-    except URLError as error:
-        raise error.reason if isinstance(error.reason, OSError) else error from None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, Tensor, WeightSource
 from deploy.quality.observe import Bound, divergence, rows_of
 
 DEPTHS = 3  # parts of the depth
@@ -18,23 +18,17 @@ Floats = NDArray[np.float32]
 Kind = tuple[str, int]  # names without the layer's number, and the part of the depth
 
 
-class Replaced:
+class Replaced(Derived):
     """A source in which some tensors have other values."""
 
     def __init__(self, source: WeightSource, names: Sequence[str], values: Callable[[str], Floats]) -> None:
-        self._source, self._names, self._values = source, frozenset(names), values
-        self.tensors: Mapping[str, TensorInfo] = source.tensors
+        super().__init__(source, source.tensors)
+        self._names, self._values = frozenset(names), values
 
     def read(self, name: str) -> Tensor:
         if name not in self._names:
-            return self._source.read(name)
+            return self.source.read(name)
         return self._values(name).astype(self.tensors[name].dtype)
-
-    def release(self, name: str) -> None:
-        self._source.release(name)
-
-    def digest(self) -> str:
-        return self._source.digest()
 
 
 def kind_of(names: Sequence[str], num_layers: int) -> Kind:

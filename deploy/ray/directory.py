@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deploy.ray.lease import Lease
 from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
-from deploy.ray.wish import Wish
+from deploy.ray.wish import Lease, Wish
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
 AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet

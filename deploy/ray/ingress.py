@@ -20,11 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deploy.ray.directory import directory_of
-from deploy.ray.lease import Lease
 from deploy.ray.options import prefill_name
 from deploy.ray.passage import Passage, refusal
 from deploy.ray.prefill import Prefill
-from deploy.ray.wish import BodyTooLarge, BodyTooLate, Wish, read, receive
+from deploy.ray.wish import BodyTooLarge, BodyTooLate, Lease, Wish, read, receive
 from deploy.replicas.session import new_session
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
-from deploy.ray.lease import Lease
 from deploy.ray.progress import Progress
-from deploy.ray.wish import Reading, Wish, place_of
+from deploy.ray.wish import Lease, Reading, Wish, place_of
 from deploy.replicas.events import Events, is_comment
 from server.api.answer.sse import while_connected
 from server.open_values import HEADER

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from deploy.ray.directory import Directory
-from deploy.ray.lease import Lease
-from deploy.ray.wish import BLOCK, Wish
+from deploy.ray.wish import BLOCK, Lease, Wish
 
 MOST_REPEATED = 2  # times as much as is new, that a prefill replica may compute for lack of the beginning
 

@@ -12,10 +12,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from deploy.ray.cache_watch import CacheWatch, follow
-from deploy.ray.lease import Lease
 from deploy.ray.scaling import PAGES, REQUESTS
 from deploy.ray.stage_hosts import StageHosts
-from deploy.ray.wish import Wish
+from deploy.ray.wish import Lease, Wish
 from deploy.replicas.process import ServerProcess
 
 STATS_S = 2.0  # interval at which routers hear of load and cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -66,6 +66,18 @@ class Wish:
     place: bytes = b""  # of the replica that must serve it, because it stores an earlier response
     avoided: frozenset[str] = frozenset()  # replicas that have failed this request
     num_blocks: int = 0  # number of keys, from the first on, that stand for blocks of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Where a replica's server is, and another server that may give it pages."""
+
+    replica: str  # the replica's name
+    url: str
+    key: str = field(repr=False)  # the server accepts open values, and the name of a giver, only with this key
+    giver: str = ""  # address of another server, which has more of the prompt in its cache or is to compute it; empty: there is none
+    computes: bool = False  # whether the giver is to compute the prompt first
+    num_new: int = 0  # number of blocks of the prompt that no replica is known to have in its cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 import yaml
 
@@ -49,6 +51,8 @@ class ServerEnded(Exception):
 
 class ServerProcess:
     """One server on a port of its own. The kernel kills it when this process ends."""
+
+    access_key: str | None = None  # needed by questions, if the settings have keys
 
     def __init__(
         self,
@@ -92,7 +96,6 @@ class ServerProcess:
         # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
         self._process = subprocess.Popen(words, env=environment, process_group=0)
         self._is_silent = False
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @property
     def pid(self) -> int:
@@ -140,8 +143,7 @@ class ServerProcess:
 
     def ask(self, path: str) -> bytes:
         """Raise OSError if the server answers with an error, late or not at all."""
-        with self._opener.open(self.url + path, timeout=ASK_S) as answer:
-            return answer.read()
+        return ask(self.url + path, self.access_key)
 
     def stop(self, within_s: float | None = None) -> None:
         """Let running requests end, then stop the server. Kill it if that takes longer than `within_s`. Without this limit, the engine of
@@ -161,6 +163,33 @@ class ServerProcess:
     def clean(self) -> None:
         """Remove the files of the server."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _direct() -> OpenerDirector:
+    """Return an opener that ignores the proxies of the environment, as requests to the server do, and takes a redirect for an error:
+    another server must not get the key."""
+    opener = OpenerDirector()
+    for handler in (HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
+        opener.add_handler(handler)
+    return opener
+
+
+_opener = _direct()
+
+
+def ask(url: str, key: str | None) -> bytes:
+    """Raise OSError if the server answers late or not at all, and HTTPError, which is an OSError, if it answers with an error."""
+    request = Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with _opener.open(request, timeout=ASK_S) as answer:
+            return answer.read()
+    except HTTPException as error:
+        raise OSError(f"the answer is broken off: {error!r}") from error
+    except HTTPError as error:
+        error.close()
+        raise
+    except URLError as error:
+        raise error.reason if isinstance(error.reason, OSError) else error from None
 
 
 def _in_stages(entry: str | dict[str, Any], stages: StagePlaces) -> dict[str, Any]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import starmap
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.answer.respond import Pieces, response_headers
+from server.api.answer.respond import Pieces, in_pieces, response_headers
 from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
-from server.api.request.fields import check_unknown
 from server.api.request.prepare import off_loop
 from server.api.request.schema import EmbeddingBody
 from server.api.routes import gives, new_router
@@ -53,8 +53,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/classify", include_in_schema=False)
     async def classify(request: Request, body: ClassifyBody) -> Response:
         """Classify each text: return its class, and the score of every class."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         require_classes(model, loaded)
         who = caller(request)
         text = await conversation_text(body, loaded, who)
@@ -78,18 +77,16 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
-    """Return the answer in pieces, one per text, because encoding it in one call would delay other requests."""
-    head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
-    pieces = [head + b'"data":[']
-    for index, numbers in enumerate(found):
-        entry: Classified = {
+    def entry(index: int, numbers: Vector) -> bytes:
+        classified: Classified = {
             "index": index,
             "label": ready.classes[int(numbers.argmax())],
             "probs": (numbers if raw else scores_of(ready, numbers)).tolist(),
             "num_classes": len(ready.classes),
         }
-        pieces.append((b"," if index else b"") + msgspec.json.encode(entry))
-    return [*pieces, tail]
+        return msgspec.json.encode(classified)
+
+    return in_pieces(answer, "data", starmap(entry, enumerate(found)))
 
 
 def require_classes(model: Model, loaded: Loaded) -> None:

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import Pieces, response_headers
 from server.api.context import Context, caller
-from server.api.request.fields import Options, check_unknown
+from server.api.request.fields import Options
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Label, Text
 from server.api.routes import gives, new_router
@@ -51,8 +51,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v2/embed", responses=gives(CohereEmbedded))
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
         """Turn texts into vectors. A text that is too long is truncated as `truncate` says."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
         asked = EmbeddingBody.model_construct(
             input=body.texts,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from server.api.request.fields import Options, check_unknown
 from server.batches.service import Batches
 from server.history import History
 from server.http.auth import Access
@@ -69,6 +70,11 @@ class Context:
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request. `has_begun`: it is a further part of a request, answered even while the server stops."""
         return self.models_for(request).serve(name, has_begun=has_begun)
+
+    def begin(self, request: Request, body: Options, name: str | None) -> tuple[Model, Loaded, list[str]]:
+        """Return the model that answers a request, and the names of the fields of its body that are ignored."""
+        ignored = check_unknown(body, strict=self.settings.strict)
+        return *self.serve(request, name), ignored
 
     def metrics_of(self, model: str) -> ModelSeries:
         return self.metrics.of(model)

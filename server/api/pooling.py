@@ -17,7 +17,6 @@ from server.api.answer.shapes import EmbeddingUsage
 from server.api.classes import numbers_of, require_classes, scores_of
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
-from server.api.request.fields import check_unknown
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Label
 from server.api.routes import gives, new_router
@@ -56,8 +55,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/pooling", responses=gives(PooledTexts))
     async def pooling(request: Request, body: PoolingBody) -> Response:
         """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         per_token = _check_task(body, model, loaded)
         who = caller(request)
         text = await conversation_text(body, loaded, who)

@@ -18,7 +18,7 @@ from server.api.answer.respond import json_answer, response_headers
 from server.api.answer.shapes import EmbeddingUsage
 from server.api.classes import scores_of
 from server.api.context import Context, caller
-from server.api.request.fields import Options, check_unknown
+from server.api.request.fields import Options
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.request.texts import encode_prompts, encode_texts, kept_of, too_long
@@ -119,8 +119,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/reranking", include_in_schema=False)
     async def rerank(request: Request, body: RerankBody) -> Response:
         """Order documents by their relevance to a query."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         scoring = _scoring_of(model, loaded)
         texts = [text if isinstance(text, str) else text.text for text in body.documents]
         if not texts:
@@ -145,8 +144,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreBody) -> Response:
         """Score how similar texts are: one text against many texts, or two lists of texts pair by pair."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         scoring = _scoring_of(model, loaded)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
         if not first or not second or len(first) not in (1, len(second)):

@@ -9,7 +9,7 @@ from server.api.answer.respond import Pieces
 from server.api.answer.shapes import LlamaPiece, LlamaTokenIds, Text, TokenIds
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat import Conversation, conversation_of, markers_of, written_prompt
-from server.api.request.fields import check_unknown, ignored_header
+from server.api.request.fields import ignored_header
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import check_ids, context_of, invalid, off_loop
 from server.api.request.schema import ChatBody, DetokenizeBody, TokenizeBody, functions_among
@@ -27,14 +27,12 @@ encode = msgspec.json.encode
 
 def router(context: Context) -> APIRouter:
     routes = new_router("Text")
-    strict = context.settings.strict
 
     @routes.post("/tokenize", responses=gives(TokenIds, LlamaTokenIds))
     @routes.post("/v1/tokenize", include_in_schema=False)
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Return the token ids of a text, or of a conversation. With `content` the answer has llama.cpp's shape."""
-        ignored = check_unknown(body, strict=strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         text, special = await _text(body, model, loaded, caller(request), context.settings)
         write = _tokenized if body.content is None else _with_pieces
         pieces = await off_loop(len(text), lambda: write(text, body, loaded, special=special))
@@ -44,8 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/detokenize", include_in_schema=False)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """Return the text of token ids, with special tokens unless `skip_special_tokens` is set."""
-        ignored = check_unknown(body, strict=strict)
-        _, loaded = context.serve(request, body.model)
+        _, loaded, ignored = context.begin(request, body, body.model)
         answer = await off_loop(caller(request).num_body_bytes, lambda: _detokenized(body, loaded))
         return Response(answer, headers=ignored_header(ignored), media_type="application/json")
 

@@ -44,7 +44,9 @@ NATIVE = [name for name, target in NAMED.items() if target.can_run_here and name
 
 @cache
 def model(target: str = TARGET, kv_dtype: str = "auto") -> Servable:
-    return advance(begin(load_of(str(file_of(MODEL)), "auto", CONTEXT, 1, None, kv_dtype, target)), Servable)
+    return advance(
+        begin(load_of(str(file_of(MODEL)), quantize="auto", max_context=CONTEXT, max_batch=1, kv_dtype=kv_dtype, target=target)), Servable
+    )
 
 
 @cache

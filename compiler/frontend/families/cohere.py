@@ -8,9 +8,8 @@ from functools import partial
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, rotating_neighbours, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, gated_mlp, layer_norm_attention, parallel
+from compiler.frontend.layers.decoder import gated_mlp, layer_norm_attention, parallel
 from compiler.frontend.rope import read_rope
-from compiler.ir.graph.atoms import Var
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -23,20 +22,14 @@ def read(fields: Fields) -> ModelConfig:
 def read_cohere(fields: Fields) -> ModelConfig:
     """Read the fields that Cohere and Cohere 2 have in common."""
     fields.fill(tie_word_embeddings=True)
-    config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")))
-    bias = fields.flag("attention_bias", False)
+    config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps", bias="attention_bias")))
     return replace(
         config,
         norm=Norm.LAYER_WITHOUT_BIAS,
         logit_scale=fields.number("logit_scale", 0.0625),
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return parallel(at, x, partial(layer_norm_attention, norms=("self_attn.q_norm", "self_attn.k_norm")), gated_mlp)
-
-
 GGUF_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+layer = parallel(partial(layer_norm_attention, norms=("self_attn.q_norm", "self_attn.k_norm")), gated_mlp)
 FAMILY = DecoderFamily(("cohere",), read, layer, gguf=Gguf("command-r", GGUF_FIELDS, query_norm="use_qk_norm"))

@@ -11,29 +11,23 @@ from compiler.frontend.config import Latent, ModelConfig, read_decoder, rotating
 from compiler.frontend.families import glm4_moe
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, pre_norm
+from compiler.frontend.layers.decoder import pre_norm
 from compiler.frontend.layers.latent import latent_attention
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, Mixture, read_mixture
 from compiler.frontend.rope import rope_fields
-from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(shared="mlp.shared_experts")
-REQUIRED = {"topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 
 
 def read(fields: Fields) -> ModelConfig:
-    for name, value in REQUIRED.items():
-        if fields.raw(name, value) != value:
-            raise fields.error(name, repr(value))
+    fields.require(topk_method="greedy", scoring_func="softmax", norm_topk_prob=False, moe_layer_freq=1)
     # n_group and topk_group matter only to other values of topk_method; the other fields concern training
     fields.skip("n_group", "topk_group", "ep_size", "seq_aux")
     rotated, plain = fields.integer("qk_rope_head_dim", 64), fields.integer("qk_nope_head_dim", 128)
     fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from the other fields
     fields.values = {**fields.values, "head_dim": rotated, "num_key_value_heads": fields.integer("num_attention_heads")}
-    for name in ("attention_bias", "mlp_bias"):
-        if fields.flag(name, False):
-            raise fields.error(name, "false")
+    fields.require(attention_bias=False, mlp_bias=False)
     config = rotating_neighbours(read_decoder(fields))
     rank, query_rank, value = fields.integer("kv_lora_rank", 512), fields.integer("q_lora_rank", None), fields.integer("v_head_dim", 128)
     return replace(
@@ -61,10 +55,6 @@ def _read_mixture(fields: Fields) -> Mixture:
         shared_size=found.size * fields.integer("n_shared_experts", 0, minimum=0),
         dense_layers=frozenset(range(fields.integer("first_k_dense_replace", 0, minimum=0))),
     )
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, latent_attention, mixture(NAMES))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
@@ -104,7 +94,6 @@ GGUF = Gguf(
     "deepseek2",
     {**glm4_moe.GGUF_FIELDS, "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},
     {
-        **glm4_moe.GGUF_LAYER_NAMES,
         "attn_q_a": "self_attn.q_a_proj",
         "attn_q_a_norm": "self_attn.q_a_layernorm",
         "attn_q_b": "self_attn.q_b_proj",
@@ -117,4 +106,4 @@ GGUF = Gguf(
     complete=complete,
     adapt=adapt,
 )
-FAMILY = DecoderFamily(("deepseek_v2",), read, layer, gguf=GGUF, experts=NAMES)
+FAMILY = DecoderFamily(("deepseek_v2",), read, pre_norm(latent_attention, mixture(NAMES)), gguf=GGUF, experts=NAMES)

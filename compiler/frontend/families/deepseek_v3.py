@@ -8,15 +8,12 @@ from compiler.frontend.families import glm4_moe_lite
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 
-REQUIRED = {"scoring_func": "sigmoid", "moe_layer_freq": 1}
 DEFAULTS = {"intermediate_size": 18432, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048}
 SIZES = {"qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}
 
 
 def read(fields: Fields) -> ModelConfig:
-    for name, value in REQUIRED.items():
-        if fields.raw(name, value) != value:
-            raise fields.error(name, repr(value))
+    fields.require(scoring_func="sigmoid", moe_layer_freq=1)
     fields.skip("ep_size", "seq_aux", "num_mtp_layers")  # fields about training, and about layers that predict further tokens
     fields.fill(**DEFAULTS, **SIZES, max_position_embeddings=4096, routed_scaling_factor=2.5, rms_norm_eps=1e-6)
     if "q_lora_rank" not in fields.values:

@@ -14,18 +14,16 @@ def read(fields: Fields) -> ModelConfig:
     if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the routing method, noaux_tc
         raise fields.error("scoring_func", "sigmoid")
     fields.fill(first_k_dense_replace=0)
-    config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)
+    config = rotating_whole_heads(read_decoder(fields, bias="attention_bias"))
     first = fields.integer("max_window_layers", 62, minimum=0)
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
     return replace(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
         head_norms=True,
         windows=read_windows(fields, window, lambda layer: layer >= first),
         mixture=glm4_moe.read_shared_mixture(fields),
     )
 
 
-GGUF = Gguf("dots1", glm4_moe.GGUF_FIELDS, glm4_moe.GGUF_LAYER_NAMES, biases={"attention_bias": "attn_q"})
+GGUF = Gguf("dots1", glm4_moe.GGUF_FIELDS, biases={"attention_bias": "attn_q"})
 FAMILY = DecoderFamily(("dots1",), read, glm4_moe.layer, gguf=GGUF, experts=glm4_moe.NAMES)

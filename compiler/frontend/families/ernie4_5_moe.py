@@ -9,10 +9,9 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import ernie4_5
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, pre_norm
+from compiler.frontend.layers.decoder import attention, pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
-from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(correction="mlp.moe_statics.e_score_correction_bias", correction_rank=2, shared="mlp.shared_experts")
 LEAST_SUM = 1e-6  # shares of chosen experts are divided by their sum; a lower bound of at most this number never applies
@@ -23,9 +22,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(num_experts_per_tok=fields.integer("moe_k"))
     if fields.number("moe_norm_min", 1e-12) > LEAST_SUM:
         raise fields.error("moe_norm_min", f"at most {LEAST_SUM}")
-    for name, value in (("use_bias", False), ("moe_gate", "topk"), ("moe_use_aux_free", True)):
-        if fields.raw(name, value) != value:
-            raise fields.error(name, repr(value))
+    fields.require(use_bias=False, moe_gate="topk", moe_use_aux_free=True)
     # Fields about training, and about layers that predict further tokens.
     fields.skip("moe_capacity", "num_nextn_predict_layers", "moe_group", "moe_aux_loss_lambda", "moe_orthogonal_loss_lambda")
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
@@ -48,8 +45,4 @@ def _read_dense(fields: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer in range(num_layers) if not (first <= layer <= last and (layer + 1) % every == 0))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mixture(NAMES))
-
-
-FAMILY = DecoderFamily(("ernie4_5_moe",), read, layer, experts=NAMES)
+FAMILY = DecoderFamily(("ernie4_5_moe",), read, pre_norm(attention, mixture(NAMES)), experts=NAMES)

@@ -10,8 +10,7 @@ from compiler.frontend.config import ModelConfig, read_decoder, read_windows, ro
 from compiler.frontend.families import olmo2
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, head_norm_attention, post_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import head_norm_attention, post_norm
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -33,14 +32,10 @@ def _read_local(fields: Fields) -> list[bool]:
     return [True] * (period - 1) + [False]
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return post_norm(at, x, head_norm_attention)
-
-
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     """Set the window to null if the metadata states none: without the field, the configuration would have the default window."""
     config.setdefault("sliding_window", None)
 
 
 GGUF = Gguf("exaone4", {"attention.sliding_window": "sliding_window"}, olmo2.GGUF_LAYER_NAMES, complete=complete)
-FAMILY = DecoderFamily(("exaone4",), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(("exaone4",), read, post_norm(head_norm_attention), gguf=GGUF)

@@ -24,8 +24,7 @@ def read(fields: Fields) -> ModelConfig:
     config = llama.read(fields)
     if config.activation is not Activation.SILU:
         raise fields.error("hidden_act", "silu")
-    if not fields.flag("mamba_use_mlp", True):
-        raise fields.error("mamba_use_mlp", "true, as in all models of the family")
+    fields.require("as in all models of the family", mamba_use_mlp=True)
     fields.skip("num_logits_to_keep", "mlp_expansion_factor")
     return replace(
         config,

@@ -13,16 +13,13 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     fields.fill(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh")
     fields.skip("hidden_activation")  # the older name of hidden_act
-    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256))
-    bias = fields.flag("attention_bias", False)
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, bias="attention_bias"))
     return replace(
         config,
         # The configurations of the first models say "gelu" but mean its tanh approximation.
         activation=Activation.GELU_TANH if config.activation is Activation.GELU else config.activation,
         embedding_scale=config.hidden_size**0.5,
         norm_offset=1.0,
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 

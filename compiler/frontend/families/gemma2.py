@@ -9,8 +9,7 @@ from typing import Any
 from compiler.frontend.config import ModelConfig, read_decoder, read_softcap, read_windows, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, sandwiched
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, gated_mlp, sandwiched
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 GGUF_FIELDS = {
@@ -40,21 +39,14 @@ def read_gemma(fields: Fields) -> ModelConfig:
     """Read the fields that Gemma 2 and Gemma 3 have in common."""
     fields.skip("hidden_act")  # only hidden_activation counts
     fields.fill(hidden_activation="gelu_pytorch_tanh")
-    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act="hidden_activation"))
-    bias = fields.flag("attention_bias", False)
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act="hidden_activation", bias="attention_bias"))
     return replace(
         config,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         norm_offset=1.0,
         embedding_scale=config.hidden_size**0.5,
-        qkv_bias=bias,
-        output_bias=bias,
     )
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return sandwiched(at, x, attention, gated_mlp, NORMS)
 
 
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
@@ -75,7 +67,7 @@ def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], C
 FAMILY = DecoderFamily(
     ("gemma2",),
     read,
-    layer,
+    sandwiched(attention, gated_mlp, NORMS),
     divides=True,
     gguf=Gguf("gemma2", GGUF_FIELDS, GGUF_LAYER_NAMES, norm_offset=1.0, complete=completed_by(largest=46)),
 )

@@ -11,12 +11,11 @@ from compiler.frontend.cutting import STRETCHED
 from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, NORMS, completed_by, read_gemma
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, sandwiched
+from compiler.frontend.layers.decoder import gated_mlp, head_norm_attention, sandwiched
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.frontend.towers import SIGLIP, check_tokens, read_tower
 from compiler.frontend.vision import Connector, Tower, Vision
-from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
 BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose config.json has the model type gemma3_text
@@ -95,14 +94,10 @@ def read_both_ways(config: ModelConfig) -> ModelConfig:
     return replace(config, family=BOTH_WAYS, encoder=encoder, embedding=EmbeddingConfig(Pooling.MEAN, True))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return sandwiched(at, x, head_norm_attention, gated_mlp, NORMS)
-
-
 FAMILY = DecoderFamily(
     ("gemma3_text", MULTIMODAL),
     read,
-    layer,
+    sandwiched(head_norm_attention, gated_mlp, NORMS),
     gguf=Gguf(
         "gemma3",
         {**GGUF_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"},

@@ -40,13 +40,10 @@ def read(fields: Fields) -> ModelConfig:
     fields.skip("altup_coef_clip", "altup_lr_multiplier")  # for training
     fields.skip("query_pre_attn_scalar")  # transformers does not read it: queries have a norm
     sizes = _read_sizes(fields)
-    config = read_decoder(fields, act="hidden_activation", intermediate_size=max(sizes))
-    bias = fields.flag("attention_bias", False)
+    config = read_decoder(fields, act="hidden_activation", intermediate_size=max(sizes), bias="attention_bias")
     config = replace(
         with_ropes(fields, config),
         attention_scale=1.0,
-        qkv_bias=bias,
-        output_bias=bias,
         embedding_scale=config.hidden_size**0.5,
         windows=read_windows(fields, fields.integer("sliding_window", 512), lambda layer: (layer + 1) % PERIOD != 0),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", 30.0),
@@ -68,10 +65,7 @@ def _read_sizes(fields: Fields) -> tuple[int, ...]:
 
 
 def _read_altup(fields: Fields) -> AltUp:
-    if fields.integer("altup_active_idx", 0, minimum=0) != 0:
-        raise fields.error("altup_active_idx", "0")
-    if not fields.flag("altup_correct_scale", True):
-        raise fields.error("altup_correct_scale", "true")
+    fields.require(altup_active_idx=0, altup_correct_scale=True)
     return AltUp(fields.integer("altup_num_inputs", 4, minimum=2, maximum=64), fields.integer("laurel_rank", 64))
 
 

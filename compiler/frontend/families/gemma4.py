@@ -70,17 +70,14 @@ def read(fields: Fields) -> ModelConfig:
         fields = text_fields(fields, {"model_type": f"{model_type}_text"})
     fields.fill(num_attention_heads=8, num_key_value_heads=4, head_dim=256, intermediate_size=9216, hidden_activation="gelu_pytorch_tanh")
     fields.fill(max_position_embeddings=262_144 if unified else 131_072, tie_word_embeddings=True, rope_parameters=ROPES)
-    config = read_decoder(fields, act="hidden_activation")
+    config = read_decoder(fields, act="hidden_activation", bias="attention_bias")
     if fields.text("use_bidirectional_attention", "vision") != "vision":
         raise fields.error("use_bidirectional_attention", "vision or null, because attention between text tokens is causal")
     windows = read_windows(fields, fields.integer("sliding_window", 1024 if unified else 512), lambda layer: (layer + 1) % PERIOD != 0)
     windows = (*windows[:-1], None)
-    bias = fields.flag("attention_bias", False)
     config = replace(
         config,
         attention_scale=1.0,
-        qkv_bias=bias,
-        output_bias=bias,
         embedding_scale=config.hidden_size**0.5,
         windows=windows,
         local_rope=read_rope(fields, config.head_dim, layer_type="sliding_attention"),
@@ -96,8 +93,7 @@ def read(fields: Fields) -> ModelConfig:
 def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
     inner.skip("model_type", "max_position_embeddings", "default_output_length", "global_head_dim")
-    if inner.flag("attention_bias", False):
-        raise inner.error("attention_bias", "false")
+    inner.require(attention_bias=False)
     vision = read_any_size(
         inner,
         Tower.GEMMA4,
@@ -303,12 +299,7 @@ GGUF = Gguf(
         "inp_gate": "per_layer_input_gate",
         "proj": "per_layer_projection",
         "post_norm": "post_per_layer_input_norm",
-        "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps.scale": "router.per_expert_scale",
-        "ffn_gate_exps": "experts.gate_proj",
-        "ffn_up_exps": "experts.up_proj",
-        "ffn_down_exps": "experts.down_proj",
     },
     {
         "per_layer_token_embd": "model.embed_tokens_per_layer",

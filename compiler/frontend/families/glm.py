@@ -8,8 +8,7 @@ from functools import partial
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_neighbours
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, gated_mlp, pre_norm
 
 stacked_mlp = partial(gated_mlp, names=("mlp.gate_up_proj",))
 
@@ -20,10 +19,6 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, qkv_bias=fields.flag("attention_bias", True))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, stacked_mlp)
-
-
 # The files of ChatGLM 3, which has the same layers, name the same architecture.
 GGUF = Gguf("chatglm", layer_names={"ffn_up": "mlp.gate_up_proj"}, biases={"attention_bias": "attn_q"})
-FAMILY = DecoderFamily(("glm",), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(("glm",), read, pre_norm(attention, stacked_mlp), gguf=GGUF)

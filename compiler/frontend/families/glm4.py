@@ -6,17 +6,13 @@ from dataclasses import replace
 
 from compiler.frontend.families import glm
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.layers.decoder import Layer, attention, sandwiched
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, sandwiched
 
 NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return sandwiched(at, x, attention, glm.stacked_mlp, NORMS)
-
-
 GGUF_LAYER_NAMES = {"post_attention_norm": NORMS[1], "ffn_norm": NORMS[2], "post_ffw_norm": NORMS[3], "ffn_up": "mlp.gate_up_proj"}
+layer = sandwiched(attention, glm.stacked_mlp, NORMS)
 # The key marks files of GLM-4V, which split the rope into sections for the coordinates of images.
 GGUF = replace(glm.GGUF, architecture="glm4", layer_names=GGUF_LAYER_NAMES, halves_mark="rope.dimension_sections")
 FAMILY = DecoderFamily(("glm4",), glm.read, layer, gguf=GGUF)

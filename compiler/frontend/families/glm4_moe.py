@@ -49,7 +49,7 @@ def read_shared_mixture(fields: Fields) -> Mixture:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, head_norm_attention if at.step.config.head_norms else attention, mixture(NAMES))
+    return pre_norm(head_norm_attention if at.step.config.head_norms else attention, mixture(NAMES))(at, x)
 
 
 GGUF_FIELDS = {
@@ -61,16 +61,10 @@ GGUF_FIELDS = {
     "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace",
 }
-GGUF_LAYER_NAMES = {
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
 GGUF = Gguf(
     "glm4moe",
     GGUF_FIELDS,
-    {**GGUF_LAYER_NAMES, "post_attention_norm": "post_attention_layernorm"},
+    {"post_attention_norm": "post_attention_layernorm"},
     biases={"attention_bias": "attn_q"},
     query_norm="use_qk_norm",
 )

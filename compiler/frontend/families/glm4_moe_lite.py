@@ -12,12 +12,11 @@ from compiler.frontend.families.deepseek_v2 import complete_latent, complete_str
 from compiler.frontend.families.glm4_moe import NAMES, read_shared_mixture
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, pre_norm
+from compiler.frontend.layers.decoder import pre_norm
 from compiler.frontend.layers.latent import latent_attention
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import read_rope
-from compiler.ir.graph.atoms import Var
 
 KINDS = ("dense", "sparse")
 
@@ -25,11 +24,10 @@ KINDS = ("dense", "sparse")
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=10240, n_routed_experts=64, num_experts_per_tok=4, moe_intermediate_size=1536, norm_topk_prob=True)
     fields.fill(max_position_embeddings=202_752, routed_scaling_factor=1.8)
-    config, latent = read_decoder(fields, eps=1e-5), _read_latent(fields)
+    config, latent = read_decoder(fields, eps=1e-5, bias="attention_bias"), _read_latent(fields)
     rope = read_rope(fields, latent.rotated_size)
     if rope.size != latent.rotated_size:
         raise fields.error("partial_rotary_factor", "1, because partial rotation is not supported")
-    bias = fields.flag("attention_bias", False)
     predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(
         config,
@@ -37,8 +35,6 @@ def read(fields: Fields) -> ModelConfig:
         head_dim=latent.kept_size,
         attention_scale=(latent.plain_size + latent.rotated_size) ** -0.5 * strength_of(fields) ** 2,
         rope=replace(rope, interleaved=fields.flag("rope_interleave", True)),
-        qkv_bias=bias,
-        output_bias=bias,
         latent=latent,
         mixture=_read_mixture(fields, config.num_layers),
         unused=tuple(f"*layers.{layer}.*" for layer in predicting),
@@ -60,16 +56,11 @@ def _read_latent(fields: Fields) -> Latent:
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
     found = read_shared_mixture(fields)
-    if fields.text("topk_method", "noaux_tc") != "noaux_tc":
-        raise fields.error("topk_method", "noaux_tc")
+    fields.require(topk_method="noaux_tc")
     kinds = fields.raw("mlp_layer_types", [KINDS[layer not in found.dense_layers] for layer in range(num_layers)])
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(KINDS).issuperset(kinds):
         raise fields.error("mlp_layer_types", f"a list of {num_layers} entries, each {' or '.join(KINDS)}")
     return replace(found, dense_layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense"))
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, latent_attention, mixture(NAMES))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
@@ -78,6 +69,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config.setdefault("q_lora_rank", None)
 
 
+layer = pre_norm(latent_attention, mixture(NAMES))
 # DeepSeek V2 names the same architecture. The mark tells the two apart: only models with sigmoid scores normalise the shares of chosen
 # experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)

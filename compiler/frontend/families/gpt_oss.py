@@ -9,10 +9,9 @@ from typing import Any
 from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, pre_norm
+from compiler.frontend.layers.decoder import attention, pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ClippedGate, ExpertNames, read_mixture
-from compiler.ir.graph.atoms import Var
 
 YARN = {
     "rope_type": "yarn",
@@ -50,10 +49,6 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mixture(NAMES))
-
-
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     if isinstance(scaling := config.get("rope_scaling"), dict):
         config["rope_scaling"] = {**scaling, "truncate": False}
@@ -66,7 +61,7 @@ GGUF = Gguf(
         "expert_count": "num_local_experts",
         "expert_feed_forward_length": "intermediate_size",
     },
-    {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm", "attn_sinks.weight": "self_attn.sinks"},
+    {"post_attention_norm": "post_attention_layernorm", "attn_sinks.weight": "self_attn.sinks"},
     complete=complete,
 )
-FAMILY = DecoderFamily(("gpt_oss",), read, layer, gguf=GGUF, experts=NAMES)
+FAMILY = DecoderFamily(("gpt_oss",), read, pre_norm(attention, mixture(NAMES)), gguf=GGUF, experts=NAMES)

@@ -8,10 +8,9 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import granite, llama
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, pre_norm
+from compiler.frontend.layers.decoder import attention, pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
-from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(
     "block_sparse_moe.router.layer",
@@ -29,16 +28,6 @@ def read(fields: Fields) -> ModelConfig:
     return replace(granite.read(fields), mixture=read_mixture(fields, "num_local_experts", "intermediate_size", normalized=True))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, EXPERTS)
-
-
-GGUF_LAYER_NAMES = {
-    "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_exps": "block_sparse_moe.gate_proj",
-    "ffn_up_exps": "block_sparse_moe.up_proj",
-    "ffn_down_exps": "block_sparse_moe.down_proj",
-}
 GGUF_FIELDS = {**granite.GGUF_FIELDS, "expert_count": "num_local_experts"}
-GGUF = replace(llama.GGUF, architecture="granitemoe", fields=GGUF_FIELDS, layer_names=GGUF_LAYER_NAMES, complete=granite.complete)
-FAMILY = DecoderFamily(("granitemoe",), read, layer, gguf=GGUF, experts=NAMES)
+GGUF = replace(llama.GGUF, architecture="granitemoe", fields=GGUF_FIELDS, complete=granite.complete)
+FAMILY = DecoderFamily(("granitemoe",), read, pre_norm(attention, EXPERTS), gguf=GGUF, experts=NAMES)

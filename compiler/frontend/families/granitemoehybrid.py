@@ -26,8 +26,7 @@ KINDS = (*MAMBA, "attention", "full_attention")
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=11008, num_local_experts=8, num_experts_per_tok=2)
     config = granite.read(fields)
-    if fields.text("normalization_function", "rmsnorm") != "rmsnorm":
-        raise fields.error("normalization_function", "rmsnorm")
+    fields.require(normalization_function="rmsnorm")
     if (position := fields.text("position_embedding_type", "nope")) not in ("nope", "rope"):
         raise fields.error("position_embedding_type", "nope or rope")
     if config.activation is not Activation.SILU:
@@ -56,10 +55,6 @@ def _read_recurrence(fields: Fields, num_layers: int, hidden_size: int) -> Recur
         raise fields.error("layer_types", "at least one attention layer")
     found = read_mamba(fields, layers, fields.integer("mamba_expand", 2) * hidden_size)
     return found if layers else None
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, _mix, _feed)
 
 
 def _mix(at: Layer, h: Var) -> Var:
@@ -91,7 +86,6 @@ GGUF = Gguf(
     "granitehybrid",
     {**granitemoe.GGUF_FIELDS, **MAMBA_FIELDS, "expert_shared_feed_forward_length": "shared_intermediate_size"},
     {
-        **granitemoe.GGUF_LAYER_NAMES,
         **mamba_names("mamba"),
         # The MLP has other names in models with experts.
         **{f"ffn_gate{end}": "shared_mlp.gate_proj" for end in ("", "_shexp")},
@@ -104,4 +98,4 @@ GGUF = Gguf(
     complete=complete,
     adapt=adapt,
 )
-FAMILY = DecoderFamily(("granitemoehybrid",), read, layer, gguf=GGUF, experts=NAMES)
+FAMILY = DecoderFamily(("granitemoehybrid",), read, pre_norm(_mix, _feed), gguf=GGUF, experts=NAMES)

@@ -11,20 +11,16 @@ from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm
 from compiler.frontend.rope import DynamicScaling, Rope, read_rope, rope_fields
 from compiler.ir.graph.atoms import Var
 
-# Fields of the original code that select among variants; all models of the family have these values.
-USUAL = {"use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True, "norm_type": "rms"}
-
 
 def read(fields: Fields) -> ModelConfig:
-    for name, value in USUAL.items():
-        if fields.raw(name, value) != value:
-            raise fields.error(name, repr(value))
+    # Fields of the original code that select among variants; all models of the family have these values.
+    fields.require(use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True, norm_type="rms")
     # Fields about image tokens, training and classification, and the precision of the head, which is always f32 here.
     fields.skip("cla_share_factor", "im_newline_id", "mask_init_id", "pad_id", "eod_token_id", "org_vocab_size", "enable_lm_head_fp32")
     fields.skip("class_num", "dense_list", "pool_type", "tokenizer_class")
     fields.fill(head_dim=fields.integer("attention_head_dim", None))
-    config, bias = rotating_whole_heads(read_decoder(fields, eps=1e-5)), fields.flag("attention_bias", False)
-    return replace(config, rope=_read_rope(fields, config.head_dim), qkv_bias=bias, output_bias=bias)
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias"))
+    return replace(config, rope=_read_rope(fields, config.head_dim))
 
 
 def _read_rope(fields: Fields, head_dim: int) -> Rope:
@@ -43,13 +39,9 @@ def attention(at: Layer, h: Var) -> Var:
     return attend(at, q, k, v)
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, gated_mlp)
-
-
 GGUF = Gguf(
     "hunyuan-dense",  # the rope base in GGUF files includes the scaling
     layer_names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     biases={"attention_bias": "attn_output"},
 )
-FAMILY = DecoderFamily(("hunyuan_v1_dense",), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(("hunyuan_v1_dense",), read, pre_norm(attention, gated_mlp), gguf=GGUF)

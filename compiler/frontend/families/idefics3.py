@@ -25,8 +25,7 @@ def read(fields: Fields) -> ModelConfig:
     if text.text("model_type") != "llama":
         raise text.error("model_type", "llama")
     text.skip(*UNREAD)
-    if text.flag("qk_layer_norms", False):
-        raise text.error("qk_layer_norms", "false")
+    text.require(qk_layer_norms=False)
     config = llama.read(text)
     check_tokens(fields, vision, config.vocab_size, (IMAGE_TOKEN,))
     return replace(config, family=model_type, vision=vision)

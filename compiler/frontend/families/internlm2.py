@@ -32,7 +32,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention if at.step.config.apart else _attention, gated_mlp)
+    return pre_norm(attention if at.step.config.apart else _attention, gated_mlp)(at, x)
 
 
 def _attention(at: Layer, h: Var) -> Var:

@@ -49,17 +49,11 @@ def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
     inner.skip(*UNREAD)
     inner.values = {**inner.values, **{name: _edge(inner, name) for name in ("image_size", "patch_size")}}
-    for name, value in (("use_qk_norm", False), ("use_absolute_position_embeddings", True)):
-        if inner.flag(name, value) is not value:
-            raise inner.error(name, str(value).lower())
-    if inner.text("norm_type", "layer_norm") != "layer_norm":
-        raise inner.error("norm_type", "layer_norm")
+    inner.require(use_qk_norm=False, use_absolute_position_embeddings=True, norm_type="layer_norm")
     ratio = fields.number("downsample_ratio", 0.5)
     if not (merge := round(1 / ratio)) or merge * ratio != 1:
         raise fields.error("downsample_ratio", "1 divided by an integer")
-    for name, value in (("vision_feature_layer", -1), ("vision_feature_select_strategy", "default")):
-        if fields.raw(name, value) != value:
-            raise fields.error(name, str(value))
+    fields.require(vision_feature_layer=-1, vision_feature_select_strategy="default")
     return read_tower(
         fields,
         Tower.INTERN,

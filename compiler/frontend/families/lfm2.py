@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_kinds, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.gguf.layers import read_attending, taps
-from compiler.frontend.layers.decoder import Branch, Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
+from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, pre_norm, project_qkv, rotate
 from compiler.frontend.layers.states import convolution
 from compiler.frontend.recurrence import ShortConvolution
 from compiler.ir.graph.atoms import Var
 from compiler.ops.elementwise import MULTIPLY
 
-GATE_UP, DOWN = ("feed_forward.w1", "feed_forward.w3"), "feed_forward.w2"
+NORMS = ("operator_norm", "ffn_norm")
 KINDS = ("conv", "full_attention")
 
 
@@ -36,8 +37,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     )
     # These fields of the original code have the same value in all models.
     fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")
-    if fields.flag("conv_bias", False):
-        raise fields.error("conv_bias", "false, because biases of convolutions are not supported")
+    fields.require("because biases of convolutions are not supported", conv_bias=False)
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
     return replace(
         config,
@@ -64,18 +64,8 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "conv")
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return mixed_layer(at, x, dense)
-
-
-def mixed_layer(at: Layer, x: Var, feed: Branch) -> Var:
-    mix = _convolve if at.number in at.step.config.stateful else _attend
-    x = residual(at, x, mix(at, norm(at, x, "operator_norm")))
-    return residual(at, x, feed(at, norm(at, x, "ffn_norm")))
-
-
-def dense(at: Layer, h: Var) -> Var:
-    return gated_mlp(at, h, GATE_UP, DOWN)
+def mix(at: Layer, h: Var) -> Var:
+    return _convolve(at, h) if at.number in at.step.config.stateful else _attend(at, h)
 
 
 def _attend(at: Layer, h: Var) -> Var:
@@ -123,4 +113,6 @@ GGUF = Gguf(
     restored={"conv.conv.weight": taps},
     complete=complete,
 )
+dense = partial(gated_mlp, names=("feed_forward.w1", "feed_forward.w3"), down="feed_forward.w2")
+layer = pre_norm(mix, dense, NORMS)
 FAMILY = DecoderFamily(("lfm2",), read, layer, last_norm="embedding_norm", gguf=GGUF)

@@ -8,13 +8,12 @@ from typing import Any
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import lfm2
-from compiler.frontend.families.lfm2 import complete_hybrid, dense, mixed_layer, read_hybrid
+from compiler.frontend.families.lfm2 import NORMS, complete_hybrid, dense, mix, read_hybrid
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer
-from compiler.frontend.layers.mixture import experts
+from compiler.frontend.layers.decoder import pre_norm
+from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, Scoring, read_mixture
-from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(
     "feed_forward.gate",
@@ -27,8 +26,7 @@ NAMES = ExpertNames(
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=7168, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=1792, norm_topk_prob=True)
-    if not fields.flag("use_expert_bias", True):
-        raise fields.error("use_expert_bias", "true, as in all models of the family")
+    fields.require("as in all models of the family", use_expert_bias=True)
     found = replace(
         read_mixture(fields, "num_experts", "moe_intermediate_size"),
         scoring=Scoring.SIGMOID,
@@ -36,16 +34,6 @@ def read(fields: Fields) -> ModelConfig:
         dense_layers=frozenset(range(fields.integer("num_dense_layers", 2, minimum=0))),
     )
     return replace(read_hybrid(fields), mixture=found)
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return mixed_layer(at, x, _feed)
-
-
-def _feed(at: Layer, h: Var) -> Var:
-    found = at.step.config.mixture
-    assert found is not None, at.step.config
-    return dense(at, h) if at.number in found.dense_layers else experts(at, h, found, NAMES)
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
@@ -56,14 +44,7 @@ GGUF = replace(
     lfm2.GGUF,
     architecture="lfm2moe",
     fields={**lfm2.GGUF.fields, "leading_dense_block_count": "num_dense_layers", "expert_weights_scale": "routed_scaling_factor"},
-    layer_names={
-        **lfm2.GGUF.layer_names,
-        "exp_probs_b.bias": "feed_forward.expert_bias",
-        "ffn_gate_inp": "feed_forward.gate",
-        "ffn_gate_exps": "feed_forward.experts.w1",
-        "ffn_up_exps": "feed_forward.experts.w3",
-        "ffn_down_exps": "feed_forward.experts.w2",
-    },
     complete=complete,
 )
+layer = pre_norm(mix, mixture(NAMES, dense), NORMS)
 FAMILY = DecoderFamily(("lfm2_moe",), read, layer, last_norm="embedding_norm", gguf=GGUF, experts=NAMES)

@@ -34,8 +34,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_vision(fields: Fields) -> Vision:
-    if not fields.flag("use_image_special_tokens", True):
-        raise fields.error("use_image_special_tokens", "true")
+    fields.require(use_image_special_tokens=True)
     return read_naflex(
         fields,
         connector=Connector.PERCEPTRON,

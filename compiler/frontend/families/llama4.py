@@ -83,8 +83,7 @@ def _read_vision(fields: Fields) -> Vision:
     inner = fields.fields("vision_config", ENCODER)
     inner.skip("vision_feature_layer", "vision_feature_select_strategy")  # all models have the values that transformers assumes
     inner.require_equal("norm_eps", ENCODER_NORM_EPS, "norms in transformers, which ignores the field")
-    if inner.flag("multi_modal_projector_bias", False):
-        raise inner.error("multi_modal_projector_bias", "false")
+    inner.require(multi_modal_projector_bias=False)
     if inner.text("hidden_act") != "gelu":
         raise inner.error("hidden_act", "gelu")
     ratio = inner.number("pixel_shuffle_ratio")
@@ -115,13 +114,11 @@ def _read_text(fields: Fields) -> ModelConfig:
     fields.fill(**DEFAULTS)
     fields.skip("for_llm_compressor")  # says how a script stored the experts, which is seen in the files
     dense_size = fields.integer("intermediate_size_mlp")
-    config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size)
-    config, bias = rotating_neighbours(rotating_whole_heads(config)), fields.flag("attention_bias", False)
+    config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size, bias="attention_bias")
+    config = rotating_neighbours(rotating_whole_heads(config))
     unrotated = read_unrotated(fields, config.num_layers)
     return replace(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
         head_norms=fields.flag("use_qk_norm", True),
         unrotated=unrotated,
         windows=_read_chunks(fields, config.num_layers, unrotated),
@@ -164,10 +161,6 @@ def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
     return replace(found, scoring=Scoring.SIGMOID, scales_inputs=True, shared_size=found.size, dense_layers=dense)
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, _attention, _feed)
-
-
 def _attention(at: Layer, h: Var) -> Var:
     c, (q, k, v) = at.step.config, project_qkv(at, h)
     if at.number in c.unrotated:
@@ -207,15 +200,8 @@ GGUF = Gguf(
         "ffn_gate": GATE_UP[0],
         "ffn_up": GATE_UP[1],
         "ffn_down": DOWN,
-        "ffn_gate_inp": NAMES.router,
-        "ffn_gate_exps": "feed_forward.experts.gate_proj",
-        "ffn_up_exps": "feed_forward.experts.up_proj",
-        "ffn_down_exps": "feed_forward.experts.down_proj",
-        "ffn_gate_shexp": f"{NAMES.shared}.gate_proj",
-        "ffn_up_shexp": f"{NAMES.shared}.up_proj",
-        "ffn_down_shexp": f"{NAMES.shared}.down_proj",
     },
     biases={"attention_bias": "attn_output"},
     complete=complete,
 )
-FAMILY = DecoderFamily(("llama4_text", "llama4"), read, layer, experts=NAMES, gguf=GGUF)
+FAMILY = DecoderFamily(("llama4_text", "llama4"), read, pre_norm(_attention, _feed), experts=NAMES, gguf=GGUF)

@@ -9,27 +9,17 @@ from compiler.frontend.config import ModelConfig, read_decoder
 from compiler.frontend.families import mixtral, olmoe
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, pre_norm
+from compiler.frontend.layers.decoder import pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import Scoring, read_mixture
-from compiler.ir.graph.atoms import Var
 
 CORRECTION = f"{mixtral.BLOCK}.e_score_correction_bias"
 NAMES = replace(mixtral.NAMES, correction=CORRECTION)
-REQUIRED = {
-    "scoring_func": "sigmoid",
-    "use_routing_bias": True,
-    "use_qk_norm": True,
-    "qk_norm_type": "per_layer",
-    "shared_intermediate_size": 0,
-    "sliding_window": None,
-}
 
 
 def read(fields: Fields) -> ModelConfig:
-    for name, value in REQUIRED.items():
-        if fields.raw(name, value) != value:
-            raise fields.error(name, repr(value))
+    fields.require(scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, qk_norm_type="per_layer")
+    fields.require(shared_intermediate_size=0, sliding_window=None)
     fields.fill(num_key_value_heads=8, head_dim=128, num_local_experts=256, num_experts_per_tok=8, rope_theta=5e6)
     fields.fill(max_position_embeddings=196_608)
     kinds = fields.raw("attn_type_list", [])
@@ -43,13 +33,8 @@ def read(fields: Fields) -> ModelConfig:
     return replace(read_decoder(fields), mixture=replace(found, scoring=Scoring.SIGMOID))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, olmoe.attention, mixture(NAMES))
-
-
 GGUF = Gguf(
     "minimax-m2",
     {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"},
-    {**mixtral.GGUF_LAYER_NAMES, "exp_probs_b.bias": CORRECTION},
 )
-FAMILY = DecoderFamily(("minimax_m2",), read, layer, gguf=GGUF, experts=NAMES)
+FAMILY = DecoderFamily(("minimax_m2",), read, pre_norm(olmoe.attention, mixture(NAMES)), gguf=GGUF, experts=NAMES)

@@ -7,10 +7,9 @@ from dataclasses import replace
 from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, pre_norm
+from compiler.frontend.layers.decoder import attention, pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
-from compiler.ir.graph.atoms import Var
 
 BLOCK = "block_sparse_moe"
 NAMES = ExpertNames(f"{BLOCK}.gate", f"{BLOCK}.experts.*.w1", f"{BLOCK}.experts.*.w3", f"{BLOCK}.experts.*.w2")
@@ -23,16 +22,6 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, windows=windows, mixture=read_mixture(fields, "num_local_experts", "intermediate_size", normalized=True))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mixture(NAMES))
-
-
-GGUF_LAYER_NAMES = {
-    "ffn_gate_inp": f"{BLOCK}.gate",
-    "ffn_gate_exps": f"{BLOCK}.experts.w1",
-    "ffn_up_exps": f"{BLOCK}.experts.w3",
-    "ffn_down_exps": f"{BLOCK}.experts.w2",
-}
-GGUF = Gguf("llama", {"expert_count": "num_local_experts"}, GGUF_LAYER_NAMES, mark="expert_count", pairs_interleaved=True)
-
+layer = pre_norm(attention, mixture(NAMES))
+GGUF = Gguf("llama", {"expert_count": "num_local_experts"}, mark="expert_count", pairs_interleaved=True)
 FAMILY = DecoderFamily(("mixtral",), read, layer, gguf=GGUF, experts=NAMES)

@@ -29,8 +29,7 @@ def read(fields: Fields) -> ModelConfig:
     bias, pooling = fields.flag("attention_bias", False), fields.text("classifier_pooling", "cls")
     if pooling not in POOLING:
         raise fields.error("classifier_pooling", f"one of {', '.join(POOLING)}")
-    if fields.text("classifier_activation", "gelu") != "gelu":
-        raise fields.error("classifier_activation", "gelu")
+    fields.require(classifier_activation="gelu")
     windows = read_windows(fields, 2 * reach + 1, lambda number: number % every != 0)
     reaches = tuple(None if window is None else reach for window in windows)
     return replace(

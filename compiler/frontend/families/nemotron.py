@@ -7,21 +7,17 @@ from dataclasses import replace
 from compiler.frontend.config import ModelConfig, Norm, read_decoder
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, hidden_act="relu2")
     fields.skip("rope_percent", "kv_channels")  # names of other fields in the training code
-    config, bias = read_decoder(fields, eps=1e-5, eps_field="norm_eps"), fields.flag("attention_bias", False)
-    return replace(config, norm=Norm.LAYER, norm_offset=1.0, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+    config = read_decoder(fields, eps=1e-5, eps_field="norm_eps", bias="attention_bias")
+    return replace(config, norm=Norm.LAYER, norm_offset=1.0, mlp_bias=fields.flag("mlp_bias", False))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mlp)
-
-
+layer = pre_norm(attention, mlp)
 GGUF = Gguf(
     "nemotron",
     fields={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps"},  # converters write both keys

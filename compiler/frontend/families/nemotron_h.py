@@ -80,9 +80,7 @@ def _of_kind(kinds: Sequence[str], wanted: str) -> frozenset[int]:
 
 def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | None:
     require_free_steps(fields)
-    for field, expected in (("mamba_hidden_act", "silu"), ("mamba_ssm_cache_dtype", "float32")):
-        if fields.text(field, expected) != expected:
-            raise fields.error(field, expected)
+    fields.require(mamba_hidden_act="silu", mamba_ssm_cache_dtype="float32")
     # Tokens are computed one by one, so there are no chunks, and step sizes are not bounded.
     fields.skip("chunk_size", "time_step_min", "time_step_max", "time_step_floor")
     heads, groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
@@ -185,10 +183,6 @@ GGUF = Gguf(
         "attn_output": "mixer.o_proj",
         "ffn_up": UP,
         "ffn_down": DOWN,
-        "ffn_gate_inp": "mixer.gate",
-        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
-        "ffn_up_exps": "mixer.experts.up_proj",
-        "ffn_down_exps": "mixer.experts.down_proj",
         "ffn_up_shexp": "mixer.shared_experts.up_proj",
         "ffn_down_shexp": "mixer.shared_experts.down_proj",
         "ffn_latent_down": "mixer.fc1_latent_proj",

@@ -21,7 +21,6 @@ OWN_NAMES = {  # field names in most files -> usual field names, which newer fil
     "hidden_act": "activation_function",
     "rope_theta": "rotary_emb_base",
 }
-USUAL = {"rotary_emb_fraction": 1.0, "activation_function": "swiglu"}
 ABSENT = (  # fields that would select a different layer
     *("prenorm", "parallel_block", "use_rms_norm", "causal", "rotary_emb_interleaved", "rotary_scaling_factor", "rotary_emb_scale_base"),
     *("moe_every_n_layers", "num_experts", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "scale_attn_by_inverse_layer_idx"),
@@ -32,9 +31,7 @@ def read(fields: Fields) -> ModelConfig:
     for name in ABSENT:
         if fields.raw(name):
             raise fields.error(name, "no value, because any value selects a layer that is not supported")
-    for name, value in USUAL.items():
-        if fields.raw(name, value) != value:
-            raise fields.error(name, repr(value))
+    fields.require(rotary_emb_fraction=1.0, activation_function="swiglu")
     # Fields about training, and fields that selected among equivalent implementations in the original code.
     fields.skip("max_trained_positions", "pad_vocab_size_multiple", "parallel_block_tied_norm", "reorder_and_upcast_attn")
     fields.skip("scale_attn_weights", "use_xentropy", "dense_seq_output", "tie_word_embeddings", "fused_bias_fc")

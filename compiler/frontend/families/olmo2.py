@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
@@ -14,12 +12,7 @@ GGUF_LAYER_NAMES = {"post_attention_norm": "post_attention_layernorm", "post_ffw
 
 
 def read(fields: Fields) -> ModelConfig:
-    bias = fields.flag("attention_bias", False)
-    return replace(rotating_whole_heads(read_decoder(fields, eps=1e-5)), qkv_bias=bias, output_bias=bias)
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return post_norm(at, x, attention)
+    return rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias"))
 
 
 def attention(at: Layer, h: Var) -> Var:
@@ -30,5 +23,6 @@ def attention(at: Layer, h: Var) -> Var:
     return attend(at, rotate(at, q), rotate(at, k), v)
 
 
+layer = post_norm(attention)
 GGUF = Gguf("olmo2", layer_names=GGUF_LAYER_NAMES, biases={"attention_bias": "attn_output"})
 FAMILY = DecoderFamily(("olmo2",), read, layer, gguf=GGUF)

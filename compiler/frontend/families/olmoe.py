@@ -19,18 +19,11 @@ NAMES = ExpertNames()
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(num_experts=64, num_experts_per_tok=8)
-    bias = fields.flag("attention_bias", False)
     return replace(
-        rotating_whole_heads(read_decoder(fields, eps=1e-5)),
-        qkv_bias=bias,
-        output_bias=bias,
+        rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias")),
         qkv_limit=fields.number("clip_qkv", None),
         mixture=read_mixture(fields, "num_experts", "intermediate_size"),
     )
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, mixture(NAMES))
 
 
 def attention(at: Layer, h: Var) -> Var:
@@ -47,4 +40,6 @@ def clipped(at: Layer, x: Var) -> Var:
     return x if limit is None else at.step.net.call(CLIP, x, ScalarValue(-limit, "f32"), ScalarValue(limit, "f32"))
 
 
-FAMILY = DecoderFamily(("olmoe",), read, layer, gguf=Gguf("olmoe", {"attention.clamp_kqv": "clip_qkv"}), experts=NAMES)
+FAMILY = DecoderFamily(
+    ("olmoe",), read, pre_norm(attention, mixture(NAMES)), gguf=Gguf("olmoe", {"attention.clamp_kqv": "clip_qkv"}), experts=NAMES
+)

@@ -8,22 +8,16 @@ from functools import partial
 from compiler.frontend.config import ModelConfig, Norm, read_decoder
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, mlp, parallel
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, mlp, parallel
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, hidden_act="gelu_new")
-    if fields.flag("qk_layernorm", False):
-        raise fields.error("qk_layernorm", "false, because norms of queries and keys are not supported for phi")
+    fields.require("because norms of queries and keys are not supported for phi", qk_layernorm=False)
     config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")
     assert config.rope is not None
     fields.require_equal("rotary_dim", config.rope.size, "head_dim * partial_rotary_factor")  # a former name
     return replace(config, norm=Norm.LAYER, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True)
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return parallel(at, x, partial(attention, out="self_attn.dense"), partial(mlp, up="mlp.fc1", down="mlp.fc2"))
 
 
 GGUF = Gguf(
@@ -31,4 +25,10 @@ GGUF = Gguf(
     fields={"attention.layer_norm_epsilon": "layer_norm_eps"},
     layer_names={"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
 )
-FAMILY = DecoderFamily(("phi",), read, layer, last_norm="final_layernorm", gguf=GGUF)
+FAMILY = DecoderFamily(
+    ("phi",),
+    read,
+    parallel(partial(attention, out="self_attn.dense"), partial(mlp, up="mlp.fc1", down="mlp.fc2")),
+    last_norm="final_layernorm",
+    gguf=GGUF,
+)

@@ -8,8 +8,7 @@ from functools import partial
 from compiler.frontend.config import ModelConfig, read_decoder, read_windows
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, gated_mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -17,9 +16,7 @@ def read(fields: Fields) -> ModelConfig:
     return replace(read_decoder(fields, eps=1e-5), windows=windows)
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, partial(attention, names=("self_attn.qkv_proj",)), partial(gated_mlp, names=("mlp.gate_up_proj",)))
-
-
 GGUF = Gguf("phi3", {"attention.sliding_window": "sliding_window"}, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
-FAMILY = DecoderFamily(("phi3",), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(
+    ("phi3",), read, pre_norm(partial(attention, names=("self_attn.qkv_proj",)), partial(gated_mlp, names=("mlp.gate_up_proj",))), gguf=GGUF
+)

@@ -16,14 +16,12 @@ from compiler.frontend.rope import LongScaling, Rope, read_rope, rope_fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(num_key_value_heads=8, num_local_experts=16, num_experts_per_tok=2, max_position_embeddings=131_072)
-    config, bias = rotating_whole_heads(read_decoder(fields, eps=1e-5)), fields.flag("attention_bias", False)
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias"))
     return replace(
         config,
         rope=_read_rope(fields, config.head_dim),
         windows=read_windows(fields, fields.integer("sliding_window", None), lambda _: True),
         norm=Norm.LAYER,
-        qkv_bias=bias,
-        output_bias=bias,
         head_bias=fields.flag("lm_head_bias", False),
         mixture=_read_mixture(fields),
     )
@@ -58,7 +56,6 @@ MSCALE = 1.243163121016122  # the factor of rotations in all published models
 GGUF = Gguf(
     "phimoe",
     {"expert_count": "num_local_experts", "attention.sliding_window": "sliding_window"},
-    mixtral.GGUF_LAYER_NAMES,
     biases={"attention_bias": "attn_output"},
     complete=complete,
 )

@@ -8,18 +8,13 @@ from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_h
 from compiler.frontend.families.qwen2 import read_qwen_windows
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, pre_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import gated_mlp, head_norm_attention, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
-    bias = fields.flag("attention_bias", False)
-    config = rotating_whole_heads(read_decoder(fields, default_head_dim=128))
-    return replace(config, qkv_bias=bias, output_bias=bias, windows=read_qwen_windows(fields))
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=128, bias="attention_bias"))
+    return replace(config, windows=read_qwen_windows(fields))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, head_norm_attention, gated_mlp)
-
-
+layer = pre_norm(head_norm_attention, gated_mlp)
 FAMILY = DecoderFamily(("qwen3",), read, layer, divides=True, gguf=Gguf("qwen3"))

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, text_fields
-from compiler.frontend.families.qwen3_next import GGUF_FIELDS, GGUF_LAYER_NAMES, GGUF_RESTORED, mixed_layer, read_hybrid
+from compiler.frontend.families.qwen3_next import GGUF_FIELDS, GGUF_LAYER_NAMES, GGUF_RESTORED, mixed, read_hybrid
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.gguf.layers import inner_size
-from compiler.frontend.layers.decoder import Layer, gated_mlp
+from compiler.frontend.layers.decoder import Layer, gated_mlp, pre_norm
 from compiler.frontend.layers.delta import gated_delta
 from compiler.frontend.layers.states import GATE_FORMAT
 from compiler.ir.graph.atoms import Var
@@ -25,10 +25,6 @@ def read(fields: Fields) -> ModelConfig:
 
 def text_of(fields: Fields, model_type: str) -> Fields:
     return text_fields(fields, {"model_type": model_type}) if "text_config" in fields else fields
-
-
-def layer(at: Layer, x: Var) -> Var:
-    return mixed_layer(at, x, delta, gated_mlp)
 
 
 def delta(at: Layer, h: Var) -> Var:
@@ -60,4 +56,4 @@ GGUF = Gguf(
     complete=complete,
     adapt=adapt,
 )
-FAMILY = DecoderFamily(("qwen3_5", "qwen3_5_text"), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(("qwen3_5", "qwen3_5_text"), read, pre_norm(mixed(delta), gated_mlp), gguf=GGUF)

@@ -6,20 +6,12 @@ from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import qwen3_5
-from compiler.frontend.families.qwen3_next import (
-    SHARED_FIELDS,
-    SHARED_LAYER_NAMES,
-    SHARED_RESTORED,
-    mixed_layer,
-    read_experts,
-    read_hybrid,
-)
+from compiler.frontend.families.qwen3_next import SHARED_FIELDS, SHARED_RESTORED, mixed, read_experts, read_hybrid
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer
+from compiler.frontend.layers.decoder import pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames
-from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(
     "mlp.gate",
@@ -40,15 +32,10 @@ def read(fields: Fields) -> ModelConfig:
     return replace(read_hybrid(fields), mixture=read_experts(fields))
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return mixed_layer(at, x, qwen3_5.delta, mixture(NAMES))
-
-
 GGUF = replace(
     qwen3_5.GGUF,
     architecture="qwen35moe",
     fields={**qwen3_5.GGUF.fields, **SHARED_FIELDS},
-    layer_names={**qwen3_5.GGUF.layer_names, **SHARED_LAYER_NAMES},
     restored={**qwen3_5.GGUF.restored, **SHARED_RESTORED},
 )
-FAMILY = DecoderFamily(("qwen3_5_moe", "qwen3_5_moe_text"), read, layer, experts=NAMES, gguf=GGUF)
+FAMILY = DecoderFamily(("qwen3_5_moe", "qwen3_5_moe_text"), read, pre_norm(mixed(qwen3_5.delta), mixture(NAMES)), experts=NAMES, gguf=GGUF)

@@ -10,18 +10,16 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import qwen3
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, head_norm_attention, pre_norm
+from compiler.frontend.layers.decoder import head_norm_attention, pre_norm
 from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
-from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames()
 
 
 def read(fields: Fields) -> ModelConfig:
     config = qwen3.read(fields)
-    if not fields.flag("use_qk_norm", True):
-        raise fields.error("use_qk_norm", "true, as in all models")
+    fields.require("as in all models", use_qk_norm=True)
     return replace(config, mixture=replace(read_mixture(fields, "num_experts", "moe_intermediate_size"), dense_layers=read_dense(fields)))
 
 
@@ -35,10 +33,6 @@ def read_dense(fields: Fields) -> frozenset[int]:
     return frozenset(number for number in layers if (number + 1) % step or number in dense)
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, head_norm_attention, mixture(NAMES))
-
-
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     """Add two facts that converters omit: the shares of the chosen experts are normalised, and a layer without a router is dense."""
     config["norm_topk_prob"] = True
@@ -47,4 +41,5 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config["mlp_only_layers"] = [number for number in layers if f"blk.{number}.ffn_gate_inp.weight" not in tensors]
 
 
+layer = pre_norm(head_norm_attention, mixture(NAMES))
 FAMILY = DecoderFamily(("qwen3_moe",), read, layer, gguf=Gguf("qwen3moe", complete=complete), experts=NAMES)

@@ -33,14 +33,11 @@ def read(fields: Fields) -> ModelConfig:
 def read_hybrid(fields: Fields) -> ModelConfig:
     """Read the whole configuration except the feed-forward branch."""
     fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
-    config = read_decoder(fields)
-    bias = fields.flag("attention_bias", False)
-    if not fields.flag("attn_output_gate", True):
-        raise fields.error("attn_output_gate", "true, because attention is gated in all models of the family")
-    if fields.text("mamba_ssm_dtype", "float32") != "float32":
-        raise fields.error("mamba_ssm_dtype", "float32, the type in which states are stored")
+    config = read_decoder(fields, bias="attention_bias")
+    fields.require("because attention is gated in all models of the family", attn_output_gate=True)
+    fields.require("the type in which states are stored", mamba_ssm_dtype="float32")
     fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # fields of multi-token prediction
-    return replace(config, norm_offset=1.0, qkv_bias=bias, output_bias=bias, recurrence=_read_recurrence(fields, config.num_layers))
+    return replace(config, norm_offset=1.0, recurrence=_read_recurrence(fields, config.num_layers))
 
 
 def read_experts(fields: Fields) -> Mixture:
@@ -72,12 +69,9 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     return found
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return mixed_layer(at, x, _stacked_delta, mixture(NAMES))
-
-
-def mixed_layer(at: Layer, x: Var, delta: Branch, feed: Branch) -> Var:
-    return pre_norm(at, x, delta if at.number in at.step.config.stateful else gated_attention, feed)
+def mixed(delta: Branch) -> Branch:
+    """Return a branch that applies `delta` in layers with a state, and gated attention in all others."""
+    return lambda at, h: delta(at, h) if at.number in at.step.config.stateful else gated_attention(at, h)
 
 
 def gated_attention(at: Layer, h: Var) -> Var:
@@ -153,20 +147,14 @@ GGUF_LAYER_NAMES = {
 }
 GGUF_RESTORED = {"linear_attn.A_log": rates, "linear_attn.conv1d.weight": taps}
 SHARED_FIELDS = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-SHARED_LAYER_NAMES = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
 SHARED_RESTORED = {"mlp.shared_expert_gate.weight": lambda gate: gate.reshape(1, -1)}
 GGUF = Gguf(
     "qwen3next",
     {**GGUF_FIELDS, **SHARED_FIELDS},
-    {**GGUF_LAYER_NAMES, **SHARED_LAYER_NAMES, "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},
+    {**GGUF_LAYER_NAMES, "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},
     norm_offset=1.0,
     restored={**GGUF_RESTORED, **SHARED_RESTORED},
     complete=complete,
     adapt=adapt,
 )
-FAMILY = DecoderFamily(("qwen3_next",), read, layer, gguf=GGUF, experts=NAMES)
+FAMILY = DecoderFamily(("qwen3_next",), read, pre_norm(mixed(_stacked_delta), mixture(NAMES)), gguf=GGUF, experts=NAMES)

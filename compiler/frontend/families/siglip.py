@@ -37,8 +37,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def require_head(inner: Fields) -> None:
-    if not inner.flag("vision_use_head", True):
-        raise inner.error("vision_use_head", "true, because the head makes the vector of an image")
+    inner.require("because the head makes the vector of an image", vision_use_head=True)
 
 
 def read_padded(fields: Fields, defaults: Mapping[str, Any], vision: Vision) -> ModelConfig:

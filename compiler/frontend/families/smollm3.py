@@ -12,14 +12,12 @@ from compiler.frontend.fields import Fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(rope_theta=2e6, tie_word_embeddings=True, num_key_value_heads=4)
-    config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)
+    config = rotating_whole_heads(read_decoder(fields, bias="attention_bias"))
     unrotated = read_unrotated(fields, config.num_layers)
     window = fields.integer("sliding_window", None)
     fields.skip("max_window_layers")  # a field of Qwen2 that files contain and no version reads
     return replace(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
         unrotated=unrotated,
         windows=read_windows(fields, window if fields.flag("use_sliding_window", False) else None, lambda layer: layer in unrotated),

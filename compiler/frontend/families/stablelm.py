@@ -29,7 +29,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def layer(at: Layer, x: Var) -> Var:
     apply = parallel if at.step.config.parallel else pre_norm
-    return apply(at, x, partial(layer_norm_attention, norms=(QUERY_NORMS, KEY_NORMS)), gated_mlp)
+    return apply(partial(layer_norm_attention, norms=(QUERY_NORMS, KEY_NORMS)), gated_mlp)(at, x)
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:

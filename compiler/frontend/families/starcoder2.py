@@ -8,8 +8,7 @@ from functools import partial
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -22,14 +21,10 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, norm=Norm.LAYER, qkv_bias=bias, output_bias=bias, mlp_bias=bias, windows=windows)
 
 
-def layer(at: Layer, x: Var) -> Var:
-    return pre_norm(at, x, attention, partial(mlp, up="mlp.c_fc", down="mlp.c_proj"))
-
-
 GGUF = Gguf(
     "starcoder2",
     fields={"attention.layer_norm_epsilon": "norm_epsilon"},
     layer_names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     biases={"use_bias": "attn_output"},
 )
-FAMILY = DecoderFamily(("starcoder2",), read, layer, gguf=GGUF)
+FAMILY = DecoderFamily(("starcoder2",), read, pre_norm(attention, partial(mlp, up="mlp.c_fc", down="mlp.c_proj")), gguf=GGUF)

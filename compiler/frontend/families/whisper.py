@@ -39,8 +39,7 @@ def read(fields: Fields) -> ModelConfig:
     for name, count in (("decoder_attention_heads", heads), ("encoder_attention_heads", encoder_heads)):
         if size % count:
             raise fields.error(name, f"a divisor of d_model ({size})")
-    if fields.flag("scale_embedding", False):
-        raise fields.error("scale_embedding", "false")
+    fields.require(scale_embedding=False)
     fields.fill(hidden_act=fields.values.get("activation_function"))
     fields.skip("activation_function")
     if read_activation(fields, "hidden_act", "gelu") != "gelu":

@@ -78,15 +78,16 @@ class GgufModel:
             known = f"known are {', '.join(GGUF_FAMILIES)}. Encoders are read from their safetensors files"
             raise UnknownModel(f"{self.file.path.name}: general.architecture is {name!r}; {known}")
         self._gguf, model_type = found
+        experts = decoder_family(model_type).experts
         count = self.file.metadata.get(f"{self._gguf.architecture}.expert_count", 0)
-        if count and decoder_family(model_type).experts is None:
+        if count and experts is None:
             raise UnknownModel(f"{self.file.path.name} has {count} experts; {self._gguf.architecture} is supported only without experts")
         config = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)), self.file.tensors)
         embedding = read_embedding(self.file, self._gguf)
         self.config: ModelConfig = config if embedding is None else replace(config, embedding=embedding)
         self._has_halves = f"{self._gguf.architecture}.{self._gguf.halves_mark}" in self.file.metadata
         self._names = {**NAMES, "output_norm": f"model.{decoder_family(model_type).last_norm}", **self._gguf.names}
-        self._layer_names = {**COMMON_LAYER_NAMES, **self._gguf.layer_names}
+        self._layer_names = {**COMMON_LAYER_NAMES, **(experts.by_gguf_name if experts is not None else {}), **self._gguf.layer_names}
         self._parts: dict[str, Part] = {}
         unused = re.compile("|".join(map(translate, self.config.unused)) or r"(?!)")
         for part in self._read_parts():

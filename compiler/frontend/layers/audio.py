@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.audio import Listening
 from compiler.frontend.layers.nn import Net, WeightFormat
-from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from compiler.frontend.weights import Derived, Tensor, TensorInfo, WeightSource
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.graph.atoms import Constant, ScalarValue, Var
 from compiler.ops.elementwise import GELU, LOG, MAXIMUM, MULTIPLY, SUBTRACT
@@ -63,23 +63,20 @@ def sinusoids(num_positions: int, size: int) -> NDArray[np.float64]:
     return np.concatenate([np.sin(turns), np.cos(turns)], axis=1)
 
 
-class WithTables:
+class WithTables(Derived):
     """The weights of a model with an encoder of audio together with the tables that no checkpoint has."""
 
     def __init__(self, source: WeightSource, given: Mapping[str, NDArray[np.float32]]) -> None:
-        self._source, self._tables = source, given
-        own = {name: TensorInfo(table.shape, table.dtype, table.nbytes) for name, table in self._tables.items()}
-        self.tensors: Mapping[str, TensorInfo] = {**source.tensors, **own}
+        self._tables = given
+        own = {name: TensorInfo(table.shape, table.dtype, table.nbytes) for name, table in given.items()}
+        super().__init__(source, {**source.tensors, **own})
 
     def read(self, name: str) -> Tensor:
-        return self._tables[name] if name in self._tables else self._source.read(name)
+        return self._tables[name] if name in self._tables else self.source.read(name)
 
     def release(self, name: str) -> None:
         if name not in self._tables:
-            self._source.release(name)
-
-    def digest(self) -> str:
-        return self._source.digest()
+            self.source.release(name)
 
 
 # --- encoder -----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
-"""Attention to chunks. A sequence is cut into chunks at multiples of their size, and a token attends to the tokens of its own chunk up to
-itself.
+"""Where attention finds the tokens of a step, if that is not where they are. In some models, a sequence is cut into chunks at multiples of
+their size, and a token attends to the tokens of its own chunk up to itself.
 
 The attention operator knows no chunks. It is told that the tokens of each chunk are a sequence of their own: the page table of this
 sequence has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of a row
 do not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
+
+Nor does it know images, whose tokens may attend to each other in both directions. It takes the last position that each token sees: for an
+image token the last one of its image instead of its own. In a layer with a window, it also takes the first position that a token sees,
+which still depends on the token's own. An image token reads the keys of later tokens of its image, so all of them must be in one step.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.types import TensorType
 from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.create import ARANGE
-from compiler.ops.elementwise import ADD, EQUAL, FLOOR_DIVIDE, MULTIPLY, SUBTRACT, WHERE
-from compiler.ops.index import GATHER, TAKE
+from compiler.ops.elementwise import ADD, EQUAL, FLOOR_DIVIDE, MAXIMUM, MULTIPLY, SUBTRACT, WHERE
+from compiler.ops.index import GATHER, SCATTER, TAKE
+from compiler.ops.manipulate import CONCAT, EXPAND_DIMS
 from compiler.ops.reduce import MIN
 
 
@@ -71,3 +76,13 @@ def _count(net: Net, stop: DimLike) -> Var:
 def _shape(x: Atom) -> tuple[Dim, ...]:
     assert isinstance(x, Var) and isinstance(x.type, TensorType) and x.type.shape is not None, x
     return x.type.shape
+
+
+def spans(net: Net, positions: Var, at: Var, lasts: Var, window: int) -> Var:
+    """Return the last position that each token sees, [tokens]; with a window, the first and the last position, [tokens, 2]. The tokens `at`
+    see up to `lasts`, and others up to their own position. An image is not longer than a window."""
+    seen = net.call(SCATTER, positions, at, lasts, axis=0)
+    if not window:
+        return seen
+    firsts = net.call(MAXIMUM, net.call(SUBTRACT, positions, ScalarValue(window - 1, "i32")), ScalarValue(0, "i32"))
+    return net.call(CONCAT, net.call(EXPAND_DIMS, firsts, axes=1), net.call(EXPAND_DIMS, seen, axes=1), axis=1)

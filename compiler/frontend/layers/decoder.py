@@ -9,8 +9,7 @@ import numpy as np
 
 from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
-from compiler.frontend.layers.both_ways import spans
-from compiler.frontend.layers.chunks import Places, in_chunks
+from compiler.frontend.layers.chunks import Places, in_chunks, spans
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.layers.xielu import xielu
 from compiler.frontend.reranker import Verdict
@@ -276,31 +275,47 @@ def scaled(step: Step, x: Var, factor: float) -> Var:
 
 # --- layers of two branches --------------------------------------------------------------------------------------------
 
-Branch = Callable[["Layer", Var], Var]
+Branch = Callable[["Layer", Var], Var]  # computes what a layer adds to the residual stream, or the whole layer
 
 
-def pre_norm(layer: Layer, x: Var, attention: Branch, feed: Branch) -> Var:
-    """Apply a layer that has a norm before each branch."""
-    x = residual(layer, x, attention(layer, norm(layer, x, "input_layernorm")))
-    return residual(layer, x, feed(layer, norm(layer, x, "post_attention_layernorm")))
+def pre_norm(attention: Branch, feed: Branch, norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")) -> Branch:
+    """Return a layer that has a norm before each branch."""
+
+    def layer(at: Layer, x: Var) -> Var:
+        x = residual(at, x, attention(at, norm(at, x, norms[0])))
+        return residual(at, x, feed(at, norm(at, x, norms[1])))
+
+    return layer
 
 
-def post_norm(layer: Layer, x: Var, attention: Branch) -> Var:
-    """Apply a layer that has a norm after each branch."""
-    x = residual(layer, x, norm(layer, attention(layer, x), "post_attention_layernorm"))
-    return residual(layer, x, norm(layer, gated_mlp(layer, x), "post_feedforward_layernorm"))
+def post_norm(attention: Branch) -> Branch:
+    """Return a layer that has a norm after each branch."""
+
+    def layer(at: Layer, x: Var) -> Var:
+        x = residual(at, x, norm(at, attention(at, x), "post_attention_layernorm"))
+        return residual(at, x, norm(at, gated_mlp(at, x), "post_feedforward_layernorm"))
+
+    return layer
 
 
-def sandwiched(layer: Layer, x: Var, attention: Branch, feed: Branch, norms: tuple[str, str, str, str]) -> Var:
-    """Apply a layer that has a norm before and after each branch. `norms` has their names in the order of application."""
-    x = residual(layer, x, norm(layer, attention(layer, norm(layer, x, norms[0])), norms[1]))
-    return residual(layer, x, norm(layer, feed(layer, norm(layer, x, norms[2])), norms[3]))
+def sandwiched(attention: Branch, feed: Branch, norms: tuple[str, str, str, str]) -> Branch:
+    """Return a layer that has a norm before and after each branch. `norms` has their names in the order of application."""
+
+    def layer(at: Layer, x: Var) -> Var:
+        x = residual(at, x, norm(at, attention(at, norm(at, x, norms[0])), norms[1]))
+        return residual(at, x, norm(at, feed(at, norm(at, x, norms[2])), norms[3]))
+
+    return layer
 
 
-def parallel(layer: Layer, x: Var, attention: Branch, feed: Branch) -> Var:
-    """Apply a layer whose branches both read the same norm of the residual stream."""
-    h = norm(layer, x, "input_layernorm")
-    return residual(layer, residual(layer, x, attention(layer, h)), feed(layer, h))
+def parallel(attention: Branch, feed: Branch) -> Branch:
+    """Return a layer whose branches both read the same norm of the residual stream."""
+
+    def layer(at: Layer, x: Var) -> Var:
+        h = norm(at, x, "input_layernorm")
+        return residual(at, residual(at, x, attention(at, h)), feed(at, h))
+
+    return layer
 
 
 def residual(layer: Layer, x: Var, branch: Var) -> Var:

@@ -22,13 +22,13 @@ ROUTER_FORMAT = WeightFormat(32)  # f32, since an error in the router's logits c
 NOTHING = ScalarValue(-np.inf, "f32")
 
 
-def mixture(names: ExpertNames) -> Branch:
-    """Return a branch that applies the experts, or a gated MLP in the dense layers."""
+def mixture(names: ExpertNames, dense: Branch = gated_mlp) -> Branch:
+    """Return a branch that applies the experts, or `dense` in the dense layers."""
 
     def branch(layer: Layer, h: Var) -> Var:
         found = layer.step.config.mixture
         assert found is not None, layer.step.config.family
-        return gated_mlp(layer, h) if layer.number in found.dense_layers else experts(layer, h, found, names)
+        return dense(layer, h) if layer.number in found.dense_layers else experts(layer, h, found, names)
 
     return branch
 

@@ -116,8 +116,7 @@ def read_auto_round(fields: Fields) -> tuple[Method, ...]:
     """Read the format of AutoRound, which packs matrices as GPTQ or AWQ do. `extra_config` has the settings of some matrices."""
     packing, several = fields.text("packing_format", "auto_round:auto_gptq"), fields.raw("extra_config", {})
     fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "packing_format", "extra_config", "data_type")))
-    if fields.text("data_type", "int") != "int":
-        raise fields.error("data_type", "int")
+    fields.require(data_type="int")
     if not isinstance(several, Mapping):
         raise fields.error("extra_config", "an object of settings by name")
     match packing.removeprefix("auto_round:"):

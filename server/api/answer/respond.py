@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -70,6 +70,13 @@ class Pieces(Response):
                 if len(piece) > PIECE_BYTES:
                     await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"" if pack is None else pack.flush(), "more_body": False})
+
+
+def in_pieces(answer: Mapping[str, object], name: str, entries: Iterable[bytes]) -> list[bytes]:
+    """Return an answer in pieces, one per entry of its list `name`, because encoding it in one call would delay other requests."""
+    mark = b'"%b":[' % name.encode()
+    head, _, tail = msgspec.json.encode(answer).partition(mark)
+    return [head + mark, *((b"," if index else b"") + entry for index, entry in enumerate(entries)), tail]
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -14,7 +14,6 @@ from server.api.anthropic.body import MessagesBody, PromptBody
 from server.api.anthropic.input import chat_of
 from server.api.context import Context, caller
 from server.api.openai.chat import num_prompt_tokens, plan_chat
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, job_like, off_loop, require_generator
@@ -57,8 +56,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/messages", responses=gives(AnthropicAnswer, event=MessageEvent, done=False))
     async def messages(request: Request, body: MessagesBody) -> Response:
         """Answer a conversation."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
         try:
@@ -79,8 +77,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", responses=gives(TokenCount))
     async def count_tokens(request: Request, body: PromptBody) -> Response:
         """Count the tokens of a conversation, without generating."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         require_generator(model, loaded)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))

@@ -105,8 +105,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/apply-template", responses=gives(LlamaPrompt))
     async def apply_template(request: Request, body: ChatBody) -> Response:
         """Return the prompt that the chat template makes of a conversation, without generating."""
-        ignored = check_unknown(body, strict=settings.strict)
-        _, loaded = context.serve(request, body.model)
+        _, loaded, ignored = context.begin(request, body, body.model)
 
         def make() -> Conversation:
             check_sizes(body)

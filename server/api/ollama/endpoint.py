@@ -115,8 +115,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/api/chat", responses=_lines(OllamaChat))
     async def chat(request: Request, body: OllamaChatBody) -> Response:
         """Answer a conversation."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
         made = await _made(request, body, lambda: chat_of(body))
@@ -126,8 +125,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
         """Answer a prompt. If the request is `raw` or has a suffix, or the model has no chat template, continue the prompt as it is."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         if not body.prompt:
             return await keeping.answer(model, body, caller(request), {"response": ""})
         who = caller(request)
@@ -161,8 +159,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
         """Turn one text into a vector. /api/embed supersedes this endpoint."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1, truncation_side="right")
         (vector,), _ = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedding = {"embedding": vector.tolist()}
@@ -184,8 +181,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/api/show", responses=gives(OllamaShown))
     async def show(request: Request, body: OllamaShowBody) -> Response:
         """Describe a model and its capabilities."""
-        ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         return json_answer(shown(body.model, model, loaded), headers=response_headers(loaded, ignored))
 
     @routes.get("/api/version", responses=gives(OllamaVersion))

@@ -14,7 +14,6 @@ from server.api.answer.shapes import ChatChunk, ChatCompletion, Render
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat_answer import ChatAnswer
 from server.api.request.conversation import NO_MARKERS, for_template
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.request.media import excerpts_of, media_of
 from server.api.request.prefix import prefix_header
@@ -55,8 +54,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/chat/completions", responses=gives(ChatCompletion, event=ChatChunk))
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
@@ -68,8 +66,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/chat/completions/render", responses=gives(Render))
     async def render(request: Request, body: ChatBody) -> Response:
         """Return the prompt and the effective parameters, without generating."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
         shown = await off_loop(who.num_body_bytes, lambda: encode(describe_plan(plan.prompt, plan.job, model, loaded)))

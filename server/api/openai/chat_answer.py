@@ -9,14 +9,8 @@ import msgspec
 
 from server.api.answer.generate import Generation, Step, Usage
 from server.api.answer.logprobs import LogprobWriter, count_logprobs
-from server.api.answer.shapes import (
-    ChatChoice,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatMessage,
-    ToolCall,
-    ToolCallDelta,
-)
+from server.api.answer.respond import in_pieces
+from server.api.answer.shapes import ChatChoice, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ToolCall, ToolCallDelta
 from server.api.answer.step_parser import StepParser
 from server.api.openai.frame import ChunkFrame, envelope
 from server.api.request.conversation import text_of
@@ -90,16 +84,12 @@ class ChatAnswer:
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
-        """Return the answer in pieces, one per choice."""
-        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
-        for index, choice in enumerate(self._choices):
-            pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
-        pieces.append(b'],"usage":' + encode(self.usage.describe()))
+        answer: ChatCompletion = {**self._envelope, "choices": [], "usage": self.usage.describe()}
         if self._prompt_logprobs:
-            pieces.append(b',"prompt_logprobs":' + encode(self._writer.prompt(self._prompt_logprobs)))
+            answer["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs)
         if self._body.return_token_ids:
-            pieces.append(b',"prompt_token_ids":' + encode(self._prompt_ids))
-        return [*pieces, b"}"]
+            answer["prompt_token_ids"] = self._prompt_ids
+        return in_pieces(answer, "choices", (encode(self._describe(index, choice)) for index, choice in enumerate(self._choices)))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         frame = ChunkFrame({**self._envelope, "object": "chat.completion.chunk"}, self._body, lambda: self.usage)

@@ -11,7 +11,8 @@ import msgspec
 from server.api.answer.generate import Generation, Job, Step, TokenEntry, Usage
 from server.api.answer.logprobs import Columns, LogprobWriter, count_logprobs
 from server.api.answer.merge import merged
-from server.api.answer.shapes import CompletionChoice, CompletionLogprobs
+from server.api.answer.respond import in_pieces
+from server.api.answer.shapes import Completion, CompletionChoice, CompletionLogprobs
 from server.api.openai.frame import ChunkFrame, envelope
 from server.api.request.prepare import off_loop
 from server.api.request.schema import CompletionBody
@@ -95,11 +96,8 @@ class CompletionAnswer:
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
-        """Return the answer in pieces, one per choice."""
-        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
-        for index, choice in enumerate(self._best()):
-            pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
-        return [*pieces, b'],"usage":' + encode(self.usage.describe()) + b"}"]
+        answer: Completion = {**self._envelope, "choices": [], "usage": self.usage.describe()}
+        return in_pieces(answer, "choices", (encode(self._describe(index, choice)) for index, choice in enumerate(self._best())))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         frame = ChunkFrame(self._envelope, self._body, lambda: self.usage)

@@ -12,7 +12,6 @@ from server.api.answer.respond import respond, response_headers
 from server.api.answer.shapes import Completion, CompletionChunk
 from server.api.context import Caller, Context, caller
 from server.api.openai.completion_answer import CompletionAnswer
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_num_logprobs, check_sizes
 from server.api.request.prepare import (
     capped_header,
@@ -46,8 +45,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/completions", responses=gives(Completion, event=CompletionChunk))
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue one or more prompts."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def prepare() -> tuple[CompletionAnswer, dict[str, str]]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.answer.respond import Pieces, response_headers
+from server.api.answer.respond import Pieces, in_pieces, response_headers
 from server.api.answer.shapes import Embedding as EmbeddingEntry
 from server.api.answer.shapes import Embeddings
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat import Conversation, conversation_of, render_prompt
 from server.api.request.embedded import separated
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import gives, new_router
 from server.api.vectors import Vector, check_embedding, embed_all, num_tokens_of, plan_embedding
-from server.errors import (
-    MISSING_FIELD,
-    ApiError,
-)
+from server.errors import MISSING_FIELD, ApiError
 from server.messages import Crop
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
@@ -35,8 +32,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/embeddings", responses=gives(Embeddings))
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
         """Turn one or more texts, or images if the model embeds them, into vectors."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
         texts, crops = await separated(body, model, loaded, context.settings)
         text = await conversation_text(texts, loaded, who)
@@ -93,13 +89,11 @@ async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) ->
 
 
 def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) -> list[bytes]:
-    """Return the answer in small pieces, because encoding a thousand vectors at once takes a second."""
-    head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
-    pieces = [head + b'"data":[']
-    for index, vector in enumerate(vectors):
-        entry: EmbeddingEntry = {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
-        pieces.append((b"," if index else b"") + msgspec.json.encode(entry))
-    return [*pieces, tail]
+    def entry(index: int, vector: Vector) -> bytes:
+        embedding: EmbeddingEntry = {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        return msgspec.json.encode(embedding)
+
+    return in_pieces(answer, "data", starmap(entry, enumerate(vectors)))
 
 
 def _written(vector: Vector, encoding: str | None) -> str | list[float]:

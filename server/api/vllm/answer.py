@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from server.api.answer.generate import Generation, Step
 from server.api.answer.logprobs import LogprobWriter, count_logprobs
+from server.api.answer.respond import in_pieces
 from server.api.answer.shapes import ChatLogprobs, Envelope, PromptLogprobs, UsageCounts
 from server.api.openai.frame import ChunkFrame, envelope
 from server.api.request.prepare import off_loop
@@ -80,14 +81,15 @@ class TokensAnswer:
         return await off_loop(size, lambda: self._pieces(read))
 
     def _pieces(self, read: Sequence[TokenLogprob | None]) -> list[bytes]:
-        """Return the answer in pieces, one per choice."""
-        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
-        for choice in self._choices:
-            described = self._describe(choice.index, choice.token_ids, choice.logprobs, choice.finish, choice.stop_reason)
-            pieces.append((b"," if choice.index else b"") + encode(described))
-        prompt = b"null" if self._body.prompt_logprobs is None else encode(self._writer.prompt(read))
-        usage = encode(self._generation.usage.describe())
-        return [*pieces, b'],"usage":' + usage + b',"prompt_logprobs":' + prompt + b',"kv_transfer_params":null}']
+        answer: GeneratedTokens = {
+            **self._envelope,
+            "choices": [],
+            "usage": self._generation.usage.describe(),
+            "prompt_logprobs": None if self._body.prompt_logprobs is None else self._writer.prompt(read),
+            "kv_transfer_params": None,
+        }
+        described = (self._describe(one.index, one.token_ids, one.logprobs, one.finish, one.stop_reason) for one in self._choices)
+        return in_pieces(answer, "choices", map(encode, described))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         frame = ChunkFrame(self._envelope, self._body, lambda: self._generation.usage)

@@ -8,7 +8,6 @@ from server.api.answer.generate import Generation
 from server.api.answer.respond import respond, response_headers
 from server.api.context import Context, caller
 from server.api.openai.completions import plan_completion
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import capped_header, check_ids, off_loop
 from server.api.routes import gives, new_router
@@ -23,8 +22,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/inference/v1/generate", responses=gives(GeneratedTokens, event=TokensChunk))
     async def generate(request: Request, body: GenerateTokensBody) -> Response:
         """Continue token ids with token ids."""
-        ignored = check_unknown(body, strict=context.settings.strict)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
         def prepare() -> tuple[TokensAnswer, dict[str, str]]:

@@ -1,13 +1,10 @@
-"""The registry of formats: every module of server/text/dialects/formats, by its name and its aliases. A module is found without
-registration."""
+"""The registry of formats: each by its name and its aliases."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
-from server.text.dialects import formats
 from server.text.dialects.format import Format
+from server.text.dialects.formats import harmony
+from server.text.dialects.formats.table import TABLE
 
-WRITTEN: list[Format] = [import_module(f"{formats.__name__}.{module.name}").FORMAT for module in iter_modules(formats.__path__)]
+WRITTEN: tuple[Format, ...] = (*TABLE, harmony.FORMAT)
 FORMATS: dict[str, Format] = {name: form for form in WRITTEN for name in (form.name, *form.aliases)}

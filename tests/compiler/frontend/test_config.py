@@ -250,9 +250,10 @@ def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected 'sigmoid'"),
-        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type of config.json is 'per_head', expected 'per_layer'"),
-        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias of config.json is False, expected True"),
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected sigmoid"),
+        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type of config.json is 'per_head', expected per_layer"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias of config.json is False, expected true"),
+        ("minimax_m2", {"use_routing_bias": 1}, "use_routing_bias of config.json is 1, expected true"),
         ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size of config.json is 8, expected 0"),
         ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list of config.json is \[1, 0\], expected a list of ones"),
         ("dots1", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected sigmoid"),
@@ -361,9 +362,9 @@ def test_a_group_that_does_not_fit_advises_groups_that_do(inputs: int, advice: s
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected 'sigmoid'"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected sigmoid"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method of config.json is 'greedy', expected noaux_tc"),
-        ("ernie4_5_moe", {"use_bias": True}, "use_bias of config.json is True, expected False"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias of config.json is True, expected false"),
         ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min of config.json is 0.5, expected at most"),
         ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window of config.json is True, expected false"),
     ],
@@ -434,8 +435,8 @@ def test_any_values_parse_or_are_refused(family: str, changes: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topk_method": "group_limited_greedy"}, "topk_method of config.json is 'group_limited_greedy', expected 'greedy'"),
-        ({"norm_topk_prob": True}, "norm_topk_prob of config.json is True, expected False"),
+        ({"topk_method": "group_limited_greedy"}, "topk_method of config.json is 'group_limited_greedy', expected greedy"),
+        ({"norm_topk_prob": True}, "norm_topk_prob of config.json is True, expected false"),
         ({"attention_bias": True}, "attention_bias of config.json is True, expected false"),
     ],
 )

@@ -36,8 +36,8 @@ def test_the_list_covers_what_people_download() -> None:
     ("name", "changes", "message"),
     [
         ("Qwen3-Coder-30B", {"use_qk_norm": False}, "use_qk_norm of config.json is False, expected true"),
-        ("Hunyuan-0.5B", {"use_cla": True}, "use_cla of config.json is True, expected False"),
-        ("Hunyuan-0.5B", {"norm_type": "layer"}, "norm_type of config.json is 'layer', expected 'rms'"),
+        ("Hunyuan-0.5B", {"use_cla": True}, "use_cla of config.json is True, expected false"),
+        ("Hunyuan-0.5B", {"norm_type": "layer"}, "norm_type of config.json is 'layer', expected rms"),
         ("LFM2-1.2B", {"theta": 10000.0}, "theta of config.json is 10000.0, expected 1000000.0, the value of rope_theta"),
         ("falcon3-1b", {"activation": "gelu"}, "activation: 'gelu'"),
         ("gemma-2-2b", {"sliding_window_size": 2048}, "sliding_window_size of config.json is 2048, expected 4096, the value of"),

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from deploy import demo
 from deploy.cli import admin
 from deploy.cli.commands import app
+from deploy.cli.sources import OPTIONS
 from deploy.client import Client, ServerFault
 from deploy.settings import DEFAULTS, MODEL_KEYS, SETTINGS, parse
 from runtime.sealed import key_of
@@ -81,6 +82,25 @@ def test_every_command_that_takes_a_device_takes_several() -> None:
     on_devices = {name for name, names in options.items() if "--device" in names}
     assert {"compile", "serve"} <= on_devices
     assert on_devices == {name for name, names in options.items() if "--tensor-parallel" in names}
+
+
+def test_commands_call_the_options_of_a_load_alike() -> None:
+    """Whoever has learnt an option with `serve` can use it, under the same names and within the same limits, with `compile`."""
+    root: Any = typer.main.get_command(app)
+    names = {"serve": {param.name: param.opts for param in root.commands["serve"].params}}
+    takers = {
+        name: [
+            param
+            for param in command.params
+            if param.name in OPTIONS and not (name == "export" and param.name in ("target", "max_context"))
+        ]
+        for name, command in root.commands.items()
+    }
+    assert {"compile", "export", "generate", "inspect", "load", "run", "serve"} <= {name for name, found in takers.items() if found}
+    for name in ("compile", "export", "generate", "inspect", "load", "run"):
+        assert {param.name: param.opts for param in takers[name]}.items() <= names["serve"].items(), name
+    said = CliRunner().invoke(app, ["compile", "demo", "--ctx-size", "3"], prog_name="relaxserve", env={"COLUMNS": "200"})
+    assert said.exit_code == 2 and "'3' is not a number from 16" in said.output
 
 
 def help_of_serve(option: str) -> list[str]:

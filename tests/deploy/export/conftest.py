@@ -28,7 +28,7 @@ NATIVE = next(t for t in (host(), *reversed(NAMED.values())) if t.can_run_here a
 
 @pytest.fixture(scope="session")
 def demo() -> Servable:
-    load = load_of("demo", "bf16", CONTEXT, 1, None, "auto", NATIVE.name)
+    load = load_of("demo", quantize="bf16", max_context=CONTEXT, max_batch=1, target=NATIVE.name)
     return advance(begin(msgspec.structs.replace(load, embeddings=True)), Servable)
 
 

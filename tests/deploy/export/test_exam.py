@@ -27,7 +27,7 @@ LOAD = "import('./relaxserve.mjs').then(async ({ RelaxServe }) => { window.clien
 def test_an_export_passes_the_exam_as_the_server_does(page: Page, demo_server: DemoServer, tmp_path: Path) -> None:
     """The export answers the same questions correctly as the server. Questions with a schema are left out, because an export cannot
     constrain answers."""
-    export_web(advance(begin(load_of("demo", "bf16", None, 1, None, "auto", "host")), Servable), "demo", tmp_path, levels=["wasm-relaxed"])
+    export_web(advance(begin(load_of("demo", quantize="bf16", max_batch=1)), Servable), "demo", tmp_path, levels=["wasm-relaxed"])
     asked = [question for question in questions(SEED, PER_SKILL) if question.schema is None]
     answers: list[dict[str, Any]] = []
     with serving(tmp_path) as (address, _):

@@ -47,7 +47,7 @@ ODD = (image(201, 61, 1), image(37, 41, 2), image(75, 133, 3), image(48, 48, 4))
 
 
 def opened(form: str, folder: Path = SUBJECT.folder) -> Servable:
-    return servable(begin(load_of(str(folder), form, None, 1, None, "auto", NATIVE.name)), page_sees)
+    return servable(begin(load_of(str(folder), quantize=form, max_batch=1, target=NATIVE.name)), page_sees)
 
 
 @pytest.fixture(scope="module")

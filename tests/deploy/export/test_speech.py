@@ -41,7 +41,7 @@ RATE = 16_000
 
 
 def servable(form: str) -> Servable:
-    return advance(begin(load_of(str(GOLDEN), form, None, 1, None, "auto", NATIVE.name)), Servable)
+    return advance(begin(load_of(str(GOLDEN), quantize=form, max_batch=1, target=NATIVE.name)), Servable)
 
 
 def exported(form: str, folder: Path) -> Path:

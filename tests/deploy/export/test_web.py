@@ -45,7 +45,7 @@ def golden(name: str, demo: Servable) -> Servable:
 
 def with_tokenizer(path: Path, quantize: str, demo: Servable) -> Servable:
     """Return a model that has the demo's tokenizer."""
-    load = load_of(str(path), quantize, None, 1, None, "auto", NATIVE.name)
+    load = load_of(str(path), quantize=quantize, max_batch=1, target=NATIVE.name)
     return advance(Opened(**carried(demo, Opened, files=open_files(path), load=load)), Servable)
 
 
@@ -102,7 +102,7 @@ def test_a_number_of_threads_that_cannot_be_is_refused(site: Path) -> None:
 def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: Path) -> None:
     """For every weight format, logits with relaxed SIMD have the same bytes as the native program's. SIMD without fused multiply-add gives
     logits that differ in the last digits, but the same tokens."""
-    model = advance(begin(load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name)), Servable)
+    model = advance(begin(load_of("demo", quantize=quantize, max_context=CONTEXT, max_batch=1, target=NATIVE.name)), Servable)
     export_web(model, "demo", tmp_path)
     prompt, expected, tokens = native(model)
     for target in LEVELS:

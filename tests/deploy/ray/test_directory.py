@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.ray.directory import AVOID_S, LEAST_BLOCKS, Directory, directory_of
-from deploy.ray.lease import Lease
 from deploy.ray.prefill import Prefill
-from deploy.ray.wish import BLOCK, Wish
+from deploy.ray.wish import BLOCK, Lease, Wish
 
 KEYS = tuple(bytes([at]) * 8 for at in range(6))
 

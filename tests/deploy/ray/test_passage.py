@@ -19,10 +19,9 @@ aiohttp = pytest.importorskip("aiohttp", reason="needs aiohttp (the extra ray)")
 from aiohttp import web  # noqa: E402
 from starlette.datastructures import Headers  # noqa: E402
 
-from deploy.ray.lease import Lease  # noqa: E402
 from deploy.ray.passage import MOST_LOST, GivenUp, Passage  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
-from deploy.ray.wish import Wish, place_of, read  # noqa: E402
+from deploy.ray.wish import Lease, Wish, place_of, read  # noqa: E402
 from deploy.replicas.session import new_session  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402

@@ -33,7 +33,7 @@ def measure(config: ModelConfig, target: str, folder: Path, *, peer: bool = Fals
     checkpoint.mkdir()
     output.mkdir()
     write_checkpoint(config, checkpoint)
-    model = advance(begin(load_of(str(checkpoint), FORMAT, CONTEXT, 1, None, "bf16")), Servable)
+    model = advance(begin(load_of(str(checkpoint), quantize=FORMAT, max_context=CONTEXT, max_batch=1, kv_dtype="bf16")), Servable)
     shared = export_c(model, "synthetic", c_target(target), output, shared=True)
     header = (output / "model.h").read_text()
     archive_bytes, shared_bytes = (shared.with_suffix(kind).stat().st_size + len(header) for kind in (".a", ".so"))

@@ -94,7 +94,7 @@ def measure(config: ModelConfig, folder: Path) -> list[Figure]:
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir()
         write_checkpoint(config, checkpoint)
-        load = load_of(str(checkpoint), "int4-32", 2 * CONTEXT, 1, None, "bf16")
+        load = load_of(str(checkpoint), quantize="int4-32", max_context=2 * CONTEXT, max_batch=1, kv_dtype="bf16")
         export_web(advance(begin(load), Servable), "synthetic", folder / "model", levels=[TARGET.name])
         node.open("decode", folder / "model")
         runs: dict[str, Callable[[], object]] = {"peak": lambda: node.run("peak", REPEATS), "decode": lambda: node.run("decode", TOKENS)}
@@ -133,7 +133,7 @@ def measure_first_token(folder: Path) -> list[Figure]:
     """Measure the demo in Chromium, if it is installed."""
     if installed() is None:
         return []
-    load = load_of(demo.NAME, "int4-32", None, 1, None, "bf16")
+    load = load_of(demo.NAME, quantize="int4-32", max_batch=1, kv_dtype="bf16")
     (folder / DEMO).mkdir()
     export_web(advance(begin(load), Servable), demo.NAME, folder / DEMO, levels=[TARGET.name])
     return [Figure("from the browser's cache to the demo's first token", first_token_s(folder), "s", 0.5)]
@@ -142,7 +142,7 @@ def measure_first_token(folder: Path) -> list[Figure]:
 def measure_peer(config: ModelConfig, folder: Path, peer: str, modules: Path) -> list[Figure]:
     check_peer(peer, modules)
     write_checkpoint(config, folder)
-    load = load_of(str(folder), "int4-32", PROMPT_CONTEXT, 1, None, "bf16")
+    load = load_of(str(folder), quantize="int4-32", max_context=PROMPT_CONTEXT, max_batch=1, kv_dtype="bf16")
     (folder / EXPORT).mkdir()
     export_web(advance(begin(load), Servable), "synthetic", folder / EXPORT, levels=[TARGET.name])
     write_peer(peer, modules, folder, config)

@@ -1,1 +1,1 @@
-"""One module per written format. Its `FORMAT` says everything about it; `server/text/dialects/registry.py` finds it."""
+"""How each format is written: the table of those with markers around calls and thoughts, and harmony."""
