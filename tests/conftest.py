@@ -146,6 +146,14 @@ def pytest_runtestloop() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def exempt_what_is_left() -> None:
+    """Exempt what earlier test files have left, such as cached programs, from garbage collection. Otherwise each test that collects garbage
+    would scan all of it, and so would a collection while a test measures time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     """Disable the garbage collector for a test that measures time. A collection would scan the compiled models of all earlier tests, which
