@@ -99,7 +99,6 @@ LONGEST = (
     "server/test_with_workers.py",
     "compiler/test_random_programs.py",
     "server/test_constrained.py",
-    "test_clients.py",
     "server/constraints/test_hostile.py",
     "e2e/test_second_device.py",
     "e2e/test_chaos.py",
