@@ -132,9 +132,11 @@ def _library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def software_gpu(_library: Path | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SoftwareGpu]:
+def software_gpu(_library: Path | None) -> Iterator[SoftwareGpu]:
+    """Give this process a software GPU. The fixture does not use `monkeypatch`, with which no kernel would be kept (tests/kept_code.py)."""
     gpu = SoftwareGpu(_library)
-    for name, value in gpu.environment().items():
-        monkeypatch.setenv(name, value)
-    yield gpu
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu.environment().items():
+            patch.setenv(name, value)
+        yield gpu
     gpu.reset()

@@ -215,3 +215,22 @@ def test_floats_become_integers(name: str, target: str) -> None:
     """Floats outside the range of the integer type saturate, and NaN becomes 0."""
     full = f"@llvm.{name}.sat.{target}.f32"
     agree(f"declare {target} {full}(float)\n%r = call {target} {full}(float %a)", target, "float")
+
+
+@pytest.mark.parametrize("selector", [0x5410, 0x7632, 0x0123, 0x6666, 0x4BA8])
+@pytest.mark.parametrize("form", ["immediate", "register"])
+def test_bytes_are_picked_or_are_signs(selector: int, form: str) -> None:
+    """The selector's digit for each byte of the result names one of the eight bytes of both operands, or their sign from 8 on."""
+
+    def picked(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        both = np.stack([a, b], 1).view(np.int8)
+        digits = [selector >> 4 * place & 15 for place in range(4)]
+        parts = [both[:, digit & 7] >> 7 if digit & 8 else both[:, digit & 7] for digit in digits]
+        return np.stack(parts, 1).view(np.int32)[:, 0]
+
+    given = f"{selector:#06x}" if form == "immediate" else "$3"
+    more = ("", "") if form == "immediate" else (",r", f", i32 {selector}")
+    text = f'%r = call i32 asm "prmt.b32 $0, $1, $2, {given};", "=r,r,r{more[0]}"(i32 %a, i32 %b{more[1]})'
+    random = np.random.default_rng(0)
+    found, expected = run(text, "i32", ("i32", "i32"), [values("i32", random) for _ in range(2)], picked)
+    np.testing.assert_array_equal(found, expected)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import uvicorn.server
 
 from server.app import create_app
 from server.http.server import Server
@@ -96,6 +98,19 @@ class Running:
 
 
 Serve = Callable[..., Running]
+LOOK_S = 0.005  # longest pause between two looks of a server for its end; uvicorn pauses for 0.1 s, up to three times
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _brief_pauses() -> Iterator[None]:
+    """Let the servers of this process stop at once: many tests start one of their own, and wait until it has stopped."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, LOOK_S))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        yield
 
 
 @pytest.fixture

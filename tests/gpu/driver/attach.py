@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.gpu.driver import devices, graphs, links, memory, modules, streams
 from tests.gpu.driver.calls import C_TYPES, FUNCTIONS, guarded
+from tests.gpu.ptx import native
 
 GROUPS = (devices, graphs, links, memory, modules, streams)  # importing these modules fills FUNCTIONS
 _kept: list[Any] = []  # keeps the callbacks alive, because the C library may call them until the process ends
@@ -14,6 +15,7 @@ _kept: list[Any] = []  # keeps the callbacks alive, because the C library may ca
 
 def attach(library: str) -> None:
     loaded = ctypes.CDLL(library)
+    native.use(loaded)
     table = (ctypes.c_void_p * len(FUNCTIONS)).in_dll(loaded, "software_gpu_functions")
     pointers = []
     for name, (signature, answer) in sorted(FUNCTIONS.items()):

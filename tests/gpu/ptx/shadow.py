@@ -21,8 +21,8 @@ Array = NDArray[Any]
 
 class Shadow:
     def __init__(self, num_bytes: int, grain: int, wave: Any) -> None:
-        """`grain` is the size of a piece in bytes. It is at most the size of the narrowest access in the kernel."""
-        self.grain, self.wave = grain, wave
+        """`grain` is the size of a piece in bytes, a power of two. It is at most the size of the narrowest access in the kernel."""
+        self.grain, self.grain_log2, self.wave = grain, grain.bit_length() - 1, wave
         count = num_bytes // grain
         self.writer, self.reader = (np.full(count, NOBODY, np.int32) for _ in range(2))
         self.write_time, self.read_time = (np.zeros(count, np.int32) for _ in range(2))
@@ -64,7 +64,7 @@ class Shadow:
 
     def _pieces(self, offsets: Array, num_bytes: int) -> Array:
         """Return the indices of the pieces that each access touches: [threads, pieces]."""
-        return offsets[:, None] // self.grain + np.arange(max(num_bytes // self.grain, 1))
+        return (offsets >> self.grain_log2)[:, None] + np.arange(max(num_bytes >> self.grain_log2, 1))
 
     def _apart(self, threads: Array, others: Array, times: Array) -> Array:
         """Return for each piece whether an access by `threads` now would race with the recorded access, which a thread of `others` made at

@@ -415,10 +415,18 @@ def _registers(widths: list[int], count: int) -> list[Array]:
     return [next(rows[bits]) for bits in widths]
 
 
+_memory: dict[int, Array] = {}  # bits of a register -> bytes that the last wave used for such registers
+
+
 def _poisoned(shape: tuple[int, int], bits: int) -> Array:
-    if bits == 1:
-        return np.zeros(shape, np.uint8)
-    return np.full((shape[0], shape[1] * (bits // 8)), POISON, np.uint8).view(UNSIGNED[min(bits, 64)])
+    """Return an array whose bytes are those of registers before they are written. It is valid until the next wave: only one wave runs at a
+    time in a process, and fresh memory for each would take longer than what most kernels do."""
+    num_bytes, fill = shape[0] * shape[1] * max(1, bits // 8), 0 if bits == 1 else POISON
+    if bits not in _memory or len(_memory[bits]) < num_bytes:
+        _memory[bits] = np.empty(num_bytes, np.uint8)
+    data = _memory[bits][:num_bytes]
+    data.fill(fill)
+    return data.reshape(shape[0], -1) if bits == 1 else data.reshape(shape[0], -1).view(UNSIGNED[min(bits, 64)])
 
 
 def _view(register: Array, dtype: Any) -> Array:

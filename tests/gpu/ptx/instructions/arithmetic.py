@@ -333,6 +333,15 @@ def _count(code: Assembler, instruction: Instruction) -> Step:
 def _prmt(code: Assembler, instruction: Instruction) -> Step:
     if len(instruction.modifiers) > 1:
         raise UnknownPtx("only the default mode of prmt is supported")
+    selector = instruction.operands[3]
+    if isinstance(selector, Immediate) and not selector.value & 0x8888:  # no byte is a sign
+        columns = [selector.value >> 4 * place & 7 for place in range(4)]
+
+        def pick(a: Array, b: Array, _selector: Array) -> Array:
+            both = np.stack(np.broadcast_arrays(a, b), 1).view(np.uint8)  # [threads, 8]
+            return np.ascontiguousarray(both[:, columns]).view(np.uint32)[:, 0]
+
+        return _apply(code, instruction, pick, [np.uint32] * 3, np.uint32)
 
     def permute(a: Array, b: Array, selector: Array) -> Array:
         both = b.astype(np.uint64) << np.uint64(32) | a

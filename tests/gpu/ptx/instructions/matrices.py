@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -97,23 +98,48 @@ def fragment(registers: list[Array], element: Any, warps: int) -> Array:
 
 
 def matrix_a(parts: Array) -> Array:
-    """Return matrix A, [warps, 16, k], from its fragments. The registers of a lane alternate between rows 0 to 7 and rows 8 to 15."""
-    warps, count, _, per = parts.shape
-    result = np.empty((warps, 16, count // 2 * 4 * per), parts.dtype)
-    for number in range(count):
-        for e in range(per):
-            result[:, GROUP + 8 * (number % 2), per * IN_GROUP + e + 4 * per * (number // 2)] = parts[:, number, :, e]
-    return result
+    """Return matrix A, [warps, 16, k], from its fragments."""
+    return gathered(parts, order_of_a(parts.shape[1], parts.shape[3]))
 
 
 def matrix_b(parts: Array) -> Array:
     """Return matrix B, [warps, 8, k], from its fragments. The axis of length 8 contains the columns of B."""
-    warps, count, _, per = parts.shape
-    result = np.empty((warps, 8, count * 4 * per), parts.dtype)
+    return gathered(parts, order_of_b(parts.shape[1], parts.shape[3]))
+
+
+def gathered(parts: Array, order: Array) -> Array:
+    """Return, for each entry of axis 0, the elements of `parts` at the numbers in `order`, in the shape of `order`."""
+    return np.take(parts.reshape(len(parts), -1), order.reshape(-1), axis=1).reshape(len(parts), *order.shape)
+
+
+@cache
+def order_of_a(count: int, per: int) -> Array:
+    """Return which element of its fragments is where in A. The registers of a lane alternate between rows 0 to 7 and rows 8 to 15."""
+    numbers = np.arange(count * WARP * per).reshape(count, WARP, per)
+    result = np.empty((16, count // 2 * 4 * per), np.int64)
     for number in range(count):
         for e in range(per):
-            result[:, GROUP, per * IN_GROUP + e + 4 * per * number] = parts[:, number, :, e]
+            result[GROUP + 8 * (number % 2), per * IN_GROUP + e + 4 * per * (number // 2)] = numbers[number, :, e]
     return result
+
+
+@cache
+def order_of_b(count: int, per: int) -> Array:
+    numbers = np.arange(count * WARP * per).reshape(count, WARP, per)
+    result = np.empty((8, count * 4 * per), np.int64)
+    for number in range(count):
+        for e in range(per):
+            result[GROUP, per * IN_GROUP + e + 4 * per * number] = numbers[number, :, e]
+    return result
+
+
+@cache
+def orders_of_sums() -> tuple[Array, Array]:
+    """Return which element of the four registers of a warp's lanes, [registers, lanes], is where in C, [16, 8], and the reverse."""
+    result = np.empty((16, 8), np.int64)
+    for number in range(4):
+        result[GROUP + 8 * (number // 2), 2 * IN_GROUP + number % 2] = number * WARP + LANE
+    return result, np.argsort(result, axis=None).reshape(4, WARP)
 
 
 @rule("mma")
@@ -137,13 +163,11 @@ def _mma(code: Assembler, instruction: Instruction) -> Step:
         warps = whole_warps(wave, index)
         a = matrix_a(fragment(_all(words_a, wave, index), ELEMENTS[a_type], warps))
         b = matrix_b(fragment(_all(words_b, wave, index), ELEMENTS[b_type], warps))
-        c = np.empty((warps, 16, 8), accumulator)
-        for number, read in enumerate(words_c):
-            values = np.broadcast_to(read(wave, index), (warps * WARP,)).reshape(warps, WARP)
-            c[:, GROUP + 8 * (number // 2), 2 * IN_GROUP + number % 2] = values
-        d = product(a, b, c, a_type, b_type, wave.launch.arch)
+        order, reverse = orders_of_sums()
+        c = gathered(fragment(_all(words_c, wave, index), accumulator, warps), order)
+        d = gathered(product(a, b, c, a_type, b_type, wave.launch.arch), reverse)
         for number, write in enumerate(writers):
-            write(wave, index, d[:, GROUP + 8 * (number // 2), 2 * IN_GROUP + number % 2].reshape(-1))
+            write(wave, index, d[:, number].reshape(-1))
 
     return step
 

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.gpu.ptx.native import MOST_COLUMNS, native
 from tests.gpu.ptx.program import Array
 
 
@@ -43,9 +44,12 @@ NOTHING = -300  # exponent that represents a zero: below all others
 def product(a: Array, b: Array, c: Array, a_type: str, b_type: str, arch: tuple[int, int]) -> Array:
     """Return c[..., m, n] + the sum over k of a[..., m, k] b[..., n, k], as a matrix unit computes it. Integer sums are exact and wrap."""
     if a_type in ("s8", "u8"):
-        exact = np.matmul(a.astype(np.int64), b.astype(np.int64).swapaxes(-1, -2))
-        return (exact + c).astype(np.int32)
+        exact = np.matmul(a.astype(np.float64), b.astype(np.float64).swapaxes(-1, -2))  # far below 2^53; NumPy multiplies no integers fast
+        return (exact.astype(np.int64) + c).astype(np.int32)
     unit = unit_of(arch, eight_bits=a_type in ("e4m3", "e5m2"))
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if (fast := native()) is not None and b.shape[-2] <= MOST_COLUMNS and all(np.isfinite(x).all() for x in (a, b, c)):
+        return fast.products(a, b, c, unit.terms, LEAST_EXPONENT[a_type], LEAST_EXPONENT[b_type], unit.fraction)
     for start in range(0, a.shape[-1], unit.terms):
         part = slice(start, start + unit.terms)
         c = _fused(a[..., part], b[..., part], c, LEAST_EXPONENT[a_type], LEAST_EXPONENT[b_type], unit.fraction)
@@ -65,7 +69,7 @@ def _power(exponent: Array) -> Array:
 def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: int) -> Array:
     """Compute one fused sum. Axis 0 contains the terms, because NumPy sums fastest along this axis. The sum of truncated terms is exact in
     any order."""
-    a, b = (np.ascontiguousarray(np.moveaxis(x.astype(np.float64), -1, 0)) for x in (a, b))  # [k, ..., m], [k, ..., n]
+    a, b = (np.ascontiguousarray(np.moveaxis(x, -1, 0)) for x in (a, b))  # [k, ..., m], [k, ..., n]
     wide = np.ascontiguousarray(c.astype(np.float64))
     products = a[..., :, None] * b[..., None, :]  # exact
     exponents = _exponent(a, least_a)[..., :, None] + _exponent(b, least_b)[..., None, :]

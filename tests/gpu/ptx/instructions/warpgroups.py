@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from tests.gpu.ptx.faults import Fault, UnknownPtx
-from tests.gpu.ptx.instructions.matrices import GROUP, IN_GROUP
+from tests.gpu.ptx.instructions.matrices import GROUP, IN_GROUP, gathered
 from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
 from tests.gpu.ptx.program import SHARED_BASE, Array, Arrive, Assembler, Instruction, waits
 from tests.gpu.ptx.text import Immediate, Register, Vector
@@ -218,18 +219,17 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             else:
                 rows_a = wave.shared[offsets_a[chosen]].reshape(count, ROWS, 32).view(element)
             rows_b = wave.shared[offsets_b[chosen]].reshape(count, n, 32).view(element)
-            c = np.zeros((count, ROWS, n), accumulator)
-            row, column = _places()
-            for number, read in enumerate(readers):
-                c[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2] = read(wave, who).reshape(count, WARPGROUP)
+            order, reverse = _orders_of_sums(n)
+            c = gathered(np.stack([read(wave, who).reshape(count, WARPGROUP) for read in readers], 1), order)
             c = np.where(adds[chosen][:, None, None], c, accumulator(0))
             uneven = wave.launch.uneven is not None and n >= wave.launch.uneven
             d = product(rows_a, rows_b, c, a_type, b_type, OLDER if uneven else wave.launch.arch)
             for group in chosen:
                 for read_pieces in pieces[group]:
                     wave.shadow.end_reading(read_pieces)
+            sums = gathered(d, reverse)
             for number, write in enumerate(writers):
-                write(wave, who, d[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2].reshape(-1))
+                write(wave, who, sums[:, number].reshape(-1))
 
         started = Product(threads, do, registers, own)
         for first in one:
@@ -251,6 +251,16 @@ def _picks(threads: Array, values: Array) -> Array:
 def _places() -> tuple[Array, Array]:
     warp = np.arange(WARPGROUP) // WARP
     return 16 * warp + np.tile(GROUP, 4), 2 * np.tile(IN_GROUP, 4)
+
+
+@cache
+def _orders_of_sums(n: int) -> tuple[Array, Array]:
+    """Return which element of the accumulators, [registers, threads], is where in the sums, [64, n], and the reverse."""
+    row, column = _places()
+    result = np.empty((ROWS, n), np.int64)
+    for number in range(n // 2):
+        result[row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2] = number * WARPGROUP + np.arange(WARPGROUP)
+    return result, np.argsort(result, axis=None).reshape(n // 2, WARPGROUP)
 
 
 def _registers_of_a(parts: list[Array], element: Any) -> Array:

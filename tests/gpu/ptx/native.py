@@ -1,0 +1,54 @@
+"""Compute fused multiply-adds and sums of matrix units in C (native.c), where the software driver's library is loaded.
+
+NumPy needs a dozen passes for each of them. `floats.py` and `rounding.py` define them in NumPy; `test_native.py` requires the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+SOURCE = Path(__file__).with_name("native.c")
+MOST_COLUMNS = 256
+
+
+class Native:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._fma, self._products = library.software_gpu_fma, library.software_gpu_products
+        self._fma.argtypes, self._fma.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int64], None
+        self._products.argtypes, self._products.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 8, None
+
+    def fma(self, a: Array, b: Array, c: Array) -> Array:
+        """Return a * b + c of float32, rounded once."""
+        shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
+        a, b, c = (np.ascontiguousarray(x if x.shape == shape else np.broadcast_to(x, shape)) for x in (a, b, c))
+        result = np.empty(shape, np.float32)
+        self._fma(a.ctypes.data, b.ctypes.data, c.ctypes.data, result.ctypes.data, result.size)
+        return result
+
+    def products(self, a: Array, b: Array, c: Array, terms: int, least_a: int, least_b: int, fraction: int) -> Array:
+        """Return c[..., m, n] + the sum over k of a[..., m, k] b[..., n, k], in sums of `terms` products. All numbers are finite float64,
+        and `c` is float32."""
+        *_, rows, depth = a.shape
+        a, b, result = np.ascontiguousarray(a), np.ascontiguousarray(b.swapaxes(-1, -2)), np.array(c, np.float32, order="C")
+        groups, columns = result.size // (rows * b.shape[-1]), b.shape[-1]
+        sizes = groups, rows, columns, depth, terms, least_a, least_b, fraction
+        self._products(a.ctypes.data, b.ctypes.data, result.ctypes.data, *sizes)
+        return result
+
+
+_loaded: list[Native] = []
+
+
+def use(library: ctypes.CDLL) -> None:
+    """Compute in the functions of this library from now on."""
+    _loaded[:] = [Native(library)]
+
+
+def native() -> Native | None:
+    return _loaded[0] if _loaded else None

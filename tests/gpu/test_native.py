@@ -1,0 +1,84 @@
+"""Sums of floats that the software GPU computes in C have the bits of those that it computes in NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.gpu.fixtures import _library as _library
+from tests.gpu.ptx import native
+from tests.gpu.ptx.instructions.floats import fused_multiply_add
+from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
+from tests.gpu.ptx.native import Native
+
+Array = NDArray[Any]
+FLOATS = [kind for kind in ELEMENTS if kind not in ("s8", "u8")]
+
+
+@pytest.fixture
+def both(_library: Path | None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Array, Array]]:
+    """Return a function that computes in C and in NumPy."""
+    if _library is None:
+        pytest.skip("a real card has no sums in C")
+    fast = Native(ctypes.CDLL(str(_library)))
+
+    def compute(function: Callable[..., Array], *arguments: Any) -> tuple[Array, Array]:
+        found: list[Array] = []
+        for loaded in ([fast], []):
+            monkeypatch.setattr(native, "_loaded", loaded)
+            found.append(function(*arguments))
+        return found[0], found[1]
+
+    return compute
+
+
+def numbers(random: np.random.Generator, shape: tuple[int, ...], spread: int) -> Array:
+    """Return numbers whose exponents differ by up to twice `spread`; every eighth is zero."""
+    drawn = random.standard_normal(shape) * 2.0 ** random.integers(-spread, spread + 1, shape)
+    return np.where(random.random(shape) < 0.125, 0.0, drawn)
+
+
+@pytest.mark.parametrize("arch", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("spread", [0, 4, 60])
+def test_matrix_units(kind: str, spread: int, arch: tuple[int, int], both: Callable[..., tuple[Array, Array]]) -> None:
+    random = np.random.default_rng(spread)
+    depth = 32 if kind.startswith("e") else 16
+    for rows, columns in ((16, 8), (64, 8), (64, 200), (64, 256)):
+        with np.errstate(over="ignore"):
+            a, b = (numbers(random, (3, size, depth), min(spread, 6)).astype(ELEMENTS[kind]) for size in (rows, columns))
+        c = numbers(random, (3, rows, columns), spread).astype(np.float32)
+        assert np.isfinite(a.astype(np.float32)).all() and np.isfinite(b.astype(np.float32)).all()
+        fast, slow = both(product, a, b, c, kind, kind, arch)
+        assert fast.dtype == slow.dtype == np.float32
+        np.testing.assert_array_equal(fast.view(np.uint32), slow.view(np.uint32))
+        assert (fast != c).any()
+
+
+def test_sums_that_are_not_finite_or_too_large(both: Callable[..., tuple[Array, Array]]) -> None:
+    a, b = np.ones((1, 16, 16), ELEMENTS["bf16"]), np.ones((1, 8, 16), ELEMENTS["bf16"])
+    b[0, 0], b[0, 1, 3], b[0, 2, 5], b[0, 2, 6] = 3e38, np.nan, np.inf, -np.inf
+    for some in (b, b[:, :1]):  # not finite, and finite
+        c = np.full((1, 16, some.shape[1]), 3e38, np.float32)
+        with np.errstate(all="ignore"):  # as in a launch
+            fast, slow = both(product, a, some, c, "bf16", "bf16", (9, 0))
+        np.testing.assert_array_equal(fast.view(np.uint32), slow.view(np.uint32))
+
+
+def test_fused_multiply_adds(both: Callable[..., tuple[Array, Array]]) -> None:
+    random = np.random.default_rng(0)
+    a, b, c = (random.integers(0, 1 << 32, 1 << 16, np.uint32).view(np.float32) for _ in range(3))
+    with np.errstate(all="ignore"):
+        near = -(a.astype(np.float64) * b).astype(np.float32)  # so that almost everything cancels
+        for arguments in ((a, b, c), (a, b, near), (a, b[:1], c), (a[:1], b[:1], c[:1])):
+            fast, slow = both(fused_multiply_add, *arguments)
+            np.testing.assert_array_equal(fast, slow)
+            assert fast.shape == slow.shape and fast.dtype == slow.dtype
+            numeric = ~np.isnan(slow)
+            np.testing.assert_array_equal(fast.view(np.uint32)[numeric], slow.view(np.uint32)[numeric])
