@@ -16,7 +16,7 @@ from typing import Any
 from deploy.ray.lease import Lease
 from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
-from deploy.ray.wish import Wish
+from deploy.ray.wish import Wish, place_of
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
 AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
@@ -39,6 +39,15 @@ class Directory:
                 del self.requests[name]
             self._stats = stats
             self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any replica was reported."""
+        return bool(self._stats)
+
+    def has(self, place: bytes) -> bool:
+        """Return whether a replica is there that has made ids with this beginning."""
+        return any(place_of(name) == place for name in self._stats)
 
     def rank(self, wish: Wish, more: Mapping[str, int]) -> Sequence[str]:
         """Return the replicas that `more` names, the best one first. `more` counts requests that are not open yet."""
