@@ -22,6 +22,7 @@ from starlette.responses import Response
 from deploy.ray.body import receive
 from deploy.ray.destination import means_one_server, pool_of
 from deploy.ray.directory import directory_of
+from deploy.ray.entrance import entrance
 from deploy.ray.lease import Lease
 from deploy.ray.lists import LIST_S, LISTS, ModelLists
 from deploy.ray.options import prefill_name
@@ -61,7 +62,8 @@ class Ingress:
         self._patience_s = patience_s
         self._client: aiohttp.ClientSession | None = None
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        """Return the ASGI response to a request: a refusal, or what a replica answers."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         if means_one_server(path):
             text = f"{path} means one server, and this address is that of a fleet; use the address of the server"
@@ -123,4 +125,4 @@ INGRESS = serve.deployment(
     max_ongoing_requests=MOST_REQUESTS,
     ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ONE_THREAD}},
     logging_config={"enable_access_log": False},
-)(Ingress)
+)(serve.ingress(lambda: entrance)(Ingress))

@@ -56,7 +56,7 @@ OWN_HEADERS = frozenset(
     }
 )
 
-LEFT_OUT = OWN_HEADERS | {"date", "server"}  # of an answer; the server in front of the ingress writes these
+LEFT_OUT = OWN_HEADERS | {"date", "server", "x-request-id"}  # of an answer; the server in front of the ingress writes these
 
 # Leases a replica, or returns None if there was none in time. May be called again.
 Borrow = Callable[[Wish], Awaitable[Lease | None]]
