@@ -148,6 +148,12 @@ ORIGIN_NOT_ALLOWED = ErrorKind(
     "Set a key, or name the page's origin in `cors_origins`.",
 )
 NOT_FOUND_PATH = ErrorKind("path_not_found", 404, "There is nothing at this path.", "See `/docs`.")
+ONE_SERVER = ErrorKind(
+    "one_server",
+    404,
+    "In a fleet, the path means one server: files, batches, realtime, the administration and metrics.",
+    "Use the address of the server.",
+)
 MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, "No model of that name or alias is loaded.", "See `/v1/models`.")
 OPERATION_NOT_FOUND = ErrorKind(
     "operation_not_found", 404, "No operation has this id.", "Operations are forgotten an hour after their end."
@@ -258,6 +264,19 @@ FETCH_FAILED = ErrorKind(
     502,
     "The hub or the package index did not deliver the model.",
     "Read the message: the name may be wrong, access denied, or the network down.",
+)
+REPLICA_LOST = ErrorKind(
+    "replica_lost",
+    502,
+    "In a fleet, the server ended that had the request, and the request has side effects, so no other server got it.",
+    "See what the request has done before you send it again.",
+)
+NO_REPLICA = ErrorKind(
+    "no_replica",
+    503,
+    "In a fleet, no server could take the request in time.",
+    "Send it again later; read the log of the servers if it stays so.",
+    retry=True,
 )
 MODEL_NOT_READY = ErrorKind(
     ErrorCode.MODEL_NOT_READY, 503, "The model is loading, restarting or draining.", "Wait for `Retry-After`.", retry=True

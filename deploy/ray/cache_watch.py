@@ -1,7 +1,7 @@
 """Follows the events of a server's prefix cache, and says from when on what was used is still there.
 
 A replica sends its routers one number instead of its pages: pages are evicted in the order of their last use, so the time at which the
-latest evicted page was stored separates what is gone from what is left.
+latest evicted page was stored separates what is gone from what is left. Clocks of machines differ and jump, so the number is an age.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import msgspec
 
 
 class CacheWatch:
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
         self._clock = clock
         self._stored_s: dict[tuple[int, int], float] = {}  # by cache group and hash
         self._numbers: dict[bytes, int] = {}  # of the last batch, by topic
+
+    def kept_s(self) -> float | None:
+        """Return how long ago the latest evicted page was stored, or None if none was evicted."""
+        return self._clock() - self.kept_since_s if self.kept_since_s else None
 
     def take(self, topic: bytes, number: int, batch: bytes) -> None:
         """Read a batch of events in vLLM's wire format."""

@@ -9,35 +9,48 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
-from deploy.ray.wish import Lease, Wish
+from deploy.ray.wish import Lease, Wish, place_of
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
 AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
 
 
 class Directory:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests: Counter[str] = Counter()  # open requests of this process, by the name of the replica
-        self._owners = Owners()
-        self._stats: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
+        self._clock = clock
+        self._owners = Owners(clock=clock)
+        self._reports: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
+        self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with times of this process
         self._failed_s: dict[str, float] = {}  # when a replica last failed a request, by name
         self._lock = threading.Lock()  # Ray's router may run in a thread of its own
 
     def hear(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
         """Replace what replicas have reported. Forget replicas that `stats` does not name."""
         with self._lock:
+            now_s = self._clock()
+            dated = {name: self._stats[name] if self._reports.get(name) == found else _dated(found, now_s) for name, found in stats.items()}
             if self._stats.keys() - stats.keys():
                 self._owners.forget(stats.keys())
             for name in [name for name, count in list(self.requests.items()) if not count and name not in stats]:
                 del self.requests[name]
-            self._stats = stats
+            self._reports, self._stats = stats, dated
             self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any replica was reported."""
+        return bool(self._stats)
+
+    def has(self, place: bytes) -> bool:
+        """Return whether a replica is there that has made ids with this beginning."""
+        return any(place_of(name) == place for name in self._stats)
 
     def rank(self, wish: Wish, more: Mapping[str, int]) -> Sequence[str]:
         """Return the replicas that `more` names, the best one first. `more` counts requests that are not open yet."""
@@ -58,7 +71,7 @@ class Directory:
         """Return the best replica, or None if each has failed this request or no replica has said where its server is. If replicas share
         pages, the lease names the replica with most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless
         `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
-        stats, now_s = self._stats, time.monotonic()
+        stats, now_s = self._stats, self._clock()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
         failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
         order = self.rank(replace(wish, avoided=wish.avoided | failed), {name: 0 for name in stats if "url" in stats[name]})
@@ -80,6 +93,12 @@ class Directory:
         with self._lock:
             since_s = {name: float(self._stats.get(name, {}).get("kept_since_s", 0.0)) for name in names}
             return self._owners.num_kept(wish.keys[: wish.num_blocks], since_s)
+
+
+def _dated(found: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
+    """Return a report with the time of this process since when the replica has kept what was used."""
+    age_s = found.get("kept_s")
+    return found if age_s is None else {**found, "kept_since_s": now_s - age_s}
 
 
 _directories: defaultdict[str, Directory] = defaultdict(Directory)

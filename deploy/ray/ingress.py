@@ -19,21 +19,24 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deploy.ray.body import receive
+from deploy.ray.destination import means_one_server, pool_of
 from deploy.ray.directory import directory_of
+from deploy.ray.entrance import entrance
+from deploy.ray.lists import LIST_S, LISTS, ModelLists
 from deploy.ray.options import prefill_name
-from deploy.ray.passage import Passage, refusal
+from deploy.ray.passage import Passage
 from deploy.ray.prefill import Prefill
-from deploy.ray.wish import BodyTooLarge, BodyTooLate, Lease, Wish, read, receive
+from deploy.ray.refusal import refusal
+from deploy.ray.wish import Lease, Reading, Wish, read
 from deploy.replicas.session import new_session
+from server.errors import ONE_SERVER, ApiError
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 10.0
 MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
-
-# Paths that mean one server, not the fleet.
-OF_ONE_SERVER = ("/admin", "/internal", "/metrics", "/load", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/realtime")
 
 
 class Ingress:
@@ -58,30 +61,43 @@ class Ingress:
         self._patience_s = patience_s
         self._client: aiohttp.ClientSession | None = None
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        """Return the ASGI response to a request: a refusal, or what a replica answers."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        if any(path == own or path.startswith(f"{own}/") for own in OF_ONE_SERVER):
+        if means_one_server(path):
             text = f"{path} means one server, and this address is that of a fleet; use the address of the server"
-            return refusal(404, "not_found", text)
+            return refusal(path, ApiError(ONE_SERVER, text))
         try:
-            body, is_quick = await receive(request.stream())
-        except BodyTooLarge as error:
-            return refusal(413, "body_too_large", str(error))
-        except BodyTooLate as error:
-            return refusal(408, "request_timeout", str(error))
-        reading = read(request.method, path, request.headers, body, is_quick=is_quick)
-        name = self._models.get(reading.model, next(iter(self._pools)))
-        pool, directory, prefill = self._pools[name], directory_of(name), self._prefill.get(name)
+            body = await receive(request.stream(), request.headers)
+        except ApiError as error:
+            return refusal(path, error)
+        reading = read(request.method, path, request.headers, body, request.url.query)
         target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
 
-        async def borrow(wish: Wish) -> Lease | None:
-            lease = directory.choose(wish, shares=name in self._sharing)
-            if lease is None:
-                return await _leased(pool, wish)
-            return prefill.added(lease, wish) if prefill is not None else lease
+        def passage(name: str, patience_s: float) -> Passage:
+            borrow, requests = partial(self._borrow, name), directory_of(name).requests
+            given = request.method, target, request.headers, body.content, reading
+            return Passage(self._session(), borrow, requests, *given, patience_s)
 
-        client, headers = self._session(), request.headers
-        return Passage(client, borrow, directory.requests, request.method, target, headers, body, reading, self._patience_s)
+        if request.method == "GET" and path in LISTS and len(self._pools) > 1:
+            return ModelLists(path, [passage(name, LIST_S) for name in self._pools])
+        return passage(await self._pool_of(reading), self._patience_s)
+
+    async def _pool_of(self, reading: Reading) -> str:
+        """Return the name of the pool that serves the named model, or has the replica that stores the named response, or is the first."""
+        name = pool_of(reading.model, self._models)
+        if name is None and reading.wish.place and len(self._pools) > 1:
+            new = [name for name in self._pools if not directory_of(name).is_known]
+            await asyncio.gather(*(_leased(self._pools[name], Wish()) for name in new))  # Ray fills a directory after it was asked once
+            name = next((name for name in self._pools if directory_of(name).has(reading.wish.place)), None)
+        return next(iter(self._pools)) if name is None else name
+
+    async def _borrow(self, name: str, wish: Wish) -> Lease | None:
+        """Return a lease of the pool's best replica, or None if there was none in time."""
+        lease, prefill = directory_of(name).choose(wish, shares=name in self._sharing), self._prefill.get(name)
+        if lease is None:
+            return await _leased(self._pools[name], wish)
+        return prefill.added(lease, wish) if prefill is not None else lease
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:  # it belongs to the event loop of the requests
@@ -108,4 +124,4 @@ INGRESS = serve.deployment(
     max_ongoing_requests=MOST_REQUESTS,
     ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ONE_THREAD}},
     logging_config={"enable_access_log": False},
-)(Ingress)
+)(serve.ingress(lambda: entrance)(Ingress))

@@ -13,7 +13,7 @@ MOST_KEYS = 500_000
 @dataclass(slots=True, eq=False)
 class Owners:
     most_keys: int = MOST_KEYS
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     # for each key the replicas that computed its prompt, with the time of the last use; the key used last comes last
     _used: OrderedDict[bytes, dict[str, float]] = field(default_factory=OrderedDict[bytes, dict[str, float]])
 

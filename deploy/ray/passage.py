@@ -17,14 +17,16 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from deploy.ray.progress import Progress
+from deploy.ray.refusal import refusal
 from deploy.ray.wish import Lease, Reading, Wish, place_of
 from deploy.replicas.events import Events, is_comment
 from server.api.answer.sse import while_connected
+from server.errors import NO_REPLICA, REPLICA_LOST, ApiError
 from server.open_values import HEADER
 from server.peers.named import HEADER as GIVER_HEADER
 from server.peers.named import header_of
@@ -47,14 +49,13 @@ OWN_HEADERS = frozenset(
         "upgrade",
         "proxy-authorization",
         "proxy-connection",
-        "host",
         "expect",
         HEADER,
         GIVER_HEADER,
     }
 )
 
-LEFT_OUT = OWN_HEADERS | {"date", "server"}  # of an answer; the server in front of the ingress writes these
+LEFT_OUT = OWN_HEADERS | {"date", "server", "x-request-id"}  # of an answer; the server in front of the ingress writes these
 
 # Leases a replica, or returns None if there was none in time. May be called again.
 Borrow = Callable[[Wish], Awaitable[Lease | None]]
@@ -88,9 +89,9 @@ class Passage(Response):
     num_lost: int = 0  # replicas that have broken off since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(self._run(send), receive)
+        await while_connected(self.run(send), receive)
 
-    async def _run(self, send: Send) -> None:
+    async def run(self, send: Send) -> None:
         num_pauses = 0
         while True:
             lease = await self.borrow(replace(self.reading.wish, avoided=frozenset(self.failed)))
@@ -107,16 +108,24 @@ class Passage(Response):
             if why and self.started:
                 raise GivenUp(f"{self.method} {self.target}: {why}")
             if why:
-                await refusal(503, "unavailable", why)({"type": "http"}, _nothing, send)
+                await self.refuse(why, send)
                 return
             await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**num_pauses))
             num_pauses += 1
+
+    async def refuse(self, why: str, send: Send) -> None:
+        """Answer that no replica serves the request."""
+        await self._send_error(ApiError(NO_REPLICA, why), send)
+
+    async def _send_error(self, error: ApiError, send: Send) -> None:
+        await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)
 
     async def _attempt(self, lease: Lease, send: Send) -> bool:
         """Send the request to a replica. Return whether that has served it. Raise Departure if it cannot continue the stream."""
         self.open_requests[lease.replica] += 1
         try:
-            self.nonce = self.nonce or place_of(lease.replica) + secrets.token_bytes(12)
+            if not self.started:  # the ids of the answer name the replica that gives it
+                self.nonce = place_of(lease.replica) + secrets.token_bytes(12)
             headers = [(name, value) for name, value in self.given.items() if name not in OWN_HEADERS]
             headers.append((HEADER, f"{lease.key} {self.nonce.hex()} {self.created_s}"))
             if lease.giver:
@@ -144,7 +153,7 @@ class Passage(Response):
             if self.started:
                 raise
             why = "the replica ended, and this request cannot be sent twice; see what it has done"
-            await refusal(502, "replica_lost", why)({"type": "http"}, _nothing, send)
+            await self._send_error(ApiError(REPLICA_LOST, why), send)
             return True
         finally:
             self.open_requests[lease.replica] -= 1
@@ -157,6 +166,7 @@ class Passage(Response):
         whole = await answer.read() if is_held else b""
         is_away = answer.status == 503 and self.reading.repeatable
         is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
+        is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # no other replica has the earlier response
         if is_busy and (self.num_busy < MOST_BUSY or (is_away and self.method == "POST")):  # probes want to hear that a server is away
             self.failed.add(lease.replica)
             self.num_busy += 1
@@ -186,10 +196,6 @@ class Passage(Response):
 
 def _passed(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items() if name.lower() not in LEFT_OUT]
-
-
-def refusal(status: int, code: str, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": "server_error", "param": None, "code": code}}, status)
 
 
 async def _nothing() -> Message:

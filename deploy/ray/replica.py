@@ -50,7 +50,7 @@ class Replica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         lease = self._lease
-        found = {"num_requests": await self._num_requests(), "kept_since_s": self._cache.kept_since_s}
+        found = {"num_requests": await self._num_requests(), "kept_s": self._cache.kept_s()}
         return {**found, "url": lease.url, "key": lease.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

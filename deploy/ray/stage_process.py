@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 
+from deploy.replicas.passed_log import PassedLog
 from deploy.replicas.process import BOUND
 from runtime.launch import command
 
 LISTENS = re.compile(r"relaxserve stage at \S+ port (\d+)\n")
-LOG_S = 1.0  # a process that it has started may keep the pipe open
 
 
 class StageProcess:
@@ -42,8 +41,7 @@ class StageProcess:
             self._said.close()
             raise
         self.place = f"{listen.rpartition(':')[0]}:{found}"
-        self._log = threading.Thread(target=self._pass_on, name="stage-log", daemon=True)
-        self._log.start()
+        self._log = PassedLog(self._said)
 
     @property
     def pid(self) -> int:
@@ -52,7 +50,7 @@ class StageProcess:
     def wait(self) -> None:
         """Wait until it has ended, and its last lines are passed on."""
         self._process.wait()
-        self._log.join(LOG_S)
+        self._log.wait()
 
     def _wait_for_port(self) -> str:
         """Return the port on which it listens. Other lines may come first: warnings of the dynamic linker or of Python."""
@@ -63,9 +61,3 @@ class StageProcess:
                 return found[1]
             lines.append(line)
         raise OSError(f"relaxserve stage did not start: {''.join(lines)}")
-
-    def _pass_on(self) -> None:
-        """Pass on what it writes. Ray keeps it with what this process writes."""
-        with self._said:
-            for line in self._said:
-                sys.stderr.write(line)

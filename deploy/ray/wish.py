@@ -6,22 +6,18 @@ a common beginning have common first keys, as pages of the prefix cache have. Ch
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
+from urllib.parse import parse_qs
 
 import msgspec
 
-from server.api.request.uploads import SLOWEST
-from server.errors import ApiError
-from server.http.json_scan import JsonScan
+from deploy.ray.body import Body
 
 BLOCK = 256  # characters: about four pages of 16 tokens
 MOST_KEYS = 1024
-MOST_BODY_BYTES = 64 << 20  # servers have limits of their own
-BODY_S = 30.0  # for the arrival of a body, with 1 s more for each SLOWEST bytes of it
 KEY_BYTES = 8
 
 # The fields of a body that become its prompt, in the order in which templates write them.
@@ -29,33 +25,43 @@ BEFORE = ("model", "system", "instructions", "tools", "functions")
 TURNS = ("messages", "input", "prompt", "contents", "token_ids")
 SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 
+RESPONSES = "/v1/responses/"  # the id of a stored response follows
+OF_MODELS = ("/v1/models/", "/v2/models/", "/web/")  # the name of a model follows
+
 # Paths whose requests only compute: sending one again changes nothing but the counts.
-REPEATABLE = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/embeddings",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/api/chat",
-    "/api/generate",
-    "/api/embed",
-    "/api/embeddings",
-    "/completion",
-    "/completions",
-    "/chat/completions",
-    "/infill",
-    "/inference/v1/generate",
+REPEATABLE = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/chat/completions/render",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/compact",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v2/embed",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+        "/api/show",
+        "/completion",
+        "/completions",
+        "/infill",
+        "/apply-template",
+        "/inference/v1/generate",
+        "/invocations",
+        "/ping",
+        "/pooling",
+        "/parse_function_call",
+        "/separate_reasoning",
+        *(f"{root}{name}" for root in ("", "/v1") for name in ("/classify", "/score", "/rerank", "/reranking", "/tokenize", "/detokenize")),
+        "/v2/rerank",
+    }
 )
-
-
-class BodyTooLarge(Exception):
-    """The body of a request has more bytes than the ingress keeps."""
-
-
-class BodyTooLate(Exception):
-    """The body of a request arrives too slowly, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,58 +95,37 @@ class Reading:
     repeatable: bool = False
 
 
-async def receive(pieces: AsyncIterable[bytes]) -> tuple[bytes, bool]:
-    """Receive a body. Return also whether decoding it is quick. Raise BodyTooLarge if it has more than MOST_BODY_BYTES, and
-    BodyTooLate if it does not arrive in time."""
-    body, scan, began_s = bytearray(), JsonScan(), asyncio.get_running_loop().time()
-    is_quick = True
-    try:
-        async with asyncio.timeout(BODY_S) as limit:
-            async for piece in pieces:
-                body += piece
-                if len(body) > MOST_BODY_BYTES:
-                    raise BodyTooLarge(f"the body is larger than {MOST_BODY_BYTES} bytes")
-                limit.reschedule(began_s + BODY_S + len(body) / SLOWEST)
-                if is_quick:
-                    try:
-                        scan.feed(piece)
-                    except ApiError:  # the server refuses such JSON with the reason; other bodies, such as audio, may look like it
-                        is_quick = False
-    except TimeoutError:
-        text = f"after {len(body)} bytes, the body is late; expected all of it within {BODY_S:g} s and 1 s more for each {SLOWEST} bytes"
-        raise BodyTooLate(f"{text}: send it faster") from None
-    return bytes(body), is_quick
-
-
-def read(method: str, path: str, headers: Mapping[str, str], body: bytes, *, is_quick: bool = True) -> Reading:
-    """Read a request. A body that is no JSON object, or that takes long to decode, has no keys; the server says what is wrong with it."""
+def read(method: str, path: str, headers: Mapping[str, str], body: Body, query: str = "") -> Reading:
+    """Read a request. A body without fields has no keys; the server says what is wrong with it."""
+    named = _model_in(path, parse_qs(query))
+    stored = path.removeprefix(RESPONSES) if path.startswith(RESPONSES) else ""
     if method in ("GET", "HEAD", "OPTIONS"):
-        return Reading(
-            Wish(place=_place_in(path.removeprefix("/v1/responses/")) if path.startswith("/v1/responses/") else b""), repeatable=True
-        )
-    try:
-        fields = msgspec.json.decode(body) if is_quick else {}
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        fields = {}
-    if not isinstance(fields, dict):
-        fields = {}
-    fields = cast("dict[str, Any]", fields)
-    model = fields.get("model")
-    acts = not is_quick and path == "/v1/responses"
+        return Reading(Wish(place=_place_in(stored)), named, repeatable=True)
+    fields = body.fields
+    model = fields.get("model", fields.get("name") if path.startswith("/api/") else None)
+    acts = not body.is_decoded and path == "/v1/responses"
     acts = (
         acts
         or fields.get("background") is True
         or any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(fields.get("tools")))
     )
     earlier = fields.get("previous_response_id")
-    place = _place_in(earlier) if isinstance(earlier, str) else _place_in(path.removeprefix("/v1/responses/"))
+    place = _place_in(earlier) if isinstance(earlier, str) else _place_in(stored)
     keys = chain(fields, headers.get("authorization", headers.get("x-api-key", "")))
     num_blocks = len(keys)
     session = headers.get("x-session-id") or next((value for name in SESSIONS if isinstance(value := fields.get(name), str) and value), "")
     if session:
         keys += (blake2b(session.encode(errors="replace"), digest_size=KEY_BYTES, person=b"session").digest(),)
     wish = Wish(keys, place if path.startswith("/v1/responses") else b"", num_blocks=num_blocks)
-    return Reading(wish, model if isinstance(model, str) else "", path in REPEATABLE and not acts)
+    return Reading(wish, model if isinstance(model, str) and model else named, path in REPEATABLE and not acts)
+
+
+def _model_in(path: str, query: Mapping[str, list[str]]) -> str:
+    """Return the name of a model in a path or in its query. Further parts of the path may follow the name."""
+    for root in OF_MODELS:
+        if path.startswith(root):
+            return path.removeprefix(root)
+    return query.get("model", [""])[-1]
 
 
 def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:

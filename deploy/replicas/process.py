@@ -22,6 +22,7 @@ from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHand
 
 import yaml
 
+from deploy.replicas.passed_log import PassedLog
 from deploy.settings import PREFIX, gather, model_spec
 from runtime.launch import command
 from server.messages import LOCAL
@@ -91,10 +92,13 @@ class ServerProcess:
         environment |= {f"{PREFIX}INGRESS_KEY": self.key}
         if num_threads is not None:
             environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
-        # Its log is that of this process, which the engine of the fleet keeps.
         words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
         # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
-        self._process = subprocess.Popen(words, env=environment, process_group=0)
+        self._process = subprocess.Popen(
+            words, env=environment, process_group=0, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+        )
+        assert self._process.stderr is not None
+        self._log = PassedLog(self._process.stderr)
         self._is_silent = False
 
     @property
@@ -106,8 +110,9 @@ class ServerProcess:
         return self._process.poll() is not None
 
     def wait(self) -> None:
-        """Wait until the server has ended."""
+        """Wait until the server has ended, and its last lines are passed on."""
         self._process.wait()
+        self._log.wait()
 
     def wait_until_ready(self) -> None:
         """Raise ServerEnded if the server ends first."""
@@ -122,7 +127,7 @@ class ServerProcess:
     def require(self) -> None:
         """Raise ServerEnded if the server has ended."""
         if self.has_ended:
-            raise ServerEnded(f"the server ended with status {self._process.returncode}; its last lines in the log of this process say why")
+            raise ServerEnded(f"the server ended with status {self._process.returncode}: {self._log.last_lines()}")
 
     def require_answer(self) -> None:
         """Raise ServerEnded if the server has ended, and OSError if it does not answer."""

@@ -7,8 +7,7 @@ import logging
 import re
 import secrets
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -19,17 +18,16 @@ from server.errors import (
     BODY_TOO_LARGE,
     CLIENT_CLOSED,
     INTERNAL,
-    INVALID_JSON,
     REQUEST_TIMEOUT,
     SHUTTING_DOWN,
-    UNSUPPORTED_ENCODING,
     ApiError,
     ErrorShape,
 )
 from server.http.answer_framing import SWITCHING, UPGRADED
 from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
 from server.http.connections import PROBES
-from server.http.json_scan import PIECE_BYTES, JsonScan
+from server.http.content_encoding import decoder
+from server.http.json_scan import JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
 from server.http.keys import KeyLimits
 from server.http.proxies import Proxies
@@ -194,7 +192,7 @@ class Gateway:
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
-        body, scan, decode, num_received = bytearray(), JsonScan(), _decoder(headers.get("content-encoding", "")), 0
+        body, scan, decode, num_received = bytearray(), JsonScan(), decoder(headers.get("content-encoding", "")), 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
@@ -216,33 +214,6 @@ class Gateway:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(REQUEST_TIMEOUT, f"the body did not arrive within {self._settings.body_timeout_s:g} s") from None
-
-
-def _decoder(encoding: str) -> Callable[[bytes, bool], Iterator[bytes]]:
-    """Return a function that decodes received bytes, which may be the last, into pieces of bounded size. So the same limits apply to a
-    compressed body as to a plain one. A compressed body must end with its checksum, and nothing may follow."""
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return lambda data, _is_last: (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise ApiError(UNSUPPORTED_ENCODING, f"content-encoding is {encoding!r:.40}; expected gzip, deflate or none")
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects gzip and zlib by their headers
-
-    def decode(data: bytes, is_last: bool) -> Iterator[bytes]:
-        try:
-            while data and not unpack.eof:
-                yield unpack.decompress(data, PIECE_BYTES)
-                data = unpack.unconsumed_tail
-            if is_last:
-                yield unpack.flush()
-        except zlib.error as error:
-            raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but the body cannot be decoded: {error}") from error
-        if data or unpack.unused_data:
-            raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but bytes follow the end of the compressed body")
-        if is_last and not unpack.eof:
-            raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but the body ends before its checksum; send all of it")
-
-    return decode
 
 
 def _head_only(send: Send) -> Send:

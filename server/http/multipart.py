@@ -11,6 +11,7 @@ from server.errors import BAD_REQUEST, ApiError
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 4096
 MAX_HEADER_BYTES = 4096
+FORM_TYPE = "multipart/form-data"
 BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
 
 Sink = Callable[[bytes], None]
@@ -124,8 +125,8 @@ def _boundary_of(content_type: str) -> str:
     declared = Message()
     declared["content-type"] = content_type
     boundary = declared.get_param("boundary")
-    if declared.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not BOUNDARY.fullmatch(boundary):
-        raise ApiError(BAD_REQUEST, f"content-type is {content_type!r:.80}; expected multipart/form-data with a boundary")
+    if declared.get_content_type() != FORM_TYPE or not isinstance(boundary, str) or not BOUNDARY.fullmatch(boundary):
+        raise ApiError(BAD_REQUEST, f"content-type is {content_type!r:.80}; expected {FORM_TYPE} with a boundary")
     return boundary
 
 

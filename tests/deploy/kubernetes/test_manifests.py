@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import PREFIX, SETTINGS, read_config
 from server.app import create_app
 from server.http.auth import OPEN_PATHS, Access, access_of
@@ -111,7 +112,14 @@ CONTAINER = record(
     ),
     volumeMounts=array(record("name mountPath", name=TEXT, mountPath=TEXT, subPath=TEXT, readOnly=FLAG)),
 )
-VOLUME = record("name", name=TEXT, emptyDir=record(), configMap=record("name", name=TEXT), secret=record("secretName", secretName=TEXT))
+VOLUME = record(
+    "name",
+    name=TEXT,
+    emptyDir=record(),
+    configMap=record("name", name=TEXT),
+    secret=record("secretName", secretName=TEXT, defaultMode=COUNT),
+    persistentVolumeClaim=record("claimName", claimName=TEXT),
+)
 PEER = record("", podSelector=SELECTOR, namespaceSelector=SELECTOR, ipBlock=record("cidr", cidr=TEXT, **{"except": array(TEXT)}))
 POLICY_PORT = record("port", port=PORT, protocol={"enum": ["TCP", "UDP"]})
 POD = record(
@@ -139,14 +147,20 @@ POD = record(
     containers=array(CONTAINER),
     volumes=array(VOLUME),
 )
-CLAIM = record(
-    "metadata spec",
-    metadata=META,
-    spec=record(
-        "accessModes resources",
-        accessModes=array({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
-        resources=RESOURCES,
-    ),
+CLAIM_SPEC = record(
+    "accessModes resources",
+    accessModes=array({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
+    resources=RESOURCES,
+)
+CLAIM = record("metadata spec", metadata=META, spec=CLAIM_SPEC)
+SCALING = record(
+    **{
+        way: record(
+            stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
+            policies=array(record("type value periodSeconds", type={"enum": ["Pods", "Percent"]}, value=COUNT, periodSeconds=COUNT)),
+        )
+        for way in ("scaleUp", "scaleDown")
+    }
 )
 REFERENCE = record("kind name", group=TEXT, apiVersion=TEXT, kind=TEXT, name=TEXT)
 SPECS: dict[tuple[str, str], Any] = {
@@ -190,18 +204,25 @@ SPECS: dict[tuple[str, str], Any] = {
                 ),
             )
         ),
-        behavior=record(
-            **{
-                way: record(
-                    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
-                    policies=array(
-                        record("type value periodSeconds", type={"enum": ["Pods", "Percent"]}, value=COUNT, periodSeconds=COUNT)
-                    ),
-                )
-                for way in ("scaleUp", "scaleDown")
-            }
+        behavior=SCALING,
+    ),
+    ("keda.sh/v1alpha1", "ScaledObject"): record(
+        "scaleTargetRef triggers",
+        scaleTargetRef=REFERENCE,
+        minReplicaCount=COUNT,
+        maxReplicaCount=COUNT,
+        pollingInterval=COUNT,
+        advanced=record(horizontalPodAutoscalerConfig=record(behavior=SCALING)),
+        triggers=array(
+            record(
+                "type metadata",
+                type={"const": "prometheus"},
+                metricType={"enum": ["AverageValue", "Value"]},
+                metadata=record("serverAddress query threshold", serverAddress=TEXT, query=TEXT, threshold=QUANTITY),
+            )
         ),
     ),
+    ("v1", "PersistentVolumeClaim"): CLAIM_SPEC,
     ("monitoring.coreos.com/v1", "PodMonitor"): record(
         "selector podMetricsEndpoints",
         selector=SELECTOR,
@@ -307,6 +328,7 @@ def test_every_file_belongs_to_a_kustomization_or_to_a_chart() -> None:
     for folder in KUSTOMIZATIONS:
         (kustomization,) = load(folder / "kustomization.yaml")
         files = [*kustomization["resources"], *(f for made in kustomization.get("configMapGenerator", ()) for f in made["files"])]
+        files += [patch["path"] for patch in kustomization.get("patches", ()) if "path" in patch]
         used |= {folder / "kustomization.yaml", *((folder / file).resolve() for file in files)}
     assert {path for path in FOLDER.rglob("*.yaml") if path not in used} == set()
 
@@ -319,14 +341,21 @@ def containers() -> list[dict[str, Any]]:
     return [*pod["containers"], *of_kind(FOLDER / "overlays" / "kserve", "ServingRuntime")["spec"]["containers"]]
 
 
+def patched_container() -> dict[str, Any]:
+    """Return what the replicas that share a cache have besides."""
+    (patch,) = load(FOLDER / "overlays" / "shared-cache" / "replicas.yaml")
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    return container
+
+
 def test_settings_exist() -> None:
     values, models = read_config(FOLDER / "base" / "relaxserve.yaml")
     assert ServerSettings(**values).open_metrics and [model.source for model in models] == ["demo"]
-    known = {PREFIX + setting.name.upper() for setting in SETTINGS} | {f"{PREFIX}CONFIG"}
+    known = {PREFIX + setting.name.upper() for setting in SETTINGS} | {f"{PREFIX}CONFIG", f"{PREFIX}CACHE", f"{PREFIX}CACHE_KEY_FILE"}
     options = {f"--{setting.name.replace('_', '-')}" for setting in SETTINGS}
-    for container in containers():
+    for container in (*containers(), patched_container()):
         assert {entry["name"] for entry in container.get("env", ())} <= known
-        assert {argument for argument in container["args"] if argument.startswith("--")} <= options
+        assert {argument for argument in container.get("args", ()) if argument.startswith("--")} <= options
 
 
 def test_probes_ask_what_answers_without_a_key() -> None:
@@ -347,10 +376,11 @@ def test_the_operator_evaluates_the_alerts_of_prometheus() -> None:
     assert set(re.findall(r'job="(\w+)"', str(alerts))) == {job}
 
 
-def test_an_apply_does_not_reset_what_the_autoscaler_sets() -> None:
-    (kustomization,) = load(FOLDER / "overlays" / "autoscale" / "kustomization.yaml")
+@pytest.mark.parametrize("overlay", ["autoscale", "keda"])
+def test_an_apply_does_not_reset_what_the_autoscaler_sets(overlay: str) -> None:
+    (kustomization,) = load(FOLDER / "overlays" / overlay / "kustomization.yaml")
     (patch,) = kustomization["patches"]
-    stateful = of_kind(FOLDER / "overlays" / "autoscale", "StatefulSet")
+    stateful = of_kind(FOLDER / "overlays" / overlay, "StatefulSet")
     assert patch["target"] == {"kind": "StatefulSet", "name": stateful["metadata"]["name"]} and "replicas" in stateful["spec"]
     assert yaml.safe_load(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
 
@@ -389,7 +419,7 @@ def test_references_lead_to_what_is_there() -> None:
         names = {(document["kind"], document["metadata"]["name"]) for document in documents(folder)}
         for document in documents(folder):
             match document["kind"]:
-                case "HorizontalPodAutoscaler":
+                case "HorizontalPodAutoscaler" | "ScaledObject":
                     target = document["spec"]["scaleTargetRef"]
                     assert (target["kind"], target["name"]) in names
                 case "HTTPRoute":
@@ -443,6 +473,42 @@ def test_every_metric_that_is_read_exists() -> None:
     published = {s.name for family in text_string_to_metric_families(metrics.exposition().decode()) for s in family.samples}
     read = {name for path in FOLDER.rglob("*.yaml") for name in re.findall(r"(?:vllm|relaxserve):\w+", path.read_text())}
     assert {"vllm:num_requests_waiting", "vllm:cache_config_info"} <= read <= published
+
+
+def test_caches_are_within_volumes_that_others_may_write_to() -> None:
+    """Kubernetes creates an emptyDir with mode 0777, and a server refuses a cache that others can write to."""
+    for container in containers():
+        (cache,) = (Path(entry["value"]) for entry in container["env"] if entry["name"] == f"{PREFIX}CACHE")
+        assert str(cache.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_replicas_that_share_a_cache_share_a_key_outside_of_it() -> None:
+    folder = FOLDER / "overlays" / "shared-cache"
+    (patch,) = load(folder / "replicas.yaml")
+    spec, container = patch["spec"]["template"]["spec"], patched_container()
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for volume in spec["volumes"]:
+        assert jsonschema_rs.validator_for(VOLUME).is_valid(volume)
+    where = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    claim = of_kind(folder, "PersistentVolumeClaim")
+    assert where["/cache"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    values = {entry["name"]: Path(entry["value"]) for entry in container["env"]}
+    secret = where[str(values[f"{PREFIX}CACHE_KEY_FILE"].parent)]["secret"]
+    assert secret["defaultMode"] == 0o440
+    assert values[f"{PREFIX}BATCH_DIR"].parent == Path("/state"), "each replica has batches of its own"
+
+
+def test_both_autoscalers_follow_the_requests_that_ray_follows() -> None:
+    """A replica without waiting requests may be busy, so running ones count, too."""
+    (rule,) = load(FOLDER / "overlays/autoscale/adapter-rule.yaml")[0]["rules"]["custom"]
+    (metric,) = of_kind(FOLDER / "overlays/autoscale", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    (trigger,) = of_kind(FOLDER / "overlays/keda", "ScaledObject")["spec"]["triggers"]
+    for query in (rule["metricsQuery"], trigger["metadata"]["query"]):
+        assert re.findall(r"vllm:\w+", query) == ["vllm:num_requests_waiting", "vllm:num_requests_running"]
+    assert float(metric["pods"]["target"]["averageValue"]) == float(trigger["metadata"]["threshold"]) == TARGET_REQUESTS
+    labels = of_kind(FOLDER / "overlays/keda", "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert set(re.findall(r'job="(\w+)"', trigger["metadata"]["query"])) == {labels[NAME]}
 
 
 def test_the_autoscaler_reads_what_the_adapter_makes() -> None:

@@ -27,8 +27,10 @@ def test_what_was_used_before_an_evicted_page_was_stored_is_gone() -> None:
     clock.now_s = 20.0
     watch.take(TOPIC, 1, wire.batch([stored(3), stored(1, group=1)], 0.0))
     assert watch.kept_since_s == 0.0
+    assert watch.kept_s() is None
     watch.take(TOPIC, 2, wire.batch([PagesRemoved((1, 2))], 0.0))
     assert watch.kept_since_s == 10.0
+    assert watch.kept_s() == 10.0
     clock.now_s = 30.0
     watch.take(TOPIC, 3, wire.batch([PagesRemoved((1,), 1)], 0.0))
     assert watch.kept_since_s == 20.0

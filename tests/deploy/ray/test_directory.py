@@ -16,7 +16,7 @@ KEYS = tuple(bytes([at]) * 8 for at in range(6))
 
 
 def reported(name: str, num_requests: int = 0) -> dict[str, Any]:
-    return {"url": f"http://{name}:1", "key": f"key of {name}", "num_requests": num_requests, "kept_since_s": 0.0}
+    return {"url": f"http://{name}:1", "key": f"key of {name}", "num_requests": num_requests, "kept_s": None}
 
 
 def test_nobody_is_chosen_before_a_replica_has_reported() -> None:
@@ -39,6 +39,24 @@ def test_the_owner_of_a_prefix_is_chosen_again() -> None:
     assert other.replica != first.replica, "a request without a prefix goes to the one with less to do"
 
 
+def test_the_age_of_what_a_replica_has_kept_is_counted_from_its_report() -> None:
+    """Ray repeats a report when another replica has a new one. The clock of the replica does not matter."""
+    now_s = 1000.0
+    directory = Directory(lambda: now_s)
+    report = reported("a")
+    directory.hear({"a": report})
+    directory.learn(Wish(KEYS, num_blocks=len(KEYS)), "a")
+    now_s = 1010.0
+    report = {**report, "kept_s": 11.0}  # what was used before 999 is evicted
+    directory.hear({"a": report})
+    assert directory.num_kept(Wish(KEYS, num_blocks=len(KEYS)), "a") == len(KEYS)
+    now_s = 1020.0
+    directory.hear({"a": report, "b": reported("b")})
+    assert directory.num_kept(Wish(KEYS, num_blocks=len(KEYS)), "a") == len(KEYS)
+    directory.hear({"a": {**report, "kept_s": 19.0}, "b": reported("b")})  # what was used before 1001 is evicted
+    assert directory.num_kept(Wish(KEYS, num_blocks=len(KEYS)), "a") == 0
+
+
 def test_a_replica_without_an_address_waits() -> None:
     directory = Directory()
     directory.hear({"a": reported("a", 9), "b": {}})
@@ -58,10 +76,9 @@ def test_ray_is_asked_when_all_have_failed_a_request() -> None:
     assert directory.rank(Wish(avoided=frozenset("ab")), {"a": 0, "b": 0, "new": 0})[0] == "new"
 
 
-def test_a_replica_that_failed_a_request_is_avoided_by_others_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_failed_a_request_is_avoided_by_others_for_a_while() -> None:
     now_s = [100.0]
-    monkeypatch.setattr("deploy.ray.directory.time.monotonic", lambda: now_s[0])
-    directory = Directory()
+    directory = Directory(lambda: now_s[0])
     directory.hear({"a": reported("a"), "b": reported("b", 9)})
 
     def chosen(*avoided: str) -> str | None:

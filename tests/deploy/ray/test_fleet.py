@@ -4,6 +4,7 @@ was left alone."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from tests.deploy.ray.cluster import START_S, Cluster, running_fleet
 from tests.deploy.ray.streams import TIMEOUT_S, comparable, request, require_whole, streams
@@ -75,10 +79,29 @@ def test_a_stream_survives_the_death_of_its_replica(fleet: Cluster) -> None:
 
 
 def test_what_means_one_server_is_refused(fleet: Cluster) -> None:
-    for path in ("/admin/models", "/metrics", "/v1/files", "/v1/realtime"):
+    for path in ("/admin/models", "/metrics", "/v1/files", "/v1/realtime", "/sleep"):
         answer = httpx.get(fleet.url + path)
         assert answer.status_code == 404
         assert "means one server" in answer.json()["error"]["message"]
+    with connect(f"{fleet.url.replace('http', 'ws')}/v1/realtime?model=demo", subprotocols=[Subprotocol("realtime")]) as socket:
+        assert json.loads(socket.recv())["error"]["code"] == "one_server"
+        with pytest.raises(ConnectionClosedError, match="means one server"):
+            socket.recv()
+
+
+def test_answers_have_one_id(fleet: Cluster) -> None:
+    """Ray gives each request an id, which the log of the server has, too."""
+    assert httpx.get(f"{fleet.url}/v1/models", headers={"x-request-id": "mine"}).headers.get_list("x-request-id") == ["mine"]
+    (made,) = httpx.get(f"{fleet.url}/v1/models").headers.get_list("x-request-id")
+    assert made
+
+
+def test_servers_hear_by_which_name_they_are_asked(fleet: Cluster) -> None:
+    """Without keys, a page of another site must not reach them, and their own pages must."""
+    other = httpx.get(f"{fleet.url}/v1/models", headers={"host": "evil.example"})
+    assert (other.status_code, other.json()["error"]["code"]) == (403, "host_not_allowed")
+    body = {"model": "demo", "prompt": "Once", "max_tokens": 1}
+    assert httpx.post(f"{fleet.url}/v1/completions", json=body, headers={"origin": fleet.url}, timeout=TIMEOUT_S).status_code == 200
 
 
 def test_a_response_goes_on_where_it_is_stored(fleet: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -52,6 +53,30 @@ def test_the_manifest_fits_the_project() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     ports = {port["containerPort"] for port in pods()[0]["containers"][0]["ports"]}
     assert CONFIGS["rayservice.yaml"]["http_options"]["port"] in ports
+
+
+def test_the_pods_of_the_manifest_start() -> None:
+    """The image has no wget, which the operator's own probes need. Others may write to an emptyDir, and a server refuses such a cache.
+    The autoscaler beside the head speaks to the cluster; replicas do not."""
+    head, *workers = pods()
+    assert MANIFEST["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"] and head.get("automountServiceAccountToken", True)
+    for pod in (head, *workers):
+        (container,) = pod["containers"]
+        assert all("httpGet" in container[probe] for probe in ("livenessProbe", "readinessProbe"))
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        (cache,) = (PurePosixPath(entry["value"]) for entry in container["env"] if entry["name"] == "RELAXSERVE_CACHE")
+        assert str(cache.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    for group, pod in zip(MANIFEST["spec"]["rayClusterConfig"]["workerGroupSpecs"], workers, strict=True):
+        assert pod["automountServiceAccountToken"] is False
+        (spread,) = pod["topologySpreadConstraints"]
+        assert spread["labelSelector"]["matchLabels"] == {"ray.io/group": group["groupName"]}
+        assert pod["containers"][0]["readinessProbe"]["httpGet"]["port"] == CONFIGS["rayservice.yaml"]["http_options"]["port"]
+
+
+def test_the_manifest_says_how_its_image_is_built() -> None:
+    told = (FOLDER / "rayservice.yaml").read_text()
+    for pod in pods():
+        assert f" -t {pod['containers'][0]['image']} " in told
 
 
 def test_the_documentation_lists_all_options() -> None:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from subprocess import PIPE
-from typing import Any
 
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp", reason="needs aiohttp (the extra ray)")
 
 from aiohttp import web  # noqa: E402
-from starlette.datastructures import Headers  # noqa: E402
 
-from deploy.ray.passage import MOST_LOST, GivenUp, Passage  # noqa: E402
+from deploy.ray.passage import MOST_LOST, GivenUp  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
-from deploy.ray.wish import Lease, Wish, place_of, read  # noqa: E402
-from deploy.replicas.session import new_session  # noqa: E402
+from deploy.ray.wish import Lease, Wish, place_of  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
+from tests.deploy.ray.scripted import SSE, Client, Script, answers, ask, dies, replicas, run, streams  # noqa: E402
 from tests.network import can_cut, other_machine  # noqa: E402
-
-CHAT = "/v1/chat/completions"
-SSE = {"content-type": "text/event-stream", HEADER: "fp_1"}
-Script = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def event(at: int) -> bytes:
@@ -37,112 +31,6 @@ def event(at: int) -> bytes:
 
 
 WHOLE = b"".join(event(at) for at in range(8)) + b"data: [DONE]\n\n"
-
-
-@dataclass
-class Replicas:
-    """Scripted replicas, which are lent in turn. A script stands for one request."""
-
-    urls: list[str] = field(default_factory=list)
-    scripts: list[Script] = field(default_factory=list)
-    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
-    open_requests: Counter[str] = field(default_factory=Counter)
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append((request.raw_path, {name.lower(): value for name, value in request.headers.items()}, await request.read()))
-        return await self.scripts[min(len(self.seen), len(self.scripts)) - 1](request)
-
-    async def borrow(self, wish: Wish) -> Lease | None:
-        self.wishes.append(wish)
-        at = (len(self.wishes) - 1) % len(self.urls)
-        return Lease(f"r{at}", self.urls[at], f"key-of-r{at}")
-
-
-@asynccontextmanager
-async def replicas(*scripts: Script, num: int = 2) -> AsyncIterator[Replicas]:
-    made = Replicas(scripts=list(scripts))
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    for _ in range(num):
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        made.urls.append(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")
-    try:
-        yield made
-    finally:
-        await runner.cleanup()
-
-
-@dataclass
-class Client:
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    is_whole: bool = False
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-        else:
-            self.body += message["body"]
-            self.is_whole = not message.get("more_body", False)
-
-    async def receive(self) -> Any:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-
-async def ask(
-    made: Replicas,
-    *,
-    method: str = "POST",
-    path: str = CHAT,
-    body: bytes = b"{}",
-    patience_s: float = 30.0,
-    client: Client | None = None,
-    **headers: str,
-) -> Client:
-    client = client or Client()
-    async with new_session() as session:
-        given = Headers({name.replace("_", "-"): value for name, value in headers.items()})
-        reading = read(method, path.partition("?")[0], given, body)
-        passage = Passage(session, made.borrow, made.open_requests, method, path, given, body, reading, patience_s)
-        await passage({"type": "http"}, client.receive, client.send)
-    return client
-
-
-def streams(data: bytes, *, dies: bool = False, headers: dict[str, str] = SSE, pieces: int = 40) -> Script:
-    async def script(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse(headers=headers)
-        await answer.prepare(request)
-        for at in range(0, len(data), pieces):
-            await answer.write(data[at : at + pieces])
-        if dies:
-            request.transport.abort()
-        return answer
-
-    return script
-
-
-def answers(status: int, body: bytes, **headers: str) -> Script:
-    async def script(_request: web.Request) -> web.StreamResponse:
-        return web.Response(status=status, body=body, headers={"content-type": "application/json", **headers})
-
-    return script
-
-
-async def dies(request: web.Request) -> web.StreamResponse:
-    request.transport.abort()
-    return web.Response()
-
-
-def run(work: Awaitable[Any]) -> Any:
-    return asyncio.run(work)
 
 
 def test_a_request_and_its_answer_pass_unchanged() -> None:
@@ -176,6 +64,18 @@ def test_the_server_hears_who_gives_it_pages() -> None:
             made.borrow = borrow
             await ask(made, **{GIVER_HEADER: "mine http://10.0.0.8:1"})
             assert made.seen[0][1][GIVER_HEADER] == "key-of-r0 http://10.0.0.7:8000 compute"
+
+    run(go())
+
+
+def test_the_server_hears_by_which_name_the_client_asks() -> None:
+    """Without keys, it answers to its own names only, and pages of its own origin only."""
+
+    async def go() -> None:
+        async with replicas(answers(200, b"{}")) as made:
+            await ask(made, host="fleet.example:8000", origin="http://fleet.example:8000")
+            headers = made.seen[0][1]
+            assert (headers["host"], headers["origin"]) == ("fleet.example:8000", "http://fleet.example:8000")
 
     run(go())
 
@@ -352,6 +252,31 @@ def test_a_busy_replica_is_passed_over_and_other_errors_are_answers(scripts: Seq
     run(go())
 
 
+def test_ids_name_the_replica_that_answers() -> None:
+    """A later request that names such an id goes to this replica."""
+
+    async def go() -> None:
+        async with replicas(answers(429, b'{"error":{"code":"queue_full"}}'), dies, answers(200, b"{}"), num=3) as made:
+            assert (await ask(made, path="/v1/responses")).status == 200
+            nonces = [headers[HEADER].split(" ")[1] for _, headers, _ in made.seen]
+            assert [bytes.fromhex(nonce)[:4] for nonce in nonces] == [place_of(f"r{at}") for at in range(3)]
+
+    run(go())
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_replica_that_has_the_earlier_response_is_not_passed_over(status: int) -> None:
+    """The others would say that there is no such response."""
+
+    async def go() -> None:
+        async with replicas(answers(status, b'{"error":{"code":"queue_full"}}', **{"retry-after": "7"})) as made:
+            body = json.dumps({"previous_response_id": f"resp_{place_of('r0').hex()}00"}).encode()
+            client = await ask(made, path="/v1/responses", body=body)
+            assert (client.status, client.headers["retry-after"], len(made.seen)) == (status, "7", 1)
+
+    run(go())
+
+
 def test_a_probe_hears_that_no_server_is_ready() -> None:
     async def go() -> None:
         async with replicas(answers(503, b"{}")) as made:
@@ -403,6 +328,18 @@ def test_patience_ends() -> None:
             client = await ask(made, patience_s=0.01)
             assert client.status == 503
             assert b"no replica has answered within 0.01 s" in client.body
+            assert client.headers["retry-after"] and client.headers["x-should-retry"] == "true"
+
+    run(go())
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/chat/completions", dict), ("/v1/messages", dict), ("/api/chat", str)])
+def test_a_refusal_has_the_shape_of_its_api(path: str, kind: type) -> None:
+    async def go() -> None:
+        async with replicas(dies, num=1) as made:
+            refused = json.loads((await ask(made, path=path)).body)
+            assert isinstance(refused["error"], kind)
+            assert ("type" in refused) is (path == "/v1/messages")
 
     run(go())
 

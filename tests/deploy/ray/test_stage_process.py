@@ -90,7 +90,7 @@ def test_bytes_that_are_no_text_do_not_end_its_log(say, capsys: pytest.CaptureFi
     say(f"err.write({LISTENS!r}.encode() + b'caf\\xe9\\nthe end\\n')")
     stage = StageProcess(SECRET, "127.0.0.1", 0, 1)
     stage.wait()
-    stage._log.join(60)
+    stage._log.wait(60)
     assert capsys.readouterr().err == "caf\ufffd\nthe end\n"
 
 

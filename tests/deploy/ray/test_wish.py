@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from deploy.ray import wish
-from deploy.ray.wish import BLOCK, MOST_KEYS, BodyTooLarge, BodyTooLate, chain, place_of, read, receive
+from deploy.ray.body import Body
+from deploy.ray.wish import BLOCK, MOST_KEYS, chain, place_of, read
 
 CHAT = "/v1/chat/completions"
 
 
-def body(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
+def body(**fields: Any) -> Body:
+    return Body(fields=fields)
 
 
 def keys_of(tenant: str = "", **fields: Any) -> tuple[bytes, ...]:
@@ -62,9 +59,9 @@ def test_a_session_adds_a_key_of_its_own() -> None:
         assert found[-1] == read("POST", CHAT, {"x-session-id": "s"}, body()).wish.keys[-1]
 
 
-@pytest.mark.parametrize("wrong", [b"", b"{", b"[1]", b'"text"', b"\xff", b"null", b"[" * 100_000, b'{"messages":5,"tools":7,"model":[]}'])
-def test_a_body_without_meaning_is_still_passed_on(wrong: bytes) -> None:
-    found = read("POST", CHAT, {}, wrong)
+@pytest.mark.parametrize("wrong", [{}, {"messages": 5, "tools": 7, "model": []}])
+def test_a_body_without_meaning_is_still_passed_on(wrong: dict[str, Any]) -> None:
+    found = read("POST", CHAT, {}, body(**wrong))
     assert found.wish.keys == ()
     assert found.model == ""
     assert found.repeatable
@@ -91,54 +88,35 @@ def test_only_requests_that_compute_may_be_sent_twice(method: str, path: str, fi
 def test_a_stored_response_is_sought_where_it_was_made() -> None:
     place = place_of("replica#x")
     stored = f"resp_{place.hex()}00112233"
-    assert read("GET", f"/v1/responses/{stored}", {}, b"").wish.place == place
-    assert read("DELETE", f"/v1/responses/{stored}", {}, b"").wish.place == place
+    assert read("GET", f"/v1/responses/{stored}", {}, Body()).wish.place == place
+    assert read("DELETE", f"/v1/responses/{stored}", {}, Body()).wish.place == place
     assert read("POST", "/v1/responses", {}, body(previous_response_id=stored)).wish.place == place
     assert read("POST", "/v1/responses", {}, body(previous_response_id="x")).wish.place == b""
     assert read("POST", CHAT, {}, body(previous_response_id=stored)).wish.place == b""
 
 
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
-
-
-def test_a_body_that_takes_long_to_decode_is_not_read() -> None:
-    assert asyncio.run(receive(pieces(b'{"a', b'":1}'))) == (b'{"a":1}', True)
-    slow, is_quick = asyncio.run(receive(pieces(b'{"tools":[' + b"{}," * 30_000, b"{}]}")))
-    assert not is_quick
-    assert slow.endswith(b"{}]}")
-    assert not read("POST", "/v1/responses", {}, slow, is_quick=False).repeatable  # it may have side effects
-    found = read("POST", CHAT, {"x-session-id": "s"}, slow, is_quick=False)
+def test_what_is_not_decoded_may_have_side_effects() -> None:
+    unknown = Body(b"x", is_decoded=False)
+    assert not read("POST", "/v1/responses", {}, unknown).repeatable
+    found = read("POST", CHAT, {"x-session-id": "s"}, unknown)
     assert found.repeatable
     assert len(found.wish.keys) == 1
 
 
-def test_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wish, "MOST_BODY_BYTES", 10)
-    with pytest.raises(BodyTooLarge, match="the body is larger than 10 bytes"):
-        asyncio.run(receive(pieces(b"12345", b"67890", b"1")))
-
-
-async def late(first: bytes, last: asyncio.Event) -> AsyncIterator[bytes]:
-    yield first
-    await last.wait()
-    yield b"last"
-
-
-def test_a_body_that_stalls_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wish, "BODY_S", 0.01)
-    with pytest.raises(BodyTooLate, match=r"after 4 bytes, the body is late; .*: send it faster"):
-        asyncio.run(receive(late(b"1234", asyncio.Event())))
-
-
-def test_a_body_that_has_sent_much_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wish, "BODY_S", 0.01)
-    monkeypatch.setattr(wish, "SLOWEST", 1e-3)
-
-    async def received() -> bytes:
-        last = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, last.set)
-        return (await receive(late(b"1234", last)))[0]
-
-    assert asyncio.run(received()) == b"1234last"
+@pytest.mark.parametrize(
+    ("method", "path", "query", "fields", "named"),
+    [
+        ("POST", CHAT, "", {"model": "a"}, "a"),
+        ("POST", "/api/show", "", {"name": "a"}, "a"),
+        ("POST", CHAT, "", {"name": "a"}, ""),
+        ("GET", "/v1/models/org/a", "", {}, "org/a"),
+        ("GET", "/v2/models/a/ready", "", {}, "a/ready"),
+        ("GET", "/web/a/chat.html", "", {}, "a/chat.html"),
+        ("GET", "/props", "x=1&model=a%20b", {}, "a b"),
+        ("GET", "/health", "", {}, ""),
+    ],
+)
+def test_the_model_is_named_in_the_body_the_path_or_the_query(
+    method: str, path: str, query: str, fields: dict[str, Any], named: str
+) -> None:
+    assert read(method, path, {}, body(**fields), query).model == named

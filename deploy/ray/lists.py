@@ -1,0 +1,76 @@
+"""Answer a request for the list of models: ask one replica of each pool, and merge the lists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from deploy.ray.passage import Passage
+from server.api.answer.sse import while_connected
+
+LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}  # the field with the entries, by path
+LIST_S = 5.0  # time for the answer of a pool; a pool without replicas has none
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Collects the answer that a passage sends."""
+
+    status: int = 503
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    body: bytes = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], message["headers"]
+        else:
+            self.body += message.get("body", b"")
+
+
+class ModelLists(Response):
+    """An ASGI response: the entries that the pools list, each once. If no pool lists any, it is the answer of the first pool."""
+
+    def __init__(self, path: str, passages: Sequence[Passage]) -> None:
+        """`passages`: the same request, on its way to each pool."""
+        super().__init__()
+        self._entries = LISTS[path]
+        self._passages = passages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(self._run(send), receive)
+
+    async def _run(self, send: Send) -> None:
+        answers = await asyncio.gather(*(_answer(passage) for passage in self._passages))
+        listed = [answer for answer in answers if answer.status == 200]
+        chosen = listed[0] if listed else answers[0]
+        body = merged([answer.body for answer in listed], self._entries) if listed else chosen.body
+        headers = [(name, value) for name, value in chosen.headers if name != b"content-length"]
+        await send({"type": "http.response.start", "status": chosen.status, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _answer(passage: Passage) -> _Answer:
+    answer = _Answer()
+    try:
+        async with asyncio.timeout(LIST_S):
+            await passage.run(answer.send)
+    except TimeoutError:
+        await passage.refuse(f"no replica has answered within {LIST_S:g} s; try again later", answer.send)
+    return answer
+
+
+def merged(lists: Sequence[bytes], entries: str) -> bytes:
+    """Return a list with the entries of all `lists`, each model once. `entries`: the field that has them."""
+    decoded: list[dict[str, Any]] = [msgspec.json.decode(one) for one in lists]
+    by_name = {entry.get("id", entry.get("name")): entry for one in reversed(decoded) for entry in reversed(one[entries])}
+    found = [*reversed(by_name.values())]
+    whole = {**decoded[0], entries: found}
+    if "first_id" in whole and found:
+        whole |= {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
+    return msgspec.json.encode(whole)

@@ -1,0 +1,72 @@
+"""A fleet of several pools lists the models of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs aiohttp (the extra ray)")
+
+from aiohttp import web
+
+from deploy.ray import lists
+from deploy.ray.lists import ModelLists, merged
+from deploy.replicas.session import new_session
+from tests.deploy.ray.scripted import Client, Script, answers, passage_of, replicas, run
+
+
+def listed(*names: str) -> bytes:
+    ends = {"first_id": names[0], "last_id": names[-1]}
+    return json.dumps({"object": "list", "data": [{"id": name} for name in names], **ends}).encode()
+
+
+def test_each_model_is_listed_once() -> None:
+    found = json.loads(merged([listed("a", "b"), listed("b", "c")], "data"))
+    assert found == json.loads(listed("a", "b", "c"))
+    tags = [json.dumps({"models": [{"name": name, "size": 1}]}).encode() for name in ("a", "b")]
+    assert json.loads(merged(tags, "models")) == {"models": [{"name": "a", "size": 1}, {"name": "b", "size": 1}]}
+
+
+async def ask_all(*scripts: Script) -> Client:
+    """Ask pools of one replica each for their models."""
+    client = Client()
+    async with new_session() as session:
+        pools = [replicas(script, num=1) for script in scripts]
+        made = [await pool.__aenter__() for pool in pools]
+        try:
+            passages = [await passage_of(one, session, "GET", "/v1/models", b"", 60.0, {}) for one in made]
+            await ModelLists("/v1/models", passages)({"type": "http"}, client.receive, client.send)
+        finally:
+            for pool in pools:
+                await pool.__aexit__(None, None, None)
+    return client
+
+
+async def hangs(_request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    ("scripts", "status", "body"),
+    [
+        ((answers(200, listed("a")), answers(200, listed("b"))), 200, json.loads(listed("a", "b"))),
+        ((hangs, answers(200, listed("b"))), 200, json.loads(listed("b"))),
+        ((answers(200, listed("a")), answers(500, b"{}")), 200, json.loads(listed("a"))),
+        ((answers(401, b'{"error":{}}'), answers(401, b"{}")), 401, {"error": {}}),
+    ],
+)
+def test_pools_are_asked_together(scripts: tuple[Script, ...], status: int, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "LIST_S", 0.5)
+    client = run(ask_all(*scripts))
+    assert (client.status, json.loads(client.body), client.is_whole) == (status, body, True)
+    assert client.headers["content-length"] == str(len(client.body))
+
+
+def test_pools_that_do_not_answer_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "LIST_S", 0.05)
+    client = run(ask_all(hangs, hangs))
+    assert (client.status, json.loads(client.body)["error"]["code"]) == (503, "no_replica")
