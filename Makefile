@@ -4,7 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 AXE    := 4.10.3
-CLIENTS := ollama@0.6.4 zod@3.25.76 zod-to-json-schema@3.25.2 tsx@4.21.0
+CLIENTS := ollama@0.6.4 zod@3.25.76 zod-to-json-schema@3.25.2 tsx@4.21.0 ai@7.0.173 \
+    @ai-sdk/openai@4.0.118 @ai-sdk/anthropic@4.0.105 @ai-sdk/openai-compatible@3.0.92
 # Tests of a group run on one worker, in the order of tests/conftest.py. Tests spend a third of their time waiting for processes and timers,
 # so two cores can run four workers. -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q -p tests.check.plugin

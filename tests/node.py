@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 PATIENCE_S = 300.0  # long, because the machine may be busy
+PACKAGES = Path(__file__).parents[1] / ".venv" / "npm" / "node_modules"  # where the Makefile installs packages of npm
 
 
 def node() -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from server.api.request.fields import Options, check_unknown
 from server.batches.service import Batches
@@ -21,6 +23,12 @@ from server.models.registry import Registry
 from server.models.visible import VisibleModels
 from server.open_values import new_hex
 from server.settings import ServerSettings
+
+
+async def _never() -> Message:
+    """Receive nothing, as from a client that stays and says no more."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets the event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class Caller:
     expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
     # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
     readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
+    receive: Receive = _never  # gives the message that the client has left; the body was read before
 
     @property
     def quota_key(self) -> str:

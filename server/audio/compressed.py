@@ -16,7 +16,8 @@ from server.audio.sound import AudioError, Sound, floats, mono
 
 # How FFmpeg calls a format, by what clients call it.
 FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "matroska"}
-CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac")
+PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # the sound of cameras' videos
+CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)
 BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
 
 

@@ -1,4 +1,4 @@
-"""Read WAV files: chunks of RIFF (also RF64), with samples as integers of 8 to 32 bits or as floats."""
+"""Read WAV files: chunks of RIFF (also RF64), with samples as integers of 8 to 32 bits, as floats, or as codes of telephones (G.711)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from server.audio.sound import AudioError, Sound, floats, mono
 
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 STREAMED = 0xFFFFFFFF  # the length of a chunk whose writer did not know it, such as ffmpeg writing to a pipe
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
@@ -20,7 +20,7 @@ BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 class _Layout:
     """How a file stores its samples."""
 
-    kind: int  # PCM or FLOAT
+    kind: int  # PCM, FLOAT, A_LAW or MU_LAW
     channels: int
     rate: int  # frames per second; a frame has a sample of each channel
     sample_bytes: int
@@ -69,7 +69,9 @@ def _read(data: bytes) -> tuple[_Layout, memoryview]:
 def _samples(layout: _Layout, frames: memoryview) -> NDArray[np.float32]:
     """Return the samples as floats from -1 to 1, [frames, channels]."""
     raw = np.frombuffer(frames, np.uint8)
-    if layout.kind == FLOAT:
+    if layout.kind in CODES:
+        values = CODES[layout.kind][raw]
+    elif layout.kind == FLOAT:
         values = floats(raw.view(f"<f{layout.sample_bytes}"))
     elif layout.sample_bytes == 1:
         values = ((raw.astype(np.float32) - 128) / 128).astype(np.float32)
@@ -88,11 +90,29 @@ def _layout(chunk: bytes) -> _Layout:
     kind, channels, rate, bits = (int.from_bytes(chunk[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8), (14, 16)))
     if kind == EXTENSIBLE and len(chunk) >= 26:
         kind = int.from_bytes(chunk[24:26], "little")
-    known = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
+    known = {PCM: (8, 16, 24, 32), FLOAT: (32, 64), A_LAW: (8,), MU_LAW: (8,)}
     if kind not in known:
-        raise AudioError(f"it is a WAV file of encoding {kind}; expected {PCM} (integers) or {FLOAT} (floats)")
+        raise AudioError(
+            f"it is a WAV file of encoding {kind}; expected {PCM} (integers), {FLOAT} (floats), {A_LAW} (A-law) or {MU_LAW} (mu-law)"
+        )
     if bits not in known[kind]:
         raise AudioError(f"it has samples of {bits} bits; expected {', '.join(map(str, known[kind]))}")
     if channels == 0:
         raise AudioError("it has 0 channels; expected 1 or more")
     return _Layout(kind, channels, rate, bits // 8)
+
+
+def _telephone_codes(kind: int) -> NDArray[np.float32]:
+    """Return the sample of each byte: a sign, three bits that double the size of a step, and the number of the step."""
+    code = np.arange(256) ^ (0x55 if kind == A_LAW else 0xFF)
+    doublings, step = code >> 4 & 7, code & 15
+    if kind == A_LAW:
+        size = np.where(doublings > 0, (16 * step + 264) << np.maximum(doublings - 1, 0), 16 * step + 8)
+        is_negative = code & 128 == 0
+    else:
+        size = ((8 * step + 132) << doublings) - 132
+        is_negative = code & 128 > 0
+    return (np.where(is_negative, -size, size) / 32768).astype(np.float32)
+
+
+CODES = {kind: _telephone_codes(kind) for kind in (A_LAW, MU_LAW)}

@@ -141,6 +141,7 @@ class Gateway:
                     limits,
                     expects,
                     lambda: self._readmit(passed, record),
+                    receive,
                 )
                 if headers.get("content-type", "").startswith(FORM):
                     # no endpoint takes a form, and `curl -d` declares one whatever it sends; without a type, the body is read as JSON

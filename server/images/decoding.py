@@ -26,6 +26,11 @@ MODULES = (  # all that Pillow could import for a file of these formats: a call 
 REMEDY = "images need a package that is not installed; the operator can add it with pip install 'relaxserve[media]'"
 
 
+def begins_image(data: bytes) -> bool:
+    """Return whether a file begins like one of the formats that are read. WebP shares its beginning with WAV, and names itself later."""
+    return any(data.startswith(start) for start in FORMATS.values()) and data[8:12] != b"WAVE"
+
+
 class ImageFault(ValueError):
     """Raised for an image that cannot be decoded. The message is for the client."""
 
@@ -79,10 +84,10 @@ class Decoding:
 
 def _opened(data: bytes, most_pixels: int) -> Image:
     """Return the first frame of an image in RGB, upright. Transparent places are white."""
-    if not any(data.startswith(start) for start in FORMATS.values()):
+    if not begins_image(data):
         raise ImageFault(f"it begins with {data[:4]!r}; expected a file of {', '.join(FORMATS)}")
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError:
         raise ImageFault(REMEDY) from None
     Image.MAX_IMAGE_PIXELS = None  # the size is checked here
@@ -94,11 +99,23 @@ def _opened(data: bytes, most_pixels: int) -> Image:
         if width * height > most_pixels:
             raise ImageFault(f"it has {width} x {height} pixels; expected at most {most_pixels} (max_image_pixels)")
         image.load()
-        return _opaque(ImageOps.exif_transpose(image))
+        return _opaque(_upright(image))
     except (MemoryError, ImageFault):
         raise
     except Exception as error:  # decoders raise errors of any kind for damaged files
         raise ImageFault(f"it is damaged ({type(error).__name__}: {error})"[:300]) from None
+
+
+def _upright(image: Image) -> Image:
+    """Turn an image as its metadata says. Ignore metadata that are damaged, as browsers do."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except MemoryError:
+        raise
+    except Exception:  # Pillow raises errors of any kind for them
+        return image
 
 
 def _opaque(image: Image) -> Image:

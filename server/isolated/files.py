@@ -18,7 +18,9 @@ class NotBase64(ValueError):
 
 
 def bytes_of(text: str) -> bytes:
-    """Return the bytes of a text in base64, in which the padding may be missing."""
+    """Return the bytes of a text in base64, which may be in lines, and in which the padding may be missing."""
+    if "\n" in text:
+        text = text.replace("\r", "").replace("\n", "")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):

@@ -16,8 +16,13 @@ TABLE = (
     "tg:tajik th:thai tk:turkmen tl:tagalog tr:turkish tt:tatar uk:ukrainian ur:urdu uz:uzbek vi:vietnamese yi:yiddish yo:yoruba "
     "yue:cantonese zh:chinese"
 )
-NAMES = dict(re.findall(r"(\w+):([\w-]+)", TABLE))
-CODES = {name: code for code, name in NAMES.items()}
+OTHER_NAMES = (
+    "my:burmese ca:valencian nl:flemish ht:haitian lb:letzeburgesch ps:pushto pa:panjabi ro:moldavian ro:moldovan si:sinhalese "
+    "es:castilian zh:mandarin"
+)
+PAIR = re.compile(r"(\w+):([\w-]+)")
+NAMES = dict(PAIR.findall(TABLE))
+CODES = {name: code for code, name in PAIR.findall(f"{TABLE} {OTHER_NAMES}")}
 
 
 def code_of(language: str) -> str:

@@ -21,7 +21,7 @@ MARKS = (
 )
 NOTES = "♩♪♫♬♭♮♯"
 STAMP_S = 0.02  # seconds from one time stamp to the next
-MOST_BEFORE = 223  # largest number of tokens of earlier text in a prompt
+MOST_BEFORE = 223  # largest number of tokens of earlier text in a prompt; half of the context, if that is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SpeechTokens:
 
     def prompt(self, language: str | None, task: str, earlier: list[int]) -> list[int]:
         """Return the prompt of a window with time stamps. `earlier` are the tokens of the text before it."""
-        before = [self.before, *earlier[-MOST_BEFORE:]] if earlier else []
+        before = [self.before, *earlier] if earlier else []
         if not self.languages:
             return [*before, self.start]
         assert language is not None

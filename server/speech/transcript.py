@@ -21,6 +21,7 @@ class Segment:
     compression: float  # how many times zlib shrinks the text of its window: high for repetitions
     silence: float  # probability that its window has no speech
     words: tuple[Word, ...] = ()  # if their times are asked
+    logprobs: tuple[float, ...] = ()  # of its tokens
 
 
 def compression_of(text: str) -> float:

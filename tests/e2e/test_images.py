@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,10 @@ def test_the_other_apis_see_the_same(server: DemoServer, client: openai.OpenAI) 
         told = llama.chat("idefics3", [{"role": "user", "content": text, "images": data}], options={"temperature": 0, "num_predict": 8})
     assert expected.startswith(told.message.content or "")
     assert told.prompt_eval_count == len(ARRAYS["prompt_1"])
+    urls = [{"role": "user", "content": text, "images": [f"data:image/png;base64,{one}" for one in data]}]
+    body = {"model": "idefics3", "messages": urls, "stream": False, "options": {"temperature": 0, "num_predict": 8}}
+    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=60, verify=False).json()
+    assert answer["message"]["content"] == told.message.content
 
 
 def test_several_images_in_results_of_tools(server: DemoServer, client: openai.OpenAI) -> None:
@@ -188,6 +193,60 @@ def test_several_images_in_results_of_tools(server: DemoServer, client: openai.O
         assert answer.status_code == 200, answer.text
         counts[path] = count(answer.json())
     assert set(counts.values()) == {len(prompt)}
+
+
+def llama_prompt(server: DemoServer, number: int) -> dict[str, Any]:
+    """Return a conversation of the golden as a prompt of llama.cpp's completions."""
+    rendered = httpx.post(f"{server.url}/v1/chat/completions/render", json={"messages": asked(number)}, timeout=60, verify=False)
+    marker = httpx.get(f"{server.url}/props", timeout=60, verify=False).json()["media_marker"]
+    around = "<fake_token_around_image>"
+    text = re.sub(rf"(?s){around}(?:<row|<global)(?:(?!<global-img>).)*<global-img>(?:<image>)+{around}", marker, rendered.json()["prompt"])
+    return {"prompt_string": text, "multimodal_data": [base64.b64encode(FILES[image]).decode() for image in CONVERSATIONS[number][1]]}
+
+
+@pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
+def test_prompts_of_llama_cpp_have_images(server: DemoServer, number: int) -> None:
+    options = {"n_predict": 64, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    body = {"prompt": llama_prompt(server, number), **options}
+    answer = httpx.post(f"{server.url}/completion", json=body, timeout=60, verify=False).json()
+    assert answer["tokens"] == ARRAYS[f"continuation_{number}"].tolist()
+    assert answer["tokens_evaluated"] == len(ARRAYS[f"prompt_{number}"])
+
+
+def test_several_prompts_of_llama_cpp_with_and_without_images(server: DemoServer) -> None:
+    prompts = ["a plain text", llama_prompt(server, 1), [5, 6, 7], llama_prompt(server, 0), {"prompt_string": "a plain text"}]
+    options = {"n_predict": 4, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    together = httpx.post(f"{server.url}/completion", json={"prompt": prompts, **options}, timeout=60, verify=False).json()
+    alone = [httpx.post(f"{server.url}/completion", json={"prompt": one, **options}, timeout=60, verify=False).json() for one in prompts]
+    assert [one["tokens"] for one in together] == [one["tokens"] for one in alone]
+    assert together[0]["tokens"] == together[4]["tokens"] and together[3]["tokens"] == ARRAYS["continuation_0"].tolist()[:4]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "param", "text"),
+    [
+        ({"prompt_string": "<__media__>"}, "invalid_value", "prompt.multimodal_data", "1 of the marker <__media__> and 0 files"),
+        ({"prompt_string": "a", "multimodal_data": ["x"]}, "invalid_value", "prompt.multimodal_data", "0 of the marker"),
+        ({"prompt_string": "<__media__>", "multimodal_data": ["%"]}, "invalid_image", "prompt.multimodal_data[0]", "not base64"),
+        (
+            {"prompt_string": "<__media__>", "multimodal_data": ["bm9pc2U="]},
+            "invalid_image",
+            "prompt.multimodal_data[0]",
+            "expected a file",
+        ),
+        ({"prompt_string": "<__media__>", "multimodal_data": ["UklGRgAAAABXQVZFZm10IA=="]}, "unsupported_content", None, "is audio"),
+        ({"prompt_string": "an <image>"}, "invalid_value", None, "'<image>'"),
+        ({"prompt_string": 5}, "invalid_value", "prompt.prompt_string", "prompt_string"),
+        ({"text": "a"}, "missing_field", "prompt.prompt_string", "prompt_string"),
+        (["a", {"prompt_string": "<__media__>", "multimodal_data": []}], "invalid_value", "prompt[1].multimodal_data", "0 files"),
+    ],
+)
+def test_errors_name_the_part_of_a_prompt(server: DemoServer, prompt: Any, code: str, param: str | None, text: str) -> None:
+    answer = httpx.post(f"{server.url}/completion", json={"prompt": prompt, "n_predict": 1}, timeout=60, verify=False)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, code)
+    assert text in error["message"]
+    assert param is None or error["param"] == param
 
 
 def test_descriptions_of_the_model_name_vision(server: DemoServer) -> None:
@@ -262,6 +321,8 @@ HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0
             "expected a data: URL",
         ),
         ([{"type": "image_url"}], "invalid_value", "messages[0].content[0].image_url", "absent"),
+        ([{"type": "input_image", "image_url": "x"}], "unsupported_content", "messages[0].content[0].type", "of type image_url in chat"),
+        ([{"type": "image", "image": "x"}], "unsupported_content", "messages[0].content[0].type", "of type image_url in chat"),
         ([part(FILES[1])] * 5, "invalid_value", "messages", "5 images; expected at most 4 (max_images)"),
         ([part(FILES[0], detail="blurred")], "invalid_value", "messages[0].content[0].image_url.detail", "detail"),
         ([{"type": "image_url", "image_url": 5}], "invalid_value", "messages[0].content[0].image_url", "5"),

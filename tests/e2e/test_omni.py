@@ -4,6 +4,7 @@ asked for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +14,14 @@ import httpx
 import openai
 import pytest
 
+from tests import ai_sdk
 from tests.conftest import DemoServer, serving_demo
 from tests.e2e.test_images import check_refused, kill_worker
 from tests.e2e.test_images import part as image_part
 from tests.e2e.test_listening import part as audio_part
 from tests.e2e.test_listening import sound_of
 from tests.golden.listening import RATE
-from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, SUBJECTS, Subject
+from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, SUBJECTS, TEXT, Subject
 from tests.server.audio.files import tone, wav
 
 MODEL = SUBJECTS["qwen2_5_omni"]
@@ -97,6 +99,40 @@ def test_responses_read_the_same(client: openai.OpenAI) -> None:
     content: Any = [types[one["type"]](one) for one in asked(1)[0]["content"]]
     options: dict[str, Any] = {"model": MODEL.name, "temperature": 0, "max_output_tokens": 8, "extra_body": {"ignore_eos": True}}
     assert client.responses.create(input=[{"role": "user", "content": content}], **options).output_text == expected
+
+
+@pytest.mark.parametrize(("number", "apis"), [(1, ["chat", "compatible"]), (3, ["chat", "compatible", "responses", "messages"])])
+def test_the_ai_sdk_sends_both(server: DemoServer, client: openai.OpenAI, tmp_path: Path, number: int, apis: list[str]) -> None:
+    """Its providers send audio only as OpenAI's chat takes it."""
+    types = {IMAGE: "image/png", AUDIO: "audio/wav"}
+    values = [(kind, part(kind, value)) for kind, value in CONVERSATIONS[number]]
+    data = {
+        IMAGE: lambda one: one["image_url"]["url"].partition(",")[2],
+        AUDIO: lambda one: one["input_audio"]["data"],
+        TEXT: lambda one: one["text"],
+    }
+    parts = [(types.get(kind, "text"), data[kind](one)) for kind, one in values]
+    expected = answered(client, asked(number), 8, extra_body={}).choices[0].message.content
+    said = ai_sdk.generated(tmp_path, server.url, MODEL.name, parts, apis, 8)
+    num_tokens = len(MODEL.arrays[f"prompt_{number}"])
+    assert said == {api: {"text": expected, "streamed": expected, "tokens": num_tokens} for api in apis}
+
+
+def test_prompts_of_llama_cpp_have_both(server: DemoServer, client: openai.OpenAI) -> None:
+    """What stands for a file in the prompt follows from its first bytes."""
+    kinds = [kind for kind, _ in CONVERSATIONS[1] if kind in (IMAGE, AUDIO)]
+    assert {*kinds} == {IMAGE, AUDIO}
+    files = [part(*one) for one in CONVERSATIONS[1] if one[0] in kinds]
+    data = [one["image_url"]["url"].partition(",")[2] if "image_url" in one else one["input_audio"]["data"] for one in files]
+    rendered = httpx.post(f"{server.url}/v1/chat/completions/render", json={"messages": asked(1)}, timeout=60, verify=False).json()[
+        "prompt"
+    ]
+    text = re.sub(r"<\|(?:vision|audio)_bos\|>(?:<\|(?:IMAGE|AUDIO)\|>)+<\|(?:vision|audio)_eos\|>", "<__media__>", rendered)
+    options = {"n_predict": 64, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    body = {"prompt": {"prompt_string": text, "multimodal_data": data}, **options}
+    answer = httpx.post(f"{server.url}/completion", json=body, timeout=60, verify=False).json()
+    assert answer["tokens_evaluated"] == len(MODEL.arrays["prompt_1"])
+    assert answer["tokens"] == MODEL.arrays["continuation_1"].tolist()
 
 
 def test_turns_with_images_and_recordings_in_any_order(client: openai.OpenAI) -> None:

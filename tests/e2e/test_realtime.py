@@ -117,7 +117,17 @@ def test_committed_audio_has_the_text_of_a_file(client: openai.OpenAI) -> None:
             before = committed.item_id
             assert {event.item_id for event in (*deltas, completed)} == {before} == {added.item.id}
             assert "".join(event.delta for event in deltas).strip() == completed.transcript == text_of(client, samples)
-            assert completed.usage.seconds == 1
+            assert completed.usage.seconds == 1 and completed.logprobs is None
+
+
+def test_log_probabilities_if_the_session_includes_them(client: openai.OpenAI) -> None:
+    with client.realtime.connect(model="whisper") as connection:
+        connection.session.update(session={**MANUAL, "include": ["item.input_audio_transcription.logprobs"]})
+        append(connection, noise(0.3))
+        connection.input_audio_buffer.commit()
+        *_, delta, completed = until(connection, "conversation.item.input_audio_transcription.completed")
+    assert "".join(entry.token for entry in completed.logprobs).strip() == completed.transcript != ""
+    assert delta.logprobs == completed.logprobs[-len(delta.logprobs) :]
 
 
 def test_the_server_commits_where_speech_ends(client: openai.OpenAI) -> None:

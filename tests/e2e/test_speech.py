@@ -3,6 +3,7 @@ nothing, but they are the same however they are asked for."""
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import numpy as np
 import openai
 import pytest
 
+from tests import ai_sdk
 from tests.conftest import DemoServer, serving_demo
 from tests.server.audio.files import KINDS, LOSSLESS, encoded
 from tests.server.audio.files import wav as encoded_wav
@@ -79,6 +81,12 @@ def test_words_have_times(client: openai.OpenAI) -> None:
     assert (both.segments[0].start, both.segments[-1].end) == (words.words[0].start, words.words[-1].end)
 
 
+def test_lists_may_lack_their_brackets(server: DemoServer) -> None:
+    form = {"language": "en", "timestamp_granularities": "word", "response_format": "verbose_json"}
+    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", data=form, files={"file": wav(0.1)}, timeout=60, verify=False)
+    assert answer.json()["words"] and "x-ignored-params" not in answer.headers
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_compressed_files(client: openai.OpenAI, kind: str) -> None:
     samples = np.random.default_rng(1).uniform(-0.5, 0.5, 3200).astype(np.float32)
@@ -92,6 +100,51 @@ def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
     *deltas, last = transcribed(client, data, stream=True)
     assert last.type == "transcript.text.done"
     assert "".join(event.delta for event in deltas).strip() == last.text == transcribed(client, data).text
+
+
+def test_a_stream_of_verbose_json_ends_with_all_of_it(client: openai.OpenAI) -> None:
+    data, options = wav(0.2), {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    whole = transcribed(client, data, **options).to_dict()
+    *_, last = (event.to_dict() for event in transcribed(client, data, stream=True, **options))
+    assert whole["words"] and last == {"type": "transcript.text.done", **whole}
+
+
+def test_log_probabilities_of_the_tokens(client: openai.OpenAI) -> None:
+    data = wav(0.2)
+    found = transcribed(client, data, include=["logprobs"])
+    assert "".join(entry.token for entry in found.logprobs).strip() == found.text
+    assert all(bytes(map(int, entry.bytes)).decode() == entry.token and entry.logprob <= 0 for entry in found.logprobs)
+    (segment,) = transcribed(client, data, response_format="verbose_json").segments
+    with_stamps = segment.avg_logprob * (len(segment.tokens) + 1)  # the mean counts stamps and the end, which have no entries
+    assert sum(entry.logprob for entry in found.logprobs) >= with_stamps - 1e-6
+    *deltas, last = transcribed(client, data, include=["logprobs"], stream=True)
+    told, streamed = ([entry.to_dict() for entry in entries] for entries in (found.logprobs, last.logprobs))
+    assert streamed == told == [entry.to_dict() for event in deltas for entry in event.logprobs]
+    assert transcribed(client, data).logprobs is None
+
+
+def test_a_prompt_may_be_longer_than_a_window_reads(client: openai.OpenAI) -> None:
+    """Its end counts, as in OpenAI's API."""
+    data, end = wav(0.1), "".join(f"{number} " for number in range(300))
+    assert transcribed(client, data, prompt="x" * 20_000 + end).text == transcribed(client, data, prompt=end).text
+
+
+def test_how_a_recording_is_cut_has_no_effect(client: openai.OpenAI) -> None:
+    data = wav(0.1)
+    for strategy in ("auto", {"type": "server_vad", "threshold": 0.5}):
+        answer = client.audio.transcriptions.with_raw_response.create(
+            model="whisper", file=("a.wav", data), language="en", temperature=0.5, chunking_strategy=strategy
+        )
+        assert "x-ignored-params" not in answer.headers and answer.parse().text == transcribed(client, data).text
+
+
+def test_the_ai_sdk_transcribes(server: DemoServer, client: openai.OpenAI, tmp_path: Path) -> None:
+    data = wav(0.2)
+    options = {"language": "en", "temperature": 0.5, "responseFormat": "verbose_json", "timestampGranularities": ["segment", "word"]}
+    found = ai_sdk.transcribed(tmp_path, server.url, "whisper", base64.b64encode(data).decode(), **options)
+    expected = transcribed(client, data, response_format="verbose_json", timestamp_granularities=["segment", "word"])
+    assert (found["text"], found["language"], found["durationInSeconds"]) == (expected.text, "en", 0.2)
+    assert [one["endSecond"] for one in found["segments"]] == [one.end for one in expected.segments]
 
 
 def test_the_language_is_detected_if_it_is_absent(client: openai.OpenAI) -> None:
@@ -133,7 +186,11 @@ def test_silence_and_no_samples_at_all(client: openai.OpenAI) -> None:
         ({"temperature": "nan"}, b"", "invalid_value", "temperature"),
         ({"stream": "perhaps"}, b"", "invalid_value", "stream"),
         ({"seed": "-1"}, b"", "invalid_value", "seed"),
-        ({"include[]": "logprobs"}, b"", "unsupported_field", "include[]"),
+        ({"include[]": "words"}, b"", "invalid_value", "include[]"),
+        ({"include[]": "logprobs", "response_format": "text"}, b"", "invalid_value", "include[]"),
+        ({"stream": "true", "response_format": "srt"}, b"", "invalid_value", "response_format"),
+        ({"prompt": "a" * 70_000}, b"", "bad_request", "prompt"),
+        ({"prompt": "he said <|notimestamps|>"}, b"long enough", "invalid_value", "prompt"),
         ({"timestamp_granularities[]": "word"}, b"", "invalid_value", "timestamp_granularities[]"),
         ({"timestamp_granularities[]": "letter"}, b"", "invalid_value", "timestamp_granularities[]"),
         ({"language": "klingon"}, b"long enough", "invalid_value", "language"),

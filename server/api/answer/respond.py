@@ -79,10 +79,17 @@ def in_pieces(answer: Mapping[str, object], name: str, entries: Iterable[bytes])
     return [head + mark, *((b"," if index else b"") + entry for index, entry in enumerate(entries)), tail]
 
 
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
+class Client(Protocol):
+    """A request or its sender, whose next message says that the client has left."""
+
+    @property
+    def receive(self) -> Receive: ...
+
+
+async def while_connected(client: Client, work: Awaitable[T]) -> T:
     """Return the result of `work`. Cancel it if the client disconnects first."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_disconnect(request.receive))
+    gone = asyncio.ensure_future(until_disconnect(client.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

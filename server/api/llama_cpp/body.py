@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, cast
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from server.api.request.fields import Options
 from server.api.request.prepare import invalid
 from server.api.request.schema import (
+    AS_TEXT,
     Alternatives,
     CompletionBody,
     Int,
@@ -24,6 +25,7 @@ from server.interfaces import Tokenizer
 
 NEVER = -100.0  # the lowest bias, which bans a token
 RANDOM_SEEDS = (-1, 2**32 - 1)
+MOST_PROMPTS = 2048
 # Samplers that are not implemented, by their main field. Clients send all fields that they know, so the values that turn a sampler off are
 # accepted: they are in the first tuple. The second tuple names further fields, which have no effect while the sampler is off.
 OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
@@ -120,8 +122,34 @@ class LlamaSampling(SamplingBody):
         return found
 
 
+class MediaPrompt(Options):
+    """A text with a marker for each of the files."""
+
+    prompt_string: Text
+    multimodal_data: Annotated[list[Text], Field(max_length=64, fail_fast=True)] | None = None  # images and recordings in base64
+
+
+OBJECT, OBJECTS = "an object", "a list with objects"  # tags of a union
+
+
+def _kind_of(prompt: object) -> str:
+    """Return the tag of a prompt. Lists of token ids are long, so only as many items as there may be prompts are looked at."""
+    if isinstance(prompt, (dict, MediaPrompt)):
+        return OBJECT
+    items = cast("list[object]", prompt)[:MOST_PROMPTS] if isinstance(prompt, list) else []
+    return OBJECTS if any(isinstance(item, (dict, MediaPrompt)) for item in items) else AS_TEXT
+
+
+AnyPrompt = Annotated[Annotated[Text | TokenIds, Tag(AS_TEXT)] | Annotated[MediaPrompt, Tag(OBJECT)], Discriminator(_kind_of)]
+
+
 class LlamaCompletionBody(LlamaSampling):
-    prompt: Prompts | Annotated[list[Text | TokenIds], Field(max_length=2048, fail_fast=True)]
+    prompt: Annotated[
+        Annotated[Prompts | Annotated[list[Text | TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)], Tag(AS_TEXT)]
+        | Annotated[MediaPrompt, Tag(OBJECT)]
+        | Annotated[list[AnyPrompt], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag(OBJECTS)],
+        Discriminator(_kind_of),
+    ]
 
 
 class LlamaSnippet(Options):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,6 +15,7 @@ from server.api.context import Context, caller
 from server.api.health import distribution_version
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaCompletion, LlamaPart
 from server.api.llama_cpp.body import LlamaCompletionBody, LlamaInfillBody, LlamaSampling
+from server.api.llama_cpp.media import MARKER, WrittenPrompts, with_media
 from server.api.openai.chat import Conversation, conversation_of, render_prompt
 from server.api.openai.completions import plan_completion
 from server.api.request.fields import check_unknown
@@ -55,6 +56,7 @@ class LlamaProps(TypedDict):
     model_path: str
     chat_template: str
     modalities: LlamaModalities
+    media_marker: str
     build_info: str
     is_sleeping: bool
 
@@ -71,7 +73,7 @@ def router(context: Context) -> APIRouter:
     routes = new_router("llama.cpp")
     settings = context.settings
 
-    async def complete(request: Request, body: LlamaSampling, prompt_of: Callable[[Loaded], object]) -> Response:
+    async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
         ignored = check_unknown(body, strict=settings.strict)
         if body.samplers:
             if settings.strict:
@@ -79,11 +81,12 @@ def router(context: Context) -> APIRouter:
             ignored.append("samplers")  # editors send `samplers` with each request
         model, loaded = context.serve(request, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
+        await off_loop(who.num_body_bytes, lambda: check_sizes(body))
+        written = await write(model, loaded)
 
         def prepare() -> LlamaAnswer:
-            check_sizes(body)
-            asked = body.completion(prompt_of(loaded), loaded.tokenizer, loaded.defaults.max_tokens)
-            jobs = plan_completion(asked, model, loaded, who, settings)
+            asked = body.completion(written.prompts, loaded.tokenizer, loaded.defaults.max_tokens)
+            jobs = written.given(plan_completion(asked, model, loaded, who, settings))
             generations = [Generation(loaded, job, series, who) for job in jobs]
             return LlamaAnswer(body, jobs, generations, body.model or model.spec.name, loaded)
 
@@ -95,12 +98,16 @@ def router(context: Context) -> APIRouter:
     @routes.post("/completions", include_in_schema=False)
     async def completion(request: Request, body: LlamaCompletionBody) -> Response:
         """Continue one or more prompts."""
-        return await complete(request, body, lambda _loaded: body.prompt)
+        return await complete(request, body, lambda model, loaded: with_media(body, model, loaded, caller(request), settings))
 
     @routes.post("/infill", responses=COMPLETIONS)
     async def infill(request: Request, body: LlamaInfillBody) -> Response:
         """Write the text between two given texts, with models that have tokens for this task."""
-        return await complete(request, body, lambda loaded: _gap(body, loaded))
+
+        async def write(_: Model, loaded: Loaded) -> WrittenPrompts:
+            return WrittenPrompts(await off_loop(caller(request).num_body_bytes, lambda: _gap(body, loaded)))
+
+        return await complete(request, body, write)
 
     @routes.post("/apply-template", responses=gives(LlamaPrompt))
     async def apply_template(request: Request, body: ChatBody) -> Response:
@@ -175,6 +182,7 @@ def _props(model: Model, loaded: Loaded) -> LlamaProps:
         "model_path": model.spec.name,  # the path is shown only to administrators, at /admin/models
         "chat_template": "" if template is None else template.source,
         "modalities": {"vision": loaded.sight is not None, "audio": loaded.ears is not None},
+        "media_marker": MARKER,
         "build_info": f"relaxserve-{distribution_version()}",
         "is_sleeping": model.is_sleeping,
     }

@@ -188,6 +188,8 @@ def _message(message: OllamaMessage, where: str) -> Message:
 
 
 def _content(text: str, images: Images | None, where: str) -> str | list[ContentPart]:
-    """Return the content of a message, in which images come before the text, as Ollama writes them."""
-    given = (GivenImage(image_url=f"data:image;base64,{data}", place=f"{where}[{index}]") for index, data in enumerate(images or ()))
+    """Return the content of a message, in which images come before the text, as Ollama writes them. They are base64; browsers send whole
+    data: URLs."""
+    urls = (data if data.startswith("data:") else f"data:image;base64,{data}" for data in images or ())
+    given = (GivenImage(image_url=url, place=f"{where}[{index}]") for index, url in enumerate(urls))
     return joined([*given, ContentPart(type="text", text=text)])

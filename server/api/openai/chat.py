@@ -92,7 +92,7 @@ async def written_prompt(
 ) -> tuple[str, tuple[Excerpt, ...]]:
     """Return the prompt of a conversation, and the excerpts of its images or recordings. `make` checks the body, and converts it for the
     template."""
-    emptied, found = await media_of(body, model, loaded, settings)
+    emptied, found = await media_of(body, model, loaded, who, settings)
     if make is None:
         text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, markers_of(loaded)), loaded, who)
     else:

@@ -34,7 +34,7 @@ def router(context: Context) -> APIRouter:
         """Turn one or more texts, or images if the model embeds them, into vectors."""
         model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
-        texts, crops = await separated(body, model, loaded, context.settings)
+        texts, crops = await separated(body, model, loaded, who, context.settings)
         text = await conversation_text(texts, loaded, who)
         size = max(who.num_body_bytes, len(text or ""))
         prompts = await off_loop(size, lambda: _planned(texts, text, model, loaded, context.settings, crops))

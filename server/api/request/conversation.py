@@ -7,14 +7,25 @@ from types import MappingProxyType
 
 from server.api.request.limits import read_json
 from server.api.request.prepare import invalid
-from server.api.request.schema import AUDIO_PARTS, IMAGE_PARTS, TEXT_PARTS, VIDEO_PARTS, ContentPart, Message, MessageCall
+from server.api.request.schema import (
+    AUDIO_PART,
+    AUDIO_PARTS,
+    IMAGE_PART,
+    IMAGE_PARTS,
+    ITEM_IMAGE,
+    TEXT_PARTS,
+    VIDEO_PARTS,
+    ContentPart,
+    Message,
+    MessageCall,
+)
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
 NO_MARKERS: Mapping[str, str] = MappingProxyType({})
 NOT_UNDERSTOOD = {
-    **dict.fromkeys(IMAGE_PARTS, "no images are understood here"),
-    **dict.fromkeys(AUDIO_PARTS, "no audio is understood here"),
+    **dict.fromkeys((*IMAGE_PARTS, "image"), f"an image is a part of type {IMAGE_PART} in chat, and {ITEM_IMAGE} in /v1/responses"),
+    **dict.fromkeys((*AUDIO_PARTS, "audio"), f"audio is a part of type {AUDIO_PART}, and only in some messages"),
     **dict.fromkeys(VIDEO_PARTS, "no model here understands video; send some of its images, or its sound"),
 }
 

@@ -6,8 +6,10 @@ place that the image has among the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from server.api.answer.respond import while_connected
+from server.api.context import Caller
 from server.api.request.prepare import invalid
 from server.api.request.schema import IMAGE_PART, EmbeddingBody, ImageUrl, InputPart, Message
 from server.errors import UNSUPPORTED_CONTENT, ApiError
@@ -20,9 +22,11 @@ Item = tuple[str, str, bool]  # path in the request; a text, or where an image i
 BARE = "data:image;base64,"  # what a bare base64 text lacks of a URL
 
 
-async def separated(body: EmbeddingBody, model: Model, loaded: Loaded, settings: ServerSettings) -> tuple[EmbeddingBody, dict[int, Crop]]:
+async def separated(
+    body: EmbeddingBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings
+) -> tuple[EmbeddingBody, dict[int, Crop]]:
     """Return the request with only its texts as `input`, and its images by the index of their vectors. Raise ApiError if the model embeds
-    no images, or if an image cannot be decoded."""
+    no images, if an image cannot be decoded, or if the client leaves."""
     items = list(_items(body, loaded))
     if not items:
         return body, {}
@@ -33,7 +37,7 @@ async def separated(body: EmbeddingBody, model: Model, loaded: Loaded, settings:
         raise ApiError(UNSUPPORTED_CONTENT, text, param=where)
     if len(images) > settings.max_images:
         raise invalid("input", f"input has {len(images)} images; expected at most {settings.max_images} (max_images)")
-    crops = {index: await _crop(item, loaded) for index, item in enumerate(items) if item[2]}
+    crops = await while_connected(who, _crops(items, loaded))
     texts = [content for _, content, is_image in items if not is_image]
     return body.model_copy(update={"input": texts, "messages": None}), crops
 
@@ -77,6 +81,10 @@ def _conversation(messages: list[Message]) -> Item:
         text = f"messages have {len(images)} images and {len(texts)} texts; expected one image or only texts, because each has a vector"
         raise invalid("messages", text)
     return images[0] if images else ("messages", "".join(texts), False)
+
+
+async def _crops(items: Sequence[Item], loaded: Loaded) -> dict[int, Crop]:
+    return {index: await _crop(item, loaded) for index, item in enumerate(items) if item[2]}
 
 
 async def _crop(item: Item, loaded: Loaded) -> Crop:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from server.api.answer.respond import while_connected
+from server.api.context import Caller
 from server.api.request.prepare import context_of, invalid
 from server.api.request.schema import (
     AUDIO_PART,
@@ -30,9 +32,9 @@ Found = Picture | HeardRecording
 MOST_BYTES = 240 << 20  # decoded pixels and samples of a request, which its worker gets: an hour of audio has 220 MiB
 
 
-async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
+async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
     """Return the conversation with empty places for its images and recordings, and these in order. Raise ApiError if the model reads none
-    of their kind, or if one cannot be decoded."""
+    of their kind, if one cannot be decoded, or if the client leaves."""
     places = list(_media_in(body.messages))
     if not places:
         return body, []
@@ -43,6 +45,12 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: Serve
         what = _named([part for _, part in places], "audio")
         message = f"truncate_prompt_tokens is given, and the messages have {what}, which cannot be truncated"
         raise invalid("truncate_prompt_tokens", message)
+    found = await while_connected(who, _decoded(places, loaded))
+    return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]}), found
+
+
+async def _decoded(places: Sequence[tuple[str, ContentPart]], loaded: Loaded) -> list[Found]:
+    """Return the images and recordings. Raise ApiError as soon as they are more than a request may have."""
     found: list[Found] = []
     num_tokens, num_bytes, context = 0, 0, context_of(loaded)
     for number, (where, part) in enumerate(places, 1):
@@ -55,7 +63,7 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, settings: Serve
         if num_bytes > MOST_BYTES:
             has = f"the {what} up to {where} have {num_bytes} bytes when they are decoded"
             raise invalid("messages", f"{has}; expected at most {MOST_BYTES}: send fewer, or {less} ones")
-    return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]}), found
+    return found
 
 
 def excerpts_of(found: Sequence[Found]) -> tuple[Excerpt, ...]:

@@ -15,13 +15,25 @@ from server.api.context import Context, caller
 from server.api.request.uploads import limited
 from server.api.routes import gives, new_router
 from server.api.speech import transcribe
-from server.api.speech.form import FILE, SpeechForm, read_form
+from server.api.speech.form import FILE, MOST_FIELD_BYTES, SpeechForm, read_form
 from server.api.speech.prepare import request_of
-from server.api.speech.shapes import Transcript, TranscriptDelta, TranscriptDone, VerboseTranscript, delta, done, short, verbose
+from server.api.speech.shapes import (
+    Transcript,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptLogprob,
+    VerboseTranscript,
+    delta,
+    done,
+    logprobs_of,
+    short,
+    verbose,
+)
 from server.audio.decoder import AudioDecoder
 from server.audio.recording import Recording
 from server.errors import NOT_A_SPEECH_MODEL, ApiError
 from server.http.multipart import Form
+from server.interfaces import Tokenizer
 from server.speech.transcript import Segment, srt, text_of, vtt
 
 EVENTS = Framing(end=b"")
@@ -36,9 +48,11 @@ AS_TEXT = {
 class _Speech:
     """The recording of a request, and what decides how it is transcribed."""
 
+    asked: SpeechForm
     request: transcribe.Request
     recording: Recording
     run: transcribe.Run
+    tokenizer: Tokenizer
 
     async def segments(self) -> list[Segment]:
         return [segment async for segment in transcribe.segments_of(self.request, self.recording, self.run)]
@@ -47,8 +61,23 @@ class _Speech:
         found: list[Segment] = []
         async for segment in transcribe.segments_of(self.request, self.recording, self.run):
             found.append(segment)
-            yield msgspec.json.encode(delta(segment.text if len(found) > 1 else segment.text.lstrip()))
-        yield msgspec.json.encode(done(found, self.recording.duration_s))
+            said = delta(segment.text if len(found) > 1 else segment.text.lstrip())
+            if self.asked.tells_logprobs:
+                said["logprobs"] = self._logprobs([segment])
+            yield msgspec.json.encode(said)
+        yield msgspec.json.encode(done(self.transcript(found)))
+
+    def transcript(self, segments: Sequence[Segment]) -> Transcript | VerboseTranscript:
+        asked, duration_s = self.asked, self.recording.duration_s
+        if asked.format == "verbose_json":
+            return verbose(segments, duration_s, self.request.task, self.request.language or "en", asked.times)
+        found = short(segments, duration_s)
+        if asked.tells_logprobs:
+            found["logprobs"] = self._logprobs(segments)
+        return found
+
+    def _logprobs(self, segments: Sequence[Segment]) -> list[TranscriptLogprob]:
+        return logprobs_of(segments, self.tokenizer, self.request.tokens.end)
 
 
 def router(context: Context) -> APIRouter:
@@ -57,7 +86,7 @@ def router(context: Context) -> APIRouter:
 
     async def answer(request: Request, task: str) -> Response:
         data = bytearray()
-        form = Form(request.headers.get("content-type", ""), data.extend)
+        form = Form(request.headers.get("content-type", ""), data.extend, MOST_FIELD_BYTES)
         await form.read(limited(request, settings, "max_audio_bytes"), FILE)
         asked = read_form(form, strict=settings.strict, translates=task == "translate")
         model, loaded = context.serve(request, asked.model)
@@ -72,10 +101,10 @@ def router(context: Context) -> APIRouter:
         wanted = request_of(asked, task, loaded, loaded.speech, who)
         if wanted.language is None and wanted.tokens.languages:
             wanted = await while_connected(request, transcribe.with_language(wanted, recording, run))
-        speech, headers = _Speech(wanted, recording, run), response_headers(loaded, list(asked.ignored))
+        speech, headers = _Speech(asked, wanted, recording, run, loaded.tokenizer), response_headers(loaded, list(asked.ignored))
         if asked.stream:
             return EventStream(speech.events(), headers, heartbeat_s=settings.heartbeat_s, framing=EVENTS)
-        return _written(asked, speech, await while_connected(request, speech.segments()), headers)
+        return _written(speech, await while_connected(request, speech.segments()), headers)
 
     @routes.post("/v1/audio/transcriptions", responses=gives(Transcript, VerboseTranscript, event=TranscriptDelta, done=False))
     async def transcriptions(request: Request) -> Response:
@@ -90,11 +119,8 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _written(asked: SpeechForm, speech: _Speech, segments: Sequence[Segment], headers: dict[str, str]) -> Response:
-    if asked.format in AS_TEXT:
-        media_type, write = AS_TEXT[asked.format]
-        return Response(write(segments), 200, headers, f"{media_type}; charset=utf-8")
-    if asked.format == "json":
-        return json_answer(short(segments, speech.recording.duration_s), headers=headers)
-    wanted = speech.request
-    return json_answer(verbose(segments, speech.recording.duration_s, wanted.task, wanted.language or "en", asked.times), headers=headers)
+def _written(speech: _Speech, segments: Sequence[Segment], headers: dict[str, str]) -> Response:
+    if speech.asked.format not in AS_TEXT:
+        return json_answer(speech.transcript(segments), headers=headers)
+    media_type, write = AS_TEXT[speech.asked.format]
+    return Response(write(segments), 200, headers, f"{media_type}; charset=utf-8")

@@ -11,13 +11,30 @@ from server.errors import MISSING_FIELD, UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiEr
 from server.http.multipart import Form
 
 FILE = "file"
+MOST_FIELD_BYTES = 64 << 10  # a prompt may be the whole transcript so far, of which a window reads the end
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
-GRANULARITIES = "timestamp_granularities[]"
-KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", GRANULARITIES, "seed", "user", "chunking_strategy")
+GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # lists; the brackets may be missing
+LOGPROBS = "logprobs"
+CHUNKING = (
+    "chunking_strategy"  # no effect: the model's own stamps say where windows begin. Its parts may have names of their own in brackets
+)
+KNOWN = (
+    "model",
+    "language",
+    "prompt",
+    "response_format",
+    "temperature",
+    "stream",
+    "seed",
+    "user",
+    "include",
+    "timestamp_granularities",
+    CHUNKING,
+)
+WHOLE = ("srt", "vtt")  # formats that no event has
 UNSUPPORTED = {
-    "include[]": "log-probabilities of transcripts are not reported",
     "known_speaker_names[]": "speakers are not told apart",
     "known_speaker_references[]": "speakers are not told apart",
 }
@@ -33,7 +50,8 @@ class SpeechForm:
     stream: bool
     seed: int
     times: frozenset[str]  # parts of the transcript whose times are requested: "segment", "word"
-    ignored: tuple[str, ...]  # names of unknown fields
+    tells_logprobs: bool = False  # report the log-probability of each token
+    ignored: tuple[str, ...] = ()  # names of unknown fields
 
 
 def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
@@ -46,18 +64,25 @@ def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
             raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
     if translates and fields.get("language"):
         raise ApiError(UNSUPPORTED_FIELD, "language is not a field of translations, which are into English; leave it out", param="language")
-    ignored = tuple(name for name in fields if name not in (*KNOWN, *UNSUPPORTED))
+    ignored = tuple(name for name in fields if name not in UNSUPPORTED and name.partition("[")[0] not in KNOWN)
     if strict and ignored:
         raise ApiError(UNKNOWN_FIELD, f"{ignored[0]!r:.60} is not a field of this request", param=ignored[0][:60])
+    granularities, includes = (
+        [*form.values.get(name, ()), *form.values.get(name.removesuffix("[]"), ())] for name in (GRANULARITIES, INCLUDE)
+    )
+    format, stream = _format(fields.get("response_format") or "json"), _flag("stream", fields.get("stream", ""))
+    if stream and format in WHOLE:
+        raise invalid("response_format", f"response_format is {format!r}, which is written as a whole; leave out stream, or ask for json")
     return SpeechForm(
         model=fields.get("model") or None,
         language=fields.get("language") or None,
         prompt=fields.get("prompt", ""),
-        format=_format(fields.get("response_format") or "json"),
+        format=format,
         temperature=_temperature(fields.get("temperature") or "0"),
-        stream=_flag("stream", fields.get("stream", "")),
+        stream=stream,
         seed=_seed(fields.get("seed") or "0"),
-        times=_times(form.values.get(GRANULARITIES, []), fields.get("response_format", "")),
+        times=_times(granularities, format),
+        tells_logprobs=_includes(includes, format),
         ignored=ignored,
     )
 
@@ -68,13 +93,21 @@ def _format(text: str) -> Format:
     return text
 
 
-def _times(asked: Sequence[str], format: str) -> frozenset[str]:
+def _times(asked: Sequence[str], format: Format) -> frozenset[str]:
     times = frozenset(asked) or frozenset({"segment"})
     if unknown := times - {"segment", "word"}:
         raise invalid(GRANULARITIES, f"{GRANULARITIES} is {min(unknown)!r:.40}; expected segment or word")
     if "word" in times and format != "verbose_json":
-        raise invalid(GRANULARITIES, f"{GRANULARITIES} is 'word', which needs verbose_json; response_format is {format or 'json'!r:.40}")
+        raise invalid(GRANULARITIES, f"{GRANULARITIES} is 'word', which needs verbose_json; response_format is {format!r}")
     return times
+
+
+def _includes(asked: Sequence[str], format: Format) -> bool:
+    if unknown := set(asked) - {LOGPROBS, ""}:
+        raise invalid(INCLUDE, f"{INCLUDE} is {min(unknown)!r:.40}; expected {LOGPROBS}")
+    if LOGPROBS in asked and format != "json":
+        raise invalid(INCLUDE, f"{INCLUDE} is {LOGPROBS!r}, which only json shows; response_format is {format!r}")
+    return LOGPROBS in asked
 
 
 def _temperature(text: str) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from server.api.context import Caller
 from server.api.request.prepare import context_of, invalid
-from server.api.request.texts import encode_texts
+from server.api.request.texts import encode_prompts
 from server.api.speech import transcribe
 from server.api.speech.form import SpeechForm
 from server.messages import IDLE, SamplingParams, Submit
 from server.models.model import Loaded
 from server.speech.languages import code_of
-from server.speech.tokens import SpeechTokens
+from server.speech.tokens import MOST_BEFORE, SpeechTokens
 
 
 def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:
@@ -24,7 +24,6 @@ def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechToken
             "language",
             f"language is {asked.language!r:.40}; expected a code such as en, one of {len(tokens.languages)} that the model knows",
         )
-    (prompt_ids,) = encode_texts([f" {asked.prompt.strip()}"], loaded.tokenizer, special=False) if asked.prompt.strip() else ([],)
     params = SamplingParams(max_tokens=1, seed=asked.seed)
     common = Submit("", (), params, priority=IDLE if who.is_idle else 0, fairness_key=who.key_digest, cache_salt=who.salt())
     return transcribe.Request(
@@ -35,7 +34,18 @@ def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechToken
         most_context=context_of(loaded),
         language=language,
         task=task,
-        prompt_ids=tuple(prompt_ids),
+        prompt_ids=_prompt_ids(asked.prompt.strip(), loaded, tokens),
         align=loaded.worker.embed if "word" in asked.times else None,
         temperatures=transcribe.TEMPERATURES if asked.temperature == 0 else (asked.temperature,),
     )
+
+
+def _prompt_ids(text: str, loaded: Loaded, tokens: SpeechTokens) -> tuple[int, ...]:
+    """Return the last tokens of the text that precedes the speech, as many as a window reads."""
+    if not text:
+        return ()
+    (ids,) = encode_prompts([f" {text}"], loaded.tokenizer, "prompt", special=False, context=MOST_BEFORE, keep=MOST_BEFORE, side="left")
+    if special := next((token for token in ids if token >= tokens.end), None):
+        found = loaded.tokenizer.special_texts.get(special, b"").decode(errors="replace")
+        raise invalid("prompt", f"prompt has {found!r}, the text of a special token of the model; leave it out, or write it otherwise")
+    return tuple(ids)

@@ -30,6 +30,7 @@ from server.api.speech.form import SpeechForm
 from server.api.speech.prepare import request_of
 from server.api.speech.realtime_memory import SessionMemory, Share
 from server.api.speech.realtime_session import RATE, Session, updated
+from server.api.speech.shapes import TranscriptLogprob, logprobs_of
 from server.audio.decoder import AudioDecoder
 from server.audio.voice import Began, VoiceDetector
 from server.audio.wav import pcm_file
@@ -216,12 +217,15 @@ class _Talk:
             names = {"item_id": item.item_id, "content_index": 0}
             try:
                 texts: list[str] = []
+                all_logprobs: list[TranscriptLogprob] = []
                 async with aclosing(self._speech.texts(item)) as found:
-                    async for text in found:
+                    async for text, logprobs in found:
                         texts.append(text if texts else text.lstrip())
-                        await self._send(f"{EVENT}delta", delta=texts[-1], **names)
+                        all_logprobs += logprobs or ()
+                        await self._send(f"{EVENT}delta", delta=texts[-1], logprobs=logprobs, **names)
                 usage = {"type": "duration", "seconds": math.ceil(len(item.samples) / (RATE * SAMPLE_BYTES))}
-                await self._send(f"{EVENT}completed", transcript="".join(texts).strip(), usage=usage, **names)
+                told = all_logprobs if item.session.tells_logprobs else None
+                await self._send(f"{EVENT}completed", transcript="".join(texts).strip(), usage=usage, logprobs=told, **names)
             except ApiError as error:
                 if error.kind is INVALID_API_KEY:
                     raise WebSocketError(CloseCode.POLICY, error.message) from None
@@ -256,8 +260,9 @@ class Speech:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
         return model, loaded, loaded.speech
 
-    async def texts(self, item: _Item) -> AsyncGenerator[str, None]:
-        """Yield the texts of an item's segments. For the rates of the key, an item is a request."""
+    async def texts(self, item: _Item) -> AsyncGenerator[tuple[str, list[TranscriptLogprob] | None], None]:
+        """Yield the texts of an item's segments, and the log-probabilities of their tokens if the session asks for them. For the rates of
+        the key, an item is a request."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)
@@ -273,7 +278,7 @@ class Speech:
             wanted = await transcribe.with_language(wanted, recording, run)
         async with aclosing(transcribe.segments_of(wanted, recording, run)) as segments:
             async for segment in segments:
-                yield segment.text
+                yield segment.text, logprobs_of([segment], loaded.tokenizer, tokens.end) if item.session.tells_logprobs else None
 
 
 def router(context: Context) -> APIRouter:
@@ -297,7 +302,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _form(session: Session) -> SpeechForm:
-    return SpeechForm(session.model, session.language, session.prompt, "json", 0.0, True, 0, frozenset({"segment"}), ())
+    return SpeechForm(session.model, session.language, session.prompt, "json", 0.0, True, 0, frozenset({"segment"}))
 
 
 async def _event_of(text: bytes) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ RATE = 24_000  # samples per second that clients send
 MOST_TEXT = 4096  # characters of a prompt
 MOST_SILENCE_MS, MOST_PREFIX_MS = 10_000, 5_000
 USUAL_TURNS = TurnDetection()
+LOGPROBS = "item.input_audio_transcription.logprobs"
 T = TypeVar("T")
 
 
@@ -22,6 +23,7 @@ class Session:
     language: str | None = None
     prompt: str = ""
     turns: TurnDetection | None = USUAL_TURNS
+    tells_logprobs: bool = False  # report the log-probability of each token
 
     def described(self, session_id: str) -> dict[str, Any]:
         turns = self.turns
@@ -39,7 +41,13 @@ class Session:
             "transcription": {"model": self.model, "language": self.language, "prompt": self.prompt},
             "turn_detection": detection,
         }
-        return {"type": "transcription", "object": "realtime.transcription_session", "id": session_id, "audio": {"input": audio}}
+        return {
+            "type": "transcription",
+            "object": "realtime.transcription_session",
+            "id": session_id,
+            "include": [LOGPROBS] if self.tells_logprobs else None,
+            "audio": {"input": audio},
+        }
 
 
 def updated(session: Session, event: Mapping[str, Any]) -> Session:
@@ -49,9 +57,10 @@ def updated(session: Session, event: Mapping[str, Any]) -> Session:
         raise ApiError(MISSING_FIELD, "session is absent; expected an object", param="session")
     if (kind := asked.get("type", "transcription")) != "transcription":
         raise _unsupported("session.type", kind, "'transcription'; this server answers no speech")
-    for name in ("include", "tracing"):
-        if asked.get(name):
-            raise _unsupported(f"session.{name}", asked[name], "no such field")
+    if asked.get("tracing"):
+        raise _unsupported("session.tracing", asked["tracing"], "no such field")
+    if "include" in asked:
+        session = replace(session, tells_logprobs=_includes(asked["include"]))
     audio = _fields(asked, "session.audio") or {}
     given = _fields(audio, "session.audio.input") or {}
     prefix = "session.audio.input."
@@ -64,6 +73,12 @@ def updated(session: Session, event: Mapping[str, Any]) -> Session:
     if "turn_detection" in given:
         session = replace(session, turns=_turns(_fields(given, f"{prefix}turn_detection"), f"{prefix}turn_detection."))
     return session
+
+
+def _includes(asked: object) -> bool:
+    if asked not in (None, [], [LOGPROBS]):
+        raise _unsupported("session.include", asked, f"[{LOGPROBS!r}], or null")
+    return bool(asked)
 
 
 def _check_format(format: Mapping[str, Any], name: str) -> None:

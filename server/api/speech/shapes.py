@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Literal, NotRequired
+from typing import Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
+from server.api.answer.logprobs import LEAST
+from server.interfaces import Tokenizer
 from server.speech.languages import name_of
 from server.speech.transcript import Segment, text_of
 from server.speech.words import Word
@@ -18,9 +20,16 @@ class AudioUsage(TypedDict):
     seconds: int
 
 
+class TranscriptLogprob(TypedDict):
+    token: str
+    bytes: Sequence[int]
+    logprob: float
+
+
 class Transcript(TypedDict):
     text: str
     usage: AudioUsage
+    logprobs: NotRequired[Sequence[TranscriptLogprob]]
 
 
 class TranscriptSegment(TypedDict):
@@ -55,12 +64,16 @@ class VerboseTranscript(TypedDict):
 class TranscriptDelta(TypedDict):
     type: Literal["transcript.text.delta"]
     delta: str
+    logprobs: NotRequired[Sequence[TranscriptLogprob]]
 
 
 class TranscriptDone(TypedDict):
+    """The end of a stream. If verbose_json is asked for, it also has the fields of VerboseTranscript."""
+
     type: Literal["transcript.text.done"]
     text: str
     usage: AudioUsage
+    logprobs: NotRequired[Sequence[TranscriptLogprob]]
 
 
 def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
@@ -86,8 +99,18 @@ def delta(text: str) -> TranscriptDelta:
     return {"type": "transcript.text.delta", "delta": text}
 
 
-def done(segments: Sequence[Segment], duration_s: float) -> TranscriptDone:
-    return {"type": "transcript.text.done", "text": text_of(segments), "usage": _usage(duration_s)}
+def done(transcript: Transcript | VerboseTranscript) -> TranscriptDone:
+    return cast("TranscriptDone", {"type": "transcript.text.done", **transcript})
+
+
+def logprobs_of(segments: Sequence[Segment], tokenizer: Tokenizer, end: int) -> list[TranscriptLogprob]:
+    """Return the log-probabilities of the tokens that are text. `end` is the first token that is not."""
+    pairs = (pair for segment in segments for pair in zip(segment.token_ids, segment.logprobs, strict=False) if pair[0] < end)
+    return [_logprob(tokenizer.token_bytes(token_id), logprob) for token_id, logprob in pairs]
+
+
+def _logprob(raw: bytes, logprob: float) -> TranscriptLogprob:
+    return {"token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": max(logprob, LEAST)}
 
 
 def _segment(number: int, segment: Segment) -> TranscriptSegment:

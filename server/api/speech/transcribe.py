@@ -19,7 +19,7 @@ from server.api.answer.generate import Generation, Job
 from server.audio.recording import Recording
 from server.messages import Audio, Embed, Embedding, SamplingParams, Stamps, Submit, TokenLogprob
 from server.speech.placing import Part, end_of_speech, placed
-from server.speech.tokens import STAMP_S, SpeechTokens
+from server.speech.tokens import MOST_BEFORE, STAMP_S, SpeechTokens
 from server.speech.transcript import Segment, compression_of
 from server.speech.words import TimedWords, timed_words
 from server.text.detokenize import StopRules
@@ -53,6 +53,7 @@ class Request:
 @dataclass(slots=True)
 class _Attempt:
     token_ids: list[int]
+    logprobs: list[float]  # of the tokens
     temperature: float
     mean_logprob: float
     silence: float
@@ -88,12 +89,15 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
             spoken_s = end_of_speech(parts)
             if not cut.is_whole and spoken_s > offset_s:
                 following = max(seek + 1, round(spoken_s * RATE / HOP))
+        num_seen = 0
         for part in parts:
+            logprobs = tuple(best.logprobs[num_seen : num_seen + len(part.token_ids)])
+            num_seen += len(part.token_ids)
             text = request.decode([token for token in part.token_ids if token < request.tokens.end])
             if text.strip() and part.end_s > part.start_s:
                 earlier += part.token_ids  # with its stamps, as Whisper's authors do
                 facts = best.temperature, best.mean_logprob, best.compression, best.silence
-                yield Segment(seek, part.start_s, part.end_s, text, part.token_ids, *facts, part.words)
+                yield Segment(seek, part.start_s, part.end_s, text, part.token_ids, *facts, part.words, logprobs)
         if best.temperature > FORGETFUL:
             earlier = []
         seek = following
@@ -143,7 +147,8 @@ def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: fl
 
 async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: Run) -> _Attempt:
     tokens = request.tokens
-    prompt = tokens.prompt(request.language, request.task, earlier)
+    most_before = min(MOST_BEFORE, request.most_context // 2 - 1)
+    prompt = tokens.prompt(request.language, request.task, earlier[-most_before:])
     stamps = Stamps(tokens.first_stamp, tokens.end, round(MOST_FIRST_S / STAMP_S))
     attempts: list[_Attempt] = []
     for temperature in request.temperatures:
@@ -161,7 +166,8 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
         row = asked[prompt.index(tokens.start) + 1] if asked else logprobs[0] if logprobs else None
         mean = sum(entry.logprob for entry in logprobs) / (len(logprobs) or 1)
         text = request.decode([token for token in token_ids if token < tokens.end])
-        attempts.append(_Attempt(token_ids, temperature, mean, _share(row, tokens.silence), text))
+        each = [entry.logprob for entry in logprobs]
+        attempts.append(_Attempt(token_ids, each, temperature, mean, _share(row, tokens.silence), text))
         if attempts[-1].is_good:
             return attempts[-1]
     # If none is good, take the most probable one, at best one that does not repeat itself. The highest temperature marks its text as no

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import struct
 import sys
 
+import av
 import msgspec
 import numpy as np
 import pytest
@@ -53,6 +55,16 @@ def test_other_rates_give_the_same_tone(rate: int) -> None:
 
 def test_what_16_khz_cannot_hold_is_filtered_out() -> None:
     assert np.abs(np.concatenate([*resampled([tone(48_000, hertz=11_000)], 48_000, RATE)]))[200:-200].max() < 1e-3
+
+
+@pytest.mark.parametrize(("kind", "format"), [(6, "alaw"), (7, "mulaw")])
+def test_codes_of_telephones(kind: int, format: str) -> None:
+    """Each of the 256 codes is the sample that FFmpeg reads."""
+    codes = bytes(range(256))
+    with av.open(io.BytesIO(codes), format=format) as container:
+        expected = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)]) / 32768
+    np.testing.assert_array_equal(decoded(raw(kind, 8, codes), 10), expected.astype(np.float32))
+    assert len(decoded(raw(kind, 8, codes * 2, rate=8_000, channels=2), 10)) == 2 * 256
 
 
 def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:

@@ -72,14 +72,14 @@ class Client:
     def texts(self, given: Any) -> AsyncGenerator[Any, None]:
         return self._texts_of(given) if isinstance(given, _Item) else self.texts_of_client(given)
 
-    async def _texts_of(self, item: _Item) -> AsyncGenerator[str, None]:
+    async def _texts_of(self, item: _Item) -> AsyncGenerator[tuple[str, None], None]:
         self.num_open += 1
         try:
             if self.refusal is not None:
                 raise self.refusal
             await self.may_go_on.acquire()
             self.items.append(item)
-            yield " text"
+            yield " text", None
         finally:
             self.num_open -= 1
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.api.speech.realtime_session import Session, updated
+from server.api.speech.realtime_session import LOGPROBS, Session, updated
 from server.audio.voice import TurnDetection
 from server.errors import ApiError
 
@@ -25,11 +25,14 @@ def test_only_what_is_sent_changes() -> None:
     assert third == Session("a", "de", "Müller", None)
     assert updated(third, update(transcription={"model": "b", "language": None, "prompt": ""})) == Session("b", None, "", None)
     assert updated(third, {"session": {}}) == third
+    telling = updated(third, {"session": {"include": [LOGPROBS]}})
+    assert telling.tells_logprobs and updated(telling, {"session": {}}) == telling
+    assert updated(telling, {"session": {"include": None}}) == third
 
 
 def test_a_session_accepts_its_own_description() -> None:
     session = Session("a", "de", "Müller", TurnDetection(0.7, 100, 200))
-    for one in (session, Session()):
+    for one in (session, Session(), Session(tells_logprobs=True)):
         assert updated(Session(turns=None), {"session": one.described("sess_1")}) == one
 
 
@@ -39,7 +42,8 @@ def test_a_session_accepts_its_own_description() -> None:
         ({}, "missing_field", "session"),
         ({"session": []}, "invalid_value", "session"),
         ({"session": {"type": "realtime"}}, "unsupported_field", "session.type"),
-        ({"session": {"include": ["item.input_audio_transcription.logprobs"]}}, "unsupported_field", "session.include"),
+        ({"session": {"include": ["item.input_audio_transcription.words"]}}, "unsupported_field", "session.include"),
+        ({"session": {"include": "logprobs"}}, "unsupported_field", "session.include"),
         ({"session": {"audio": 1}}, "invalid_value", "session.audio"),
         ({"session": {"audio": {"input": "x"}}}, "invalid_value", "session.audio.input"),
         (update(format={"type": "audio/pcmu"}), "unsupported_field", "session.audio.input.format.type"),

@@ -63,6 +63,8 @@ def test_languages_have_codes_and_names() -> None:
     assert code_of("German") == code_of("de") == "de"
     assert name_of("ht") == "haitian creole"
     assert code_of("klingon") == "klingon"
+    assert [code_of(name) for name in ("Castilian", "mandarin", "Burmese", "flemish")] == ["es", "zh", "my", "nl"]
+    assert name_of("es") == "spanish"
 
 
 class Scripted:

@@ -21,12 +21,11 @@ from server.messages import Submit
 from server.models.state import ModelSpec
 from tests.conftest import ROOT
 from tests.doubles.worker import ByteTokenizer, NullScript
-from tests.node import node
+from tests.node import PACKAGES, node
 from tests.server.api.vendors.double import ThinkingTemplate
 
 PROGRAMS = json.loads((ROOT / "tests" / "golden" / "vendors" / "ollama_examples.json").read_text())
 PYTHON, JAVASCRIPT = (PROGRAMS[language]["programs"] for language in ("python", "javascript"))
-PACKAGES = ROOT / ".venv" / "npm" / "node_modules"  # where the Makefile installs packages of npm
 DEFAULT = "http://127.0.0.1:11434"
 ADDRESS = re.compile(rf"{re.escape(DEFAULT)}|http://localhost:11434")
 MODELS = ("gemma4", "gemma3", "llama3.1", "llama3.1:8b", "llama3.2", "qwen3", "mistral", "deepseek-r1", "gpt-oss:20b", "gpt-oss")
