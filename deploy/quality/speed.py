@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from deploy.bench.serving.drive import OverHttp, Prompt, Stream, served
 from deploy.client import Client, segment
@@ -51,10 +52,10 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
     advance(begin(load, progress), Compiled)  # the program of the server, which is also used for the label
     known = measurable(load, progress)
     label = label_for(known, load)  # before the server takes memory
-    given = {name: getattr(load, name) for name in LoadSettings.__struct_fields__}
-    spec = ModelSpec(**{**given, "name": NAME, "source": str(known.files.path), "label": False})
+    settings: dict[str, Any] = {name: getattr(load, name) for name in LoadSettings.__struct_fields__}
+    settings |= {"name": NAME, "source": str(known.files.path), "label": False}
     progress("start a server", 0.0)
-    with served(spec, log_level="error") as url:
+    with served(ModelSpec(**settings), log_level="error") as url:
         return Quality(label, speed_at(url, NAME, text_windows(known)[0], progress))
 
 

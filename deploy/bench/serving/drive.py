@@ -232,17 +232,17 @@ def served(spec: ModelSpec, log_level: str = "warning") -> Generator[str]:
     process.start()
     sender.close()
     try:
-        yield _greeting(receiver, spec.name)
+        yield _greeting(receiver.recv, spec.name)
     finally:
         if process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGTERM)
         process.join()
 
 
-def _greeting(receiver: Connection, name: str) -> str:
-    """Wait until the server answers, and return its address."""
+def _greeting(receive: Callable[[], tuple[str, str]], name: str) -> str:
+    """Wait until the server is ready, and return its address. Raise LoadError if it sends a fault, or ends."""
     try:
-        url, fault = receiver.recv()
+        url, fault = receive()
     except EOFError:
         url, fault = "", f"the server of {name} ended before it was ready; its log says why"
     if fault:

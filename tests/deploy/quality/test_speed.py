@@ -226,12 +226,13 @@ def test_the_fastest_form_without_loss_is_recommended() -> None:
 
 
 def test_inspect_shows_and_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.forms.FORMS", ("auto", "bf16", "f32"))
     monkeypatch.setattr(speed, "ROUNDS", 1)
+    monkeypatch.setattr("deploy.forms.FORMS", ("bf16",))
     runner = CliRunner(env={"COLUMNS": "300"})
     shown = runner.invoke(app, ["inspect", str(demo.MODEL), "--quality"], catch_exceptions=False).output
     assert all(word in shown for word in ("tokens/s of one client", "KL", "top-1", "recommended"))
     assert "one client on this machine gets over HTTP" in shown and f"after a prompt of {NUM_BEFORE} tokens" in shown
+    monkeypatch.setattr("deploy.forms.FORMS", ("auto", "bf16", "f32"))
     found = json.loads(runner.invoke(app, ["inspect", str(demo.MODEL), "--quality", "--json"], catch_exceptions=False).stdout)
     by_name = {one["quantize"]: one["quality"] for one in found["forms"]}
     assert by_name["f32"]["kl_divergence"] < by_name["bf16"]["kl_divergence"] and by_name["bf16"]["tokens_per_s"] > 0
