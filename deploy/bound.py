@@ -15,10 +15,15 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     parent, *words = sys.argv[1:]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
-        sys.exit("the process that started this one has ended")
+    end_with(int(parent))
     os.execv(words[0], words)
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process, and a command that replaces it, when the process that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the process that started this one has ended")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from server.messages import Load
 from server.models.model import FormEstimate
 
 if TYPE_CHECKING:
-    from deploy.quality.measure import Quality
+    from deploy.quality.speed import Quality
 
 FORMS = ("auto", "bf16", "int8", "4bit", "f32")
 HEADS = ("lm_head.weight", "output.weight")
@@ -81,7 +81,7 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
     measured = [form for form in forms if form.quantize in qualities]
     exact = [form for form in measured if qualities[form.quantize].label.kl_divergence <= UNNOTICED]
     if exact:
-        return max(exact, key=lambda form: qualities[form.quantize].tokens_per_s)
+        return max(exact, key=lambda form: qualities[form.quantize].speed.tokens_per_s)
     return min(measured, key=lambda form: qualities[form.quantize].label.kl_divergence, default=None)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deploy.forms import ServedForm
     from deploy.inspection import Inspection
     from deploy.model_loading.plan import PlannedGroup
-    from deploy.quality.measure import Quality
+    from deploy.quality.speed import Quality
 
 
 # the sentence about each numeric class
@@ -46,7 +46,8 @@ def inspect(
 ) -> None:
     """Show a model's family, size, memory plan and signature, and whether it fits on this machine. Also compare the values of --quantize:
     the size of the weights, the context that fits beside them, and the rounding error, measured on sampled rows of some matrices. With
-    --quality, also compare tokens per second and how far the predictions are from those of the exact weights.
+    --quality, also compare how far the predictions are from those of the exact weights, and the tokens per second that one client of a
+    server on this machine gets.
 
     [bold]Examples[/bold]
 
@@ -82,9 +83,9 @@ def inspect(
 
 
 def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[str, Quality | LoadError]) -> Table:
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", caption=_caption(qualities), caption_justify="left")
     titles = "--quantize", "weights", "longest context that fits", "of all sequences", "rounding error of weights"
-    for title in (*titles, *(("tokens/s", "KL", "top-1", "perplexity") if qualities else ())):
+    for title in (*titles, *(("tokens/s of one client", "KL", "top-1", "perplexity") if qualities else ())):
         table.add_column(title, justify="left" if title == "--quantize" else "right")
     table.add_column("")
     for form in forms:
@@ -97,18 +98,29 @@ def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[
     return table
 
 
+def _caption(qualities: Mapping[str, Quality | LoadError]) -> str | None:
+    """Say what the speeds are. They are measured in the same way for all forms."""
+    speed = next((one.speed for one in qualities.values() if not isinstance(one, LoadError)), None)
+    if speed is None:
+        return None
+    return (
+        f"tokens/s: what one client on this machine gets over HTTP from a server without other requests, after a prompt of "
+        f"{speed.num_before} tokens"
+    )
+
+
 def _measured(quality: Quality | LoadError | None) -> tuple[str, ...]:
     from server.models.quality import divergence_of
 
     if quality is None or isinstance(quality, LoadError):
         return "", "", "", ""
     label = quality.label
-    return f"{quality.tokens_per_s:.3g}", divergence_of(label), f"{label.top1_agreement:.1%}", f"{label.perplexity:.4g}"
+    return f"{quality.speed.tokens_per_s:.3g}", divergence_of(label), f"{label.top1_agreement:.1%}", f"{label.perplexity:.4g}"
 
 
 def _qualities(load: Load, forms: list[ServedForm], report: ReportStage) -> dict[str, Quality | LoadError]:
     """Measure each form that fits. For a form that cannot be measured, the value is the error that says why."""
-    from deploy.quality.measure import quality_of
+    from deploy.quality.speed import quality_of
 
     found: dict[str, Quality | LoadError] = {}
     for form in forms:
@@ -125,7 +137,7 @@ def _json_of(form: ServedForm, quality: Quality | LoadError | None) -> dict[str,
     if isinstance(quality, LoadError):
         found["quality_note"] = quality.message
     elif quality is not None:
-        found["quality"] = {**msgspec.structs.asdict(quality.label), "tokens_per_s": quality.tokens_per_s}
+        found["quality"] = {**msgspec.structs.asdict(quality.label), **asdict(quality.speed)}
     return found
 
 

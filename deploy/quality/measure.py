@@ -1,5 +1,4 @@
-"""Measure the quality of a form: its label, and its speed if that is asked for. The label compares the program that is served with the
-exact weights in f32, on the built-in text.
+"""Measure the quality label of a form: compare the program that is served with the exact weights in f32, on the built-in text.
 
 The predictions of the exact weights are computed once for each model and stored. After each token, they hold the probabilities of the most
 probable next tokens; all other tokens count as one, so the measured divergence is at most that of whole distributions.
@@ -8,9 +7,8 @@ probable next tokens; all other tokens count as one, so the measured divergence 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,16 +33,13 @@ from deploy.quality.observe import chunk_of, log_softmax, windows_of
 from deploy.quality.text import tokens_of
 from runtime.sealed import key_of as seal_key_of
 from runtime.sections import SectionFile, read_kept
-from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import StepModel
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Failed, FromWorker, Load, QualityLabel, SamplingParams, Submit, Tokens
+from server.messages import ErrorCode, Load, QualityLabel
 
 EXACT = "f32"
 WINDOW = 512  # tokens of the text that are read with a common context
 CHUNK = 64  # tokens of a step, and rows of its logits
-NUM_BEFORE, NUM_DECODED = 64, 128  # tokens of the prompt, and tokens that are generated after it, to measure the speed
-LEAST_CONTEXT = 3  # tokens: a prompt, and two that are generated, between which time passes
+LEAST_CONTEXT = 3  # tokens: a prompt, and two that are generated, between which time passes when the speed is measured
 MOST = 1024  # most probable next tokens whose probabilities are stored
 
 Floats = NDArray[np.float32]
@@ -66,31 +61,13 @@ class Exact:
         return Exact(self.ids[start:stop], self.logprobs[start:stop], self.losses[start:stop])
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    label: QualityLabel
-    tokens_per_s: float  # decoding speed of one request with a short context, on this machine
-
-
-@refusals()
-def quality_of(load: Load, progress: Progress = silent) -> Quality:
-    """Return the label of a form, measured now or before, and its speed, measured now. Raise LoadError if either cannot be measured."""
-    known = _compiled(load, progress)
-    label = _label_of(known, load)
-    with _served(known) as model:
-        return Quality(label, decoding_rate(model, _windows(known)[0]))
-
-
-# --- the label ---------------------------------------------------------------------------------------------------------
-
-
 @refusals()
 def label_of(load: Load, progress: Progress = silent) -> QualityLabel:
     """Return the label of a form, measured now or before. Raise LoadError if the model or its exact weights cannot be loaded."""
-    return _label_of(_compiled(load, progress), load)
+    return label_for(measurable(load, progress), load)
 
 
-def _label_of(known: Compiled, load: Load) -> QualityLabel:
+def label_for(known: Compiled, load: Load) -> QualityLabel:
     fingerprint = fingerprint_of(known)
     label = kept_label(known.cache, fingerprint)
     if label is None:
@@ -101,8 +78,8 @@ def _label_of(known: Compiled, load: Load) -> QualityLabel:
     return label
 
 
-def _compiled(load: Load, progress: Progress) -> Compiled:
-    """Compile a form that can be measured."""
+def measurable(load: Load, progress: Progress) -> Compiled:
+    """Compile a form, with the bounds of a measurement. Raise LoadError if it cannot be measured."""
     known = advance(_opened(load, progress), Compiled)
     config = known.files.config
     if not known.mode.generates or config.hearing is not None or config.classes is not None:
@@ -135,7 +112,7 @@ def _opened(load: Load, progress: Progress) -> Opened:
 def _measured(known: Compiled, model: CompiledModel, exact: Exact) -> QualityLabel:
     num_tokens = num_equal = num_scored = 0
     divergence = loss = 0.0
-    for logits, followers in _predictions(model, _windows(known)):
+    for logits, followers in _predictions(model, text_windows(known)):
         stop = num_tokens + len(logits)
         expected, found = exact.rows(num_tokens, stop), log_softmax(logits)
         divergence += float(divergences(expected, found).sum(dtype=np.float64))
@@ -155,28 +132,6 @@ def divergences(expected: Exact, found: Floats) -> Floats:
     return kept + p_rest * np.log(p_rest / q_rest)
 
 
-# --- the speed ---------------------------------------------------------------------------------------------------------
-
-
-def decoding_rate(model: StepModel, tokens: Sequence[int], *, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the tokens per second of one request. The engine of a worker generates them, so its draws and its messages count."""
-    times_s: list[float] = []
-
-    def publish(message: FromWorker) -> None:
-        if isinstance(message, Failed):
-            raise LoadError(message.code, message.message)
-        if isinstance(message, Tokens):
-            times_s.extend(clock() for _ in message.events)
-
-    num_before = min(NUM_BEFORE, model.limits.max_context // 2)
-    num_new = min(NUM_DECODED, model.limits.max_context - num_before)
-    with closing(OverlappedEngine(model, publish, eos_ids=())) as engine:
-        engine.submit(Submit("measure", tuple(tokens[:num_before]), SamplingParams(num_new, temperature=0.0, ignore_eos=True)))
-        while engine.has_work:
-            engine.step()
-    return 1 / float(np.median(np.diff(times_s)))
-
-
 # --- the exact predictions ---------------------------------------------------------------------------------------------
 
 
@@ -194,7 +149,7 @@ def exact_of(load: Load, progress: Progress = silent) -> Exact:
 
 
 def _computed(known: Compiled) -> Exact:
-    windows = _windows(known)
+    windows = text_windows(known)
     chunks, num_tokens = list[Exact](), sum(map(len, windows))
     with _without_storing(known) as model:
         for logits, followers in _predictions(model, windows):
@@ -239,7 +194,7 @@ def _read(place: Path) -> Exact:
 # --- running a model over the text -------------------------------------------------------------------------------------
 
 
-def _windows(known: Opened) -> list[Sequence[int]]:
+def text_windows(known: Opened) -> list[Sequence[int]]:
     return windows_of(tokens_of(known.tokenizer_source, TEXT), min(WINDOW, known.files.config.max_context))
 
 

@@ -33,7 +33,7 @@ ELSEWHERE = {
     "--stages 10.0.0.2:7070,local": "tests/e2e/test_lost_stages.py",
     "serve ./SmolVLM-256M-Instruct": "tests/e2e/test_images.py",
     '"content": [': "tests/e2e/test_images.py",
-    "inspect smollm2 --quality": "tests/deploy/quality/test_measure.py::test_inspect_shows_and_recommends",
+    "inspect smollm2 --quality": "tests/deploy/quality/test_speed.py::test_inspect_shows_and_recommends",
     "--mcp servers.json": "tests/real/test_mcp.py",
     "relaxserve chat --mcp": "tests/deploy/cli/test_tool_turns.py",
     "--mcp-server": "tests/server/api/openai/test_mcp.py",

@@ -19,10 +19,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from deploy.bound import end_with
+from deploy.logs import configure
 from deploy.serve import serve
 from server.engine.overlap import OverlappedEngine
 from server.engine.worker import LoadedModel
-from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
+from server.interfaces import LoadError
+from server.messages import ErrorCode, Failed, FromWorker, SamplingParams, Submit, Tokens
 from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
@@ -39,7 +42,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Stream:
-    """The tokens that one client received. Over HTTP, a token has no arrival time if its text ends within a character."""
+    """The tokens that one client received. Over HTTP, a token has no arrival time if it completes no character, unless it is the last."""
 
     began_s: float
     num_tokens: int = 0
@@ -52,6 +55,11 @@ class Stream:
     @property
     def gaps_s(self) -> list[float]:
         return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
+
+    @property
+    def decoding_rate(self) -> float:
+        """Tokens per second after the first one."""
+        return (self.num_tokens - 1) / (self.times_s[-1] - self.times_s[0])
 
 
 class Driver(Protocol):
@@ -136,8 +144,8 @@ class InProcess:
 
 
 class OverHttp:
-    """Sends streaming requests to `/v1/completions`. The arrival time of a token is that of its event; a token whose text is incomplete has
-    no event."""
+    """Sends streaming requests to `/v1/completions`. The arrival time of a token is that of its event; a token that completes no character
+    has no event, unless it is the last."""
 
     def __init__(self, url: str, model: str, *, temperature: float) -> None:
         parts = urlsplit(url)
@@ -170,7 +178,7 @@ class OverHttp:
         await asyncio.sleep(prompt.at_s)
         stream.began_s = time.perf_counter()
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
-            if any(choice["text"] for choice in event["choices"]):
+            if any(choice["text"] or choice["finish_reason"] for choice in event["choices"]):
                 stream.times_s.append(time.perf_counter())
                 look()
             if usage := event.get("usage"):
@@ -178,7 +186,7 @@ class OverHttp:
 
 
 async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = "") -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of `/v1/completions`. Raise RuntimeError for any answer that is not a complete stream."""
+    """Yield the events of `/v1/completions`. Raise RuntimeError for any answer that is not a complete stream, or that reports an error."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         content = json.dumps({**body, "stream": True}).encode()
@@ -197,7 +205,10 @@ async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = 
                 if line.startswith(b"data: [DONE]"):
                     return
                 if line.startswith(b"data: "):
-                    yield json.loads(line.removeprefix(b"data: "))
+                    event = json.loads(line.removeprefix(b"data: "))
+                    if "error" in event:
+                        raise RuntimeError(f"the server reports within a stream: {event['error'].get('message')}")
+                    yield event
         raise RuntimeError("the server closed the connection within a stream")
     except asyncio.IncompleteReadError as error:
         raise RuntimeError("the server closed the connection within a stream") from error
@@ -212,28 +223,44 @@ async def _chunk(reader: asyncio.StreamReader) -> bytes:
 
 
 @contextmanager
-def served(spec: ModelSpec) -> Generator[str]:
-    """Start a server with this model in a separate process and yield its address."""
+def served(spec: ModelSpec, log_level: str = "warning") -> Generator[str]:
+    """Start a server with this model in a separate process, which ends with this one, and yield its address. Raise LoadError if the model
+    cannot be loaded."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(spec, sender))
+    process = context.Process(target=_serve, args=(spec, log_level, os.getpid(), sender))
     process.start()
     sender.close()
     try:
-        yield receiver.recv()  # raises EOFError if the server failed; the server has logged the reason
+        yield _greeting(receiver.recv, spec.name)
     finally:
         if process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGTERM)
         process.join()
 
 
-def _serve(spec: ModelSpec, sender: Connection) -> None:
+def _greeting(receive: Callable[[], tuple[str, str]], name: str) -> str:
+    """Wait until the server is ready, and return its address. Raise LoadError if it sends a fault, or ends."""
+    try:
+        url, fault = receive()
+    except EOFError:
+        url, fault = "", f"the server of {name} ended before it was ready; its log says why"
+    if fault:
+        raise LoadError(ErrorCode.LOAD_FAILED, fault)
+    return url
+
+
+def _serve(spec: ModelSpec, log_level: str, parent: int, sender: Connection) -> None:
+    end_with(parent)
+    configure(log_level, "text")
+
     async def greet(registry: Registry, url: str) -> bool:
         while not registry.ready:
-            if any(operation.error is not None for operation in registry.operations.all()):
+            if faults := [operation.error.message for operation in registry.operations.all() if operation.error is not None]:
+                sender.send(("", faults[0]))
                 return False
             await asyncio.sleep(0.02)
-        sender.send(url)
+        sender.send((url, ""))
         return True
 
-    serve(ServerSettings(port=0), [spec], greet)
+    serve(ServerSettings(port=0, log_level=log_level), [spec], greet)

@@ -1,34 +1,25 @@
-"""The quality label of a form, and what `inspect --quality` and `pull` say of it."""
+"""The quality label of a form."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import threading
-from collections.abc import Iterable, Mapping
-from itertools import chain, cycle, repeat
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from deploy import demo
 from deploy.cache import Part, kept
-from deploy.cli.commands import app
-from deploy.forms import ServedForm, fastest_without_loss
 from deploy.model_loading.load import load_model
 from deploy.quality import measure
-from deploy.quality.measure import Exact, Quality, decoding_rate, divergences, exact_of, label_of, quality_of
+from deploy.quality.measure import Exact, divergences, exact_of, label_of
 from deploy.quality.observe import log_softmax
-from runtime.sampling import SampleBatch, Sampled
-from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
 from server.models.quality import in_words
 from tests.conftest import ROOT
-from tests.doubles.model import NullModel
 
 LOAD = Load("demo", str(demo.MODEL), "bf16")
 
@@ -59,7 +50,7 @@ def test_a_label_tells_forms_apart() -> None:
 def test_what_was_measured_is_kept_and_stated_by_later_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     label = label_of(LOAD)
     monkeypatch.setattr(measure, "_measured", None)  # would fail if it were called
-    assert label_of(LOAD) == quality_of(LOAD).label == label
+    assert label_of(LOAD) == label
     loaded = load_model(msgspec.structs.replace(LOAD, max_context=1024, max_batch=4), lambda _part, _done: None)
     assert loaded.ready.label == label, "other bounds compute the same numbers"
     unmeasured = load_model(form("int8"), lambda _part, _done: None)
@@ -95,19 +86,6 @@ def test_the_divergence_of_the_kept_tokens_is_at_most_that_of_all() -> None:
     assert (few <= whole + 1e-5).all() and few.mean() > 0.7 * whole.mean()
 
 
-def test_the_fastest_form_without_loss_is_recommended() -> None:
-    def quality(divergence: float, tokens_per_s: float) -> Quality:
-        return Quality(QualityLabel(divergence, 0.99, 10.0, 10.0, 2000), tokens_per_s)
-
-    def best(qualities: Mapping[str, Quality]) -> str | None:
-        found = fastest_without_loss([ServedForm(name, 1, 1, 1, True, 0.0) for name in ("auto", "f32", "bf16", "int8")], qualities)
-        return found and found.quantize
-
-    assert best({"auto": quality(5e-4, 90), "f32": quality(0.0, 20), "int8": quality(5e-3, 100)}) == "auto"
-    assert best({"f32": quality(5e-3, 20), "int8": quality(4e-3, 100)}) == "int8"
-    assert best({}) is None
-
-
 def test_a_poor_model_is_called_poor() -> None:
     assert "damaged" in in_words(QualityLabel(1e-4, 0.99, 5000.0, 5001.0, 2000))
     assert "damaged" not in in_words(QualityLabel(1e-4, 0.99, 18.9, 18.88, 2000))
@@ -126,84 +104,8 @@ def test_a_context_that_is_too_short_to_measure_is_refused(tmp_path: Path, posit
     shutil.copytree(demo.MODEL, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
-    for measured in (label_of, quality_of):
-        with pytest.raises(LoadError, match=rf"the context of .*short is {positions}, expected at least 3 tokens"):
-            measured(Load("short", str(folder), "bf16"))
-
-
-# --- the speed ---------------------------------------------------------------------------------------------------------
-
-
-class TimedModel(NullModel):
-    """A model whose draws alone take time, on a clock of its own. No message is published during a draw, so the times are exact."""
-
-    def __init__(self, max_context: int, times_s: Iterable[float], num_pages: int = 40) -> None:
-        super().__init__(StepLimits(50, max_context, max_tokens=64, max_seqs=4, groups=(GroupLimits(num_pages),)))
-        self.now_s, self._times_s = 0.0, iter(times_s)
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
-        self.now_s += next(self._times_s)
-        return super().sample(logits, batch)
-
-
-class FailingModel(TimedModel):
-    def run(self, batch: StepBatch) -> Logits:
-        if batch.positions[-1] > 70:  # after some tokens were published
-            raise OSError("the device is lost")
-        return super().run(batch)
-
-
-def rate_of(model: TimedModel) -> float:
-    return decoding_rate(model, [1 + i % 40 for i in range(64)], clock=model.clock)
-
-
-@pytest.mark.parametrize("max_context", [3, 4, 64, 512])
-def test_the_rate_is_that_of_steps_after_the_prompt(max_context: int) -> None:
-    assert rate_of(TimedModel(max_context, chain([7.0], repeat(0.02)))) == pytest.approx(50.0)
-
-
-def test_the_rate_does_not_depend_on_a_few_slow_steps() -> None:
-    assert rate_of(TimedModel(512, chain([7.0], cycle([0.02] * 9 + [3.0])))) == pytest.approx(50.0)
-
-
-def test_the_rate_is_measured_on_128_tokens() -> None:
-    times_s = iter([0.02] * 200)
-    rate_of(TimedModel(512, times_s))
-    assert 200 - len(list(times_s)) == 128
-
-
-def test_a_step_that_fails_leaves_no_thread_behind() -> None:
-    before = set(threading.enumerate())
-    with pytest.raises(OSError, match="the device is lost") as failed:
-        rate_of(FailingModel(512, repeat(0.02)))
-    assert failed.tb is not None and set(threading.enumerate()) <= before, "not even while the error holds the engine"
-
-
-def test_a_request_that_is_refused_is_a_load_error() -> None:
-    before = set(threading.enumerate())
-    with pytest.raises(LoadError, match="tokens") as refused:
-        rate_of(TimedModel(512, repeat(0.02), num_pages=2))
-    assert refused.tb is not None and set(threading.enumerate()) <= before
-
-
-def test_a_label_needs_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> float:
-        raise LoadError(ErrorCode.LOAD_REFUSED, "generation fails")
-
-    monkeypatch.setattr(measure, "decoding_rate", refuse)
-    label = load_model(msgspec.structs.replace(form("int8-64"), label=True), lambda _part, _done: None).ready.label
-    assert label is not None and label == label_of(form("int8-64"))
-
-
-def test_a_rate_that_cannot_be_measured_does_not_lose_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "decoding_rate", None)  # fails when it is called
-    with pytest.raises(TypeError, match="not callable"):
-        quality_of(form("int8-32"))
-    monkeypatch.setattr(measure, "_measured", None)
-    assert label_of(form("int8-32")).kl_divergence > 0
+    with pytest.raises(LoadError, match=rf"the context of .*short is {positions}, expected at least 3 tokens"):
+        label_of(Load("short", str(folder), "bf16"))
 
 
 def test_a_load_measures_the_label_that_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,14 +117,3 @@ def test_a_load_measures_the_label_that_it_is_asked_for(caplog: pytest.LogCaptur
     assert load_model(asked, lambda part, _done: stages.append(part)).ready.label == label and "measure" not in stages
     encoder = load_model(Load("encoder", str(ROOT / "tests/golden/models/bert"), "f32", label=True), lambda _part, _done: None)
     assert encoder.ready.label is None and "encoder has no quality label: " in caplog.text
-
-
-def test_inspect_shows_and_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.forms.FORMS", ("auto", "bf16", "f32"))
-    runner = CliRunner(env={"COLUMNS": "300"})
-    shown = runner.invoke(app, ["inspect", str(demo.MODEL), "--quality"], catch_exceptions=False).output
-    assert all(word in shown for word in ("tokens/s", "KL", "top-1", "recommended"))
-    found = json.loads(runner.invoke(app, ["inspect", str(demo.MODEL), "--quality", "--json"], catch_exceptions=False).stdout)
-    by_name = {one["quantize"]: one["quality"] for one in found["forms"]}
-    assert by_name["f32"]["kl_divergence"] < by_name["bf16"]["kl_divergence"] and by_name["bf16"]["tokens_per_s"] > 0
-    assert found["recommended"] in by_name

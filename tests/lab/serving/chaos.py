@@ -187,9 +187,6 @@ async def _ask(port: int, body: dict[str, Any]) -> Answer:
             now_s = time.monotonic()
             answer.longest_pause_s = max(answer.longest_pause_s, now_s - last_s)
             last_s = now_s
-            if "error" in event:
-                answer.error = str(event["error"])
-                break
             (choice,) = event["choices"]
             answer.text += choice["text"]
             answer.finish_reason = choice["finish_reason"] or answer.finish_reason

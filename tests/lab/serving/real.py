@@ -1,9 +1,10 @@
 """`python -m tests.lab real`: real models, served by relaxserve and by llama.cpp (package xllamacpp), each with its default settings.
 
 Both servers have room for the keys and values of the same number of tokens, read the same file and run the same requests in turns, with
-the same number of threads; the figures are medians of the quotients of the rounds. The quality of both is measured against the exact
-weights of the file on the text of the quality label. Each model comes from the catalogue: `relaxserve pull NAME` downloads it.
-`--peer-python`, or the variable PEER_PYTHON, is an interpreter that has xllamacpp.
+the same number of threads; the figures are medians of the quotients of the rounds. The speed that `relaxserve inspect --quality` states is
+compared with what a client of our server gets. The quality of both is measured against the exact weights of the file on the text of the
+quality label. Each model comes from the catalogue: `relaxserve pull NAME` downloads it. `--peer-python`, or the variable PEER_PYTHON, is an
+interpreter that has xllamacpp.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.label import TEXT
 from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, label_of
 from deploy.quality.observe import windows_of
+from deploy.quality.speed import quality_of
 from deploy.quality.text import tokens_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.cpu.cores import available_cores
@@ -93,6 +95,7 @@ def measure(model: str, peer_python: str, rounds: int) -> list[Figure]:
     kept = ["--kv-cache-bytes", str(kept_bytes(files.config))]
     with ours(model, options=kept) as own, llama(path, peer_python) as other:
         figures += speeds(model, files, own, other, rounds)
+        figures.append(prediction(model, path, own, rounds))
         quotient = own.resident_bytes / other.resident_bytes
         sizes = f"{own.resident_bytes / 1e6:.0f} and {other.resident_bytes / 1e6:.0f} MB; the file has {path.stat().st_size / 1e6:.0f} MB"
         figures.append(Figure(f"{model}: memory / llama.cpp's", quotient, "", 1.0, note=sizes))
@@ -188,7 +191,7 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
 
     def decode(driver: OverHttp, number: int) -> float:
         (stream,) = driver.run([Prompt(texts.make(number, PROMPT), ANSWER)])
-        return (stream.num_tokens - 1) / (stream.times_s[-1] - stream.times_s[0])
+        return stream.decoding_rate
 
     def prefill(driver: OverHttp, number: int) -> float:
         (stream,) = driver.run([Prompt(texts.make(number, LONG), 2)])
@@ -208,6 +211,15 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
         mine, theirs = (median(some) for some in zip(*rates, strict=True))
         figures.append(Figure(f"{model}: {cell} / llama.cpp's", quotient, "", goal, True, f"{mine:.0f} and {theirs:.0f} tokens/s"))
     return figures
+
+
+def prediction(model: str, path: Path, own: Place, rounds: int) -> Figure:
+    """Compare the tokens per second that `relaxserve inspect --quality` states with those that a client of a running server gets."""
+    stated = quality_of(Load(model, str(path))).speed
+    driver, prompts = OverHttp(own.url, model, temperature=0.0), Texts(NUM_TOKENS, PROMPT).several(WARM_UP + 1, rounds, stated.num_decoded)
+    measured = median(driver.run([prompt])[0].decoding_rate for prompt in prompts)
+    note = f"stated {stated.tokens_per_s:.0f}, measured {measured:.0f} tokens/s"
+    return Figure(f"{model}: error of the stated decode of 1", abs(stated.tokens_per_s / measured - 1), "", 0.15, note=note)
 
 
 # --- quality ---------------------------------------------------------------------------------------------------------------

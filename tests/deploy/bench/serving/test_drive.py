@@ -44,6 +44,7 @@ def test_a_body_may_have_no_chunks() -> None:
         (chunked(EVENTS, 16)[:90], "closed the connection within a stream"),
         (chunked(EVENTS[:20], 16), "closed the connection within a stream"),
         (PLAIN + EVENTS[:20], "closed the connection within a stream"),
+        (chunked(b'data: {"error":{"message":"the worker died"}}\n\ndata: [DONE]\n\n', 16), "reports within a stream: the worker died"),
         (b"HTTP/1.1 429 Too Many Requests\r\n\r\nlater", "the server answered HTTP/1.1 429"),
     ],
 )

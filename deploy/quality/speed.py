@@ -1,0 +1,85 @@
+"""Measure the speed of a form as its users will see it: the tokens per second that one client of a server on this machine gets.
+
+The requests pass through all that the requests of users pass through: HTTP, the front, its socket to the worker, the engine, the
+detokenizer, the events of the stream. Client, front and worker are separate processes, which share the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from deploy.bench.serving.drive import OverHttp, Prompt, Stream, served
+from deploy.client import Client, segment
+from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.known import Progress, begin, refusals, silent
+from deploy.model_loading.stages import advance
+from deploy.quality.measure import label_for, measurable, text_windows
+from server.interfaces import LoadError
+from server.load_settings import LoadSettings
+from server.messages import ErrorCode, Load, QualityLabel
+from server.models.state import ModelSpec
+from server.settling import REST_S
+
+NAME = "measured"
+NUM_BEFORE, NUM_DECODED = 128, 128  # tokens of each request's prompt, and most tokens that it generates
+NUM_FIRST, LEAST_DECODED = 16, 8  # tokens that the first request generates, and least tokens that each later one generates
+ROUNDS, ROUND_S = 5, 1.5  # number of requests that are measured, and the seconds that one may take if it generates more than the least
+SETTLED_S = REST_S + 0.5  # seconds without requests in which a model settles
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The speed of a form for one client of a server without other requests."""
+
+    tokens_per_s: float  # after the first token; the median of several requests
+    num_before: int  # tokens of a request's prompt
+    num_decoded: int  # tokens that a request generates after its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    label: QualityLabel
+    speed: Speed
+
+
+@refusals()
+def quality_of(load: Load, progress: Progress = silent) -> Quality:
+    """Return the label of a form, measured now or before, and its speed, measured now. Raise LoadError if either cannot be measured."""
+    advance(begin(load, progress), Compiled)  # the program of the server, which is also used for the label
+    known = measurable(load, progress)
+    label = label_for(known, load)  # before the server takes memory
+    settings: dict[str, Any] = {name: getattr(load, name) for name in LoadSettings.__struct_fields__}
+    settings |= {"name": NAME, "source": str(known.files.path), "label": False}
+    progress("start a server", 0.0)
+    with served(ModelSpec(**settings), log_level="error") as url:
+        return Quality(label, speed_at(url, NAME, text_windows(known)[0], progress))
+
+
+def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = silent) -> Speed:
+    """Measure the speed of a model of a server. `tokens` are a text, which is the prompt as far as it is needed."""
+    driver, max_context = OverHttp(url, name, temperature=0.0), Client(url).get(f"/v1/models/{segment(name)}")["max_model_len"]
+    num_before = min(NUM_BEFORE, max_context // 2)
+    most, prompt = min(NUM_DECODED, max_context - num_before), tuple(tokens[:num_before])
+
+    def run(num_new: int) -> Stream:
+        try:
+            (stream,) = driver.run([Prompt(prompt, num_new)])
+        except (RuntimeError, OSError) as error:
+            raise LoadError(ErrorCode.LOAD_FAILED, f"the speed cannot be measured: {error}") from error
+        if len(stream.times_s) < 2:
+            text = f"the speed cannot be measured: {num_new} tokens that follow a text have no text themselves; the model may be damaged"
+            raise LoadError(ErrorCode.INVALID_VALUE, text)
+        return stream
+
+    first = run(min(most, NUM_FIRST))  # touches memory for the first time
+    time.sleep(SETTLED_S)
+    num_decoded = min(most, max(LEAST_DECODED, round(first.decoding_rate * ROUND_S)))
+    rates: list[float] = []
+    for number in range(ROUNDS):
+        rates.append(run(num_decoded).decoding_rate)
+        progress("measure the speed", (number + 1) / ROUNDS)
+    return Speed(median(rates), num_before, num_decoded)
