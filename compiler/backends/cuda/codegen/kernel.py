@@ -76,7 +76,7 @@ def ptx_name(symbol: str) -> str:
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     shared = _Shared.of(stmt)
-    statements = _Statements(code, parameters.expressions(code), target, name, threads, shared)
+    statements = _Statements(code, parameters.expressions(code, target), target, name, threads, shared)
     statements.run(stmt)
     counters, blocks = _counters(stmt)
     if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
