@@ -208,7 +208,9 @@ class Wgmma(BlockProduct):
 
     @property
     def most_bytes(self) -> int:
-        return MOST_BYTES if self.is_narrow and not self.turns and not self.fills else MOST_WIDE_BYTES
+        # With converted weights, deeper stages would need registers that ptxas does not have.
+        fills = self.turns or (self.fills and not self.has_scales)
+        return MOST_BYTES if self.is_narrow and not fills else MOST_WIDE_BYTES
 
     @property
     def weight_bytes(self) -> int:
