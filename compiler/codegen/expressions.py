@@ -17,16 +17,17 @@ from compiler.ir.loops.visit import walk_scalar
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, splat, suffix, vec
+from compiler.machine.target import Target
 
 TRUE, FALSE = Value("true", DType.BOOL), Value("false", DType.BOOL)
 
 
 class Expressions:
-    def __init__(self, code: Code, params: dict[scalars.ScalarParam, Value]) -> None:
+    def __init__(self, code: Code, params: dict[scalars.ScalarParam, Value], target: Target) -> None:
         self.code = code
         self.params = params
         self.indices = Indices(code)
-        self.scalars = Scalars(code)
+        self.scalars = Scalars(code, rounds_bf16=target.rounds_bf16)
         self.memory = MemoryAccess(code, self.indices, self.scalars)
         # values of the nodes of the current expression; nodes can have several users after fusion
         self._known: dict[Scalar, Value] = {}

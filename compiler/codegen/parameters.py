@@ -17,6 +17,7 @@ from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code
+from compiler.machine.target import Target
 
 
 class Parameters:
@@ -30,10 +31,10 @@ class Parameters:
         ]
         self.text = ", ".join([*pointers, *(f"i64 {_range(d)}%d{i}" for i, d in enumerate(self.dims))])
 
-    def expressions(self, code: Code) -> Expressions:
+    def expressions(self, code: Code, target: Target) -> Expressions:
         """Return an emitter of expressions for a function with these parameters, whose body is `code`."""
         scalars = {p: Value(_from_word(code, f"%d{i}", p.dtype), p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
-        expressions = Expressions(code, scalars)
+        expressions = Expressions(code, scalars, target)
         expressions.memory.storage = {b: Storage(f"%b{i}") for i, b in enumerate(self.buffers)}
         expressions.indices.env = {d: Index(f"%d{i}") for i, d in enumerate(self.dims) if isinstance(d, DimVar)}
         return expressions

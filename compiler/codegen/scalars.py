@@ -1,8 +1,9 @@
 """Emit functions of scalars, in any number of lanes.
 
 Registers hold bf16, f16 and e4m3 as f32. Arithmetic is in f32, and every result is rounded to the value's own type. bf16 is rounded with
-integer instructions, so every machine gives the same bits and no machine flushes denormals. No instruction has a fast-math flag: LLVM may
-not contract or reorder, so every lane of a vector gets the bits of the scalar function."""
+integer instructions, or by an instruction of a GPU (`Target.rounds_bf16`), so every machine gives the same bits of a number and no machine
+flushes denormals. The bits of a NaN differ on a GPU. No instruction has a fast-math flag: LLVM may not contract or reorder, so every lane
+of a vector gets the bits of the scalar function."""
 
 from __future__ import annotations
 
@@ -60,8 +61,9 @@ def constant(value: float, dtype: DType) -> str:
 
 
 class Scalars:
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, *, rounds_bf16: bool) -> None:
         self.code = code
+        self._rounds_bf16 = rounds_bf16  # whether an instruction rounds to bf16
 
     # --- memory and registers ------------------------------------------------------------------------------------------
 
@@ -69,9 +71,7 @@ class Scalars:
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.BF16:
-                wide = op(f"zext {v('i16')} {raw} to {v('i32')}")
-                bits = op(f"shl {v('i32')} {wide}, {splat('16', 'i32', lanes)}")
-                raw = op(f"bitcast {v('i32')} {bits} to {v('float')}")
+                raw = self._widened(raw, lanes)
             case DType.F16:
                 raw = op(f"fpext {v('half')} {raw} to {v('float')}")
             case DType.E4M3:
@@ -104,12 +104,22 @@ class Scalars:
             return value
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
 
+    def _widened(self, raw: str, lanes: int) -> str:
+        """Return bf16 that are given as integers as f32."""
+        op, v = self.code.op, partial(_lanes, lanes)
+        wide = op(f"zext {v('i16')} {raw} to {v('i32')}")
+        bits = op(f"shl {v('i32')} {wide}, {splat('16', 'i32', lanes)}")
+        return op(f"bitcast {v('i32')} {bits} to {v('float')}")
+
     def rounded(self, operand: str, dtype: DType, lanes: int) -> Value:
         """Round an f32 to the float type `dtype`: to nearest, ties to even; NaN stays NaN."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.F16 | DType.E4M3:
                 return self.loaded(self.stored(Value(operand, dtype, lanes)), dtype, lanes)
+            case DType.BF16 if self._rounds_bf16:
+                short = op(f"fptrunc {v('float')} {operand} to {v('bfloat')}")
+                operand = self._widened(op(f"bitcast {v('bfloat')} {short} to {v('i16')}"), lanes)
             case DType.BF16:
                 const = partial(_integers, "i32", lanes)
                 bits = op(f"bitcast {v('float')} {operand} to {v('i32')}")

@@ -44,6 +44,11 @@ class Target:
         return "sm_90a" in self.features
 
     @property
+    def rounds_bf16(self) -> bool:
+        """Whether one instruction rounds f32 to bf16, to nearest, ties to even, and keeps denormals. Those of CPUs flush them."""
+        return self.system == GPU
+
+    @property
     def triple(self) -> str:
         return f"{self.arch}-{self.system}"
 

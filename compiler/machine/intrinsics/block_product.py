@@ -107,11 +107,18 @@ class BlockProduct(ProductOp):
         return None
 
     @property
+    def lone_size(self) -> tuple[int, int] | None:
+        """The numbers of rows and columns of a tile for products of few rows and so many columns that narrow tiles are more blocks than run
+        at once. None if narrow tiles are as fast."""
+        return None
+
+    @property
     def format(self) -> PanelFormat:
         return self.formats[self.bits, self.e4m3]
 
-    def deepened(self, length: int, group: int) -> BlockProduct:
-        """Return the best such tile for sums of `length` elements, in groups of `group`."""
+    def deepened(self, length: int, group: int, *, fills: bool = False, lone: bool = False) -> BlockProduct:
+        """Return the best such tile for sums of `length` elements, in groups of `group`. `fills` says whether only one block of the kernel
+        runs on a multiprocessor at once, and `lone` whether the tile has the size `lone_size`."""
         return self
 
     @property

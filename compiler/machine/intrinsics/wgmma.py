@@ -8,7 +8,8 @@ A wide tile is computed in a cluster: two blocks multiply the same columns by di
 shared memory of both. If each group of weights has a scale, a wide tile has 64 rows instead of 128, because a thread then needs two
 accumulators for each element.
 
-A thin tile has 32 columns. An instruction multiplies them in two places along k at once (`multiplied_rows`).
+A thin tile has 32 columns. If each group of weights has a scale, an instruction multiplies them in two places along k at once
+(`multiplied_rows`). If weights have 16 bits, it also multiplies 32 columns of what follows them in the stage, which nothing uses.
 
 In each way of sharing, an accumulator adds products in the order of k, 16 at a time. If each group of weights has a scale, each group is
 summed in accumulators of its own, and the scaled sums are added in order. So an element of the result has the same bits in every tile.
@@ -45,6 +46,7 @@ MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves re
 CROWDED = 2  # number of instructions that start together if a thread has more accumulators
 MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take turns: their sums pass through shared memory
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
+LONE_ROWS = 64  # number of rows of a wide tile that a block computes alone
 ROW_BYTES = 128  # number of bytes of a row in one step
 BARRIER_BYTES = 8
 # Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. By shared memory, two
@@ -60,7 +62,7 @@ class Sharing(Enum):
     ROWS = "each multiplies half of the rows"
     TURNS = "they take turns: the first multiplies the first half of the groups of each stage, the second the other half"
     HALF_TURNS = "the halves of both take turns: each multiplies a quarter of the groups of each stage"
-    NOTHING = "both multiply all, because the smallest instruction is one of 64 columns by 8 rows"
+    NOTHING = "only the first multiplies, because the smallest instruction is one of 64 columns by 8 rows"
 
 
 @tile_op
@@ -84,11 +86,13 @@ class Wgmma(BlockProduct):
     fold: int = 1  # number of steps whose operands a stage holds
     turns: int = 0  # number of groups of a stage that each taker of turns sums, if there are takers
     at_once: int = 4  # number of instructions along k that start together, if weights are converted
+    fills: bool = False  # whether a block may use all shared memory, because registers leave room for one block only
+    lone: bool = False  # whether a wide tile is computed by a block alone, for products of few rows
 
     def problems(self) -> Iterator[str]:
         yield from BlockProduct.problems(self)
-        if self.is_thin and not (self.rows == EIGHT and self.turns):
-            yield f"columns are {THIN}, expected a multiple of {NARROW}, or {EIGHT} rows whose groups are summed in turns"
+        if self.is_thin and not (self.rows == EIGHT and (self.turns or self.fills_left)):
+            yield f"columns are {THIN}, expected a multiple of {NARROW}, or {EIGHT} rows whose groups are summed in turns, or deep stages"
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         kinds = self.sums * (2 if in_groups else 1)
@@ -105,7 +109,9 @@ class Wgmma(BlockProduct):
             return self.heights(in_groups=False)[-1], WARPGROUPS * NARROW
         return self.most_rows // (2 if in_groups else 1), WARPGROUPS * 2 * NARROW // self.sums
 
-    def deepened(self, length: int, group: int) -> Wgmma:
+    def deepened(self, length: int, group: int, *, fills: bool = False, lone: bool = False) -> Wgmma:
+        if (self.fills, self.lone) != (fills, lone):
+            return replace(self, fills=fills, lone=lone).deepened(length, group, fills=fills, lone=lone)
         num_sums = self.sums * self.per_warp * self.warp_rows // 2 * (2 if group < length else 1)  # of a thread
         is_crowded = self.has_scales and num_sums > MOST_DEEP_SUMS
         shallow = replace(self, at_once=CROWDED) if is_crowded else self
@@ -118,8 +124,12 @@ class Wgmma(BlockProduct):
         return shallow
 
     def thin(self, length: int, group: int) -> Wgmma | None:
-        tile = replace(self, rows=EIGHT, columns=THIN).deepened(length, group)
-        return tile if tile.turns else None
+        tile = replace(self, rows=EIGHT, columns=THIN).deepened(length, group, fills=True)
+        return tile if tile.turns or tile.fills_left else None
+
+    @property
+    def lone_size(self) -> tuple[int, int] | None:
+        return (LONE_ROWS, WARPGROUPS * 2 * NARROW // self.sums) if self.has_scales else None
 
     # --- sharing ---------------------------------------------------------------------------------------------------------
 
@@ -132,9 +142,20 @@ class Wgmma(BlockProduct):
         return self.columns == THIN
 
     @property
+    def fills_left(self) -> bool:
+        """Whether the rows of a stage, which follow its weights, are as long as the 32 columns that the last left operand of a thin tile
+        lacks."""
+        return self.bits == 16 and self.fold * self.row_bytes >= self.panel_bytes
+
+    @property
     def takers(self) -> int:
         """The number of parts of a block that can take turns."""
         return 2 * WARPGROUPS if self.is_thin else WARPGROUPS
+
+    @property
+    def multipliers(self) -> int:
+        """The number of threads that multiply."""
+        return WARPS * LANES if self.sharing is Sharing.NOTHING else CONSUMERS
 
     @property
     def adders(self) -> int:
@@ -143,7 +164,7 @@ class Wgmma(BlockProduct):
 
     @property
     def cluster(self) -> int:
-        return 1 if self.is_narrow else PAIR
+        return 1 if self.is_narrow or self.lone else PAIR
 
     @property
     def early(self) -> range:
@@ -167,10 +188,10 @@ class Wgmma(BlockProduct):
 
     @property
     def multiplied_rows(self) -> int:
-        """The number of rows of the right operand of an instruction. In a thin tile, the lower 32 columns of the left operand are the
+        """The number of rows of the right operand of an instruction. If halves take turns, the lower 32 columns of the left operand are the
         tile's columns in a step of one quarter of the stage, and the upper 32 the same columns in a step of the next quarter. The right
         operand has the rows in both steps. Half of the sums are used: those of columns and rows in the same step."""
-        return self.warp_rows * (2 if self.is_thin else 1)
+        return self.warp_rows * (2 if self.sharing is Sharing.HALF_TURNS else 1)
 
     @property
     def warp_folds(self) -> int:
@@ -187,7 +208,9 @@ class Wgmma(BlockProduct):
 
     @property
     def most_bytes(self) -> int:
-        return MOST_BYTES if self.is_narrow and not self.turns else MOST_WIDE_BYTES
+        # With converted weights, deeper stages would need registers that ptxas does not have.
+        fills = self.turns or (self.fills and not self.has_scales)
+        return MOST_BYTES if self.is_narrow and not fills else MOST_WIDE_BYTES
 
     @property
     def weight_bytes(self) -> int:

@@ -45,8 +45,8 @@ class WgmmaCode(Stages):
         }
         self.second_column, self.second_row, self.second_fold = split[op.sharing]  # where the part of the second warpgroup begins
         self.places = self._places() if op.has_scales else []
-        # In a thin tile, the second half of an instruction's rows are the same rows in the next quarter of the stage.
-        between = op.warp_folds * op.row_bytes if op.is_thin else EIGHT * ROW_BYTES
+        # Where quarters of a stage are multiplied in pairs, the second half of an instruction's rows are the rows in the next quarter.
+        between = op.warp_folds * op.row_bytes if op.sharing is Sharing.HALF_TURNS else EIGHT * ROW_BYTES
         self.rows_layout = ROWS | between // CHUNK << 32
         self.instructions = op.step // SIXTEEN  # number of instructions of a step
         steps = int(self.group_steps) if self.in_groups and self.group_steps.isdigit() else 0
@@ -67,6 +67,9 @@ class WgmmaCode(Stages):
         code, op = self.code, self.op
         if op.turns:
             self._take_turns()
+        elif op.multipliers < CONSUMERS:
+            with code.when(code.op(f"icmp ult i64 {self.warpgroup}, {op.multipliers // (WARPS * LANES)}")):
+                self._multiply_stages()
         else:
             self._multiply_stages()
         self.close_stages()

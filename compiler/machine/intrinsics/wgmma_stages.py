@@ -49,8 +49,9 @@ class Stages(ProductCode):
     def open_stages(self) -> None:
         """Initialise the mbarriers, and wait until all threads of the cluster see them."""
         code, op = self.code, self.op
-        # Numbers of arrivals. FULL: one of each lane that copies rows, and one that announces the panels; FREE: one of each consuming warp.
-        counts = {FULL: LANES + 1, FREE: op.cluster * CONSUMERS // LANES}
+        # Numbers of arrivals. FULL: one of each lane that copies rows, and one that announces the panels; FREE: one of each warp that
+        # multiplies.
+        counts = {FULL: LANES + 1, FREE: op.cluster * op.multipliers // LANES}
         with code.when(code.op(f"icmp eq i64 {self.thread}, {CONSUMERS}")):
             for kind, count in counts.items():
                 for stage in range(op.stages):
@@ -144,12 +145,12 @@ class Stages(ProductCode):
             copy, mask = f"{copy}.multicast::cluster", f", {(1 << op.cluster) - 1}"
         for panel, number in panels:
             first = self.gep(GLOBAL, panel, begin)
-            for fold in range(1 if op.has_scales else op.fold):  # a panel's weights of few bits stay adjacent
+            together = op.fold if op.has_scales or op.num_panels == 1 else 1  # number of steps that stay adjacent in the stage
+            for fold in range(0, op.fold, together):
                 to = self.number_of(self.gep(SHARED, stage, str(self.panel_at(number, fold))))
                 source = self.gep(GLOBAL, first, str(fold * op.panel_bytes))
-                num_bytes = op.panel_bytes * (op.fold if op.has_scales else 1)
                 operands = [("r", to), ("l", code.op(f"ptrtoint {GLOBAL} {source} to i64")), ("r", full)]
-                self.assembly(f"{copy} [$0], [$1], {num_bytes}, [$2]{mask};", operands)
+                self.assembly(f"{copy} [$0], [$1], {op.panel_bytes * together}, [$2]{mask};", operands)
 
     def _copy_rows(self, rows: Sequence[tuple[str, str]], turn: str, slot: str) -> None:
         op, stage, begin = self.op, self.stage(slot), self.times(turn, self.op.fold * ROW_BYTES)

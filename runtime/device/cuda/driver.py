@@ -16,6 +16,7 @@ LOG_BYTES = 8192
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # driver options: the buffer for error messages, and its size
 _PTX = 1  # input type of a link
 _MOST_SHARED_BYTES = 8  # attribute of a function: most bytes of shared memory that a launch may request
+_CARVE_OUT = 9  # attribute of a function: the preferred share of a multiprocessor's L1 cache that is shared memory, in percent
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _OF_THIS_THREAD = 1  # capture mode in which calls of other threads do not end the capture
 
@@ -134,8 +135,11 @@ def _log() -> Generator[tuple[Any, Any]]:
 
 
 def function_of(module: int, name: str) -> int:
+    """Return a kernel. All kernels prefer as much shared memory as there is: a multiprocessor that changes the share must first end all its
+    blocks, so kernels with different shares could not overlap."""
     found = c_void_p()
     call("cuModuleGetFunction", byref(found), module, name.encode(), about=f"kernel {name}")
+    call("cuFuncSetAttribute", found, _CARVE_OUT, 100, about=f"kernel {name}")
     return found.value or 0
 
 

@@ -44,8 +44,8 @@ def test_a_faster_memory_makes_a_step_faster_but_its_share_smaller(code: StepCod
 
 def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
     """Predicted shares of the limit on an H100: a change of a kernel that makes the steps slower fails here."""
-    assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.82
-    assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.75
+    assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.88
+    assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.85
 
 
 def test_a_product_of_4_bits_is_as_fast_as_it_was() -> None:
@@ -58,7 +58,20 @@ def test_a_product_of_4_bits_is_as_fast_as_it_was() -> None:
         pytest.skip(str(missing))
     (one,), (many,) = (code.launched("main", Sizes({"n": count}, 1, 1)) for count in (1, 2048))
     assert one.blocks == 128 and predict(CARDS[0], one, ONE).share > 0.52
-    assert many.blocks == 512 and predict(CARDS[0], many, Case(2048, 1, 2048)).share > 0.85
+    assert many.blocks == 512 and predict(CARDS[0], many, Case(2048, 1, 2048)).share > 0.75
+
+
+def test_a_product_of_many_columns_and_several_rows_takes_one_round() -> None:
+    """A wide tile of one block: narrow tiles would be 224 blocks, which 132 multiprocessors run in two rounds."""
+    given = "x: bf16[n, 2048], " + ", ".join(f"weight q{i}: u8[14336, 1024], weight s{i}: bf16[14336, 16]" for i in range(2))
+    body = "v = dequantize(q0, s0, bits=4, group=128) w = dequantize(q1, s1, bits=4, group=128) a = linear(x, v) b = linear(x, w)"
+    text = f"func main({given}) -> object where n in 0..2048 {{ dataflow {{ {body} s = silu(a) y = multiply(s, b) }} return y }}"
+    try:
+        code = ProgramCode(parse(text), TARGET)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    (found,) = code.launched("main", Sizes({"n": 64}, 1, 1))
+    assert predict(CARDS[0], found, MANY).share > 0.55
 
 
 def test_a_product_of_square_matrices_is_near_its_goal() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.backends.cuda.schedule.attention.walk import FEW, SPLIT
@@ -26,7 +26,7 @@ from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.intrinsics.block_code import WARPS
 from compiler.machine.intrinsics.mma_pages import PageScores
-from compiler.machine.intrinsics.wgmma import CONSUMERS, WARPGROUPS, Wgmma
+from compiler.machine.intrinsics.wgmma import WARPGROUPS, Wgmma
 from compiler.machine.intrinsics.wgmma_attend import WgmmaAttend
 from deploy.bench.compute.case import Case
 from runtime.cache_groups import PAGE_SIZE
@@ -107,8 +107,8 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     if kernel.schedule == WARPGROUPS_ATTEND and case.is_prefill == ("HMMA" in kernel.kinds):
         return _idle(card, launched)
     resident, work = occupancy(card, kernel), _work(launched, case)
-    before = launched.before
-    begins_early = start_of(kernel.listing).copies_early and before is not None and finds_room(card, kernel, before)
+    start = start_of(kernel.listing)
+    begins_early = launched.before is not None and finds_room(card, launched, launched.before)
     active = _working_blocks(launched, case)
     on_unit = min(resident, math.ceil(active / card.units))
     copies = DRAM / work.stages if work.stages else 0.0
@@ -116,11 +116,18 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     turns = work.turns + work.tensor * (card.slowdown - 1) if work.turns else 0.0
     trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, turns, copies, from_l2)
     rounds = math.ceil(active / (card.units * resident))
-    # While the kernel before still runs, the first blocks do what they do before their first trip, and the first weights arrive.
-    ends, hidden, first = work.before + work.after, work.before if begins_early else 0.0, L2 if begins_early else DRAM
+    # While the kernel before still runs, the first blocks do what they do before they wait for its end. Those of products do all that they
+    # do before their first trip, and their first weights arrive.
+    ends, hidden, first = work.before + work.after, 0.0, DRAM
+    awaited = DRAM if kernel.tiles else 0  # the first operands of a product, by each block
+    if begins_early and start.copies_early:
+        hidden, first = work.before + awaited - L2, L2
+    elif begins_early and start.wait is not None:
+        hidden = cycles_of(kernel.listing, 0, start.wait, L2, lambda _: 1)
     transfer_s, operations = launched.num_bytes / card.bytes_per_s, _operations(launched, case)
     seconds = _gap_s(kernel) + max(
-        transfer_s + (ends - hidden + first) / card.clock_hz, (rounds * (ends + work.trips * trip) - hidden) / card.clock_hz
+        transfer_s + (max(0.0, ends - hidden) + first) / card.clock_hz,
+        (rounds * (ends + awaited + work.trips * trip) - hidden) / card.clock_hz,
     )
     return Prediction(
         launched,
@@ -158,29 +165,35 @@ def occupancy(card: Card, kernel: Kernel) -> int:
     return max(1, min(card.blocks, card.threads // kernel.threads, by_registers, card.shared_bytes // shared))
 
 
-def finds_room(card: Card, kernel: Kernel, before: Launched) -> bool:
-    """Return whether blocks of a kernel can begin while the launch before it runs: because that has few blocks, or because a block of both
-    fits a multiprocessor."""
+def finds_room(card: Card, launched: Launched, before: Launched) -> bool:
+    """Return whether blocks of a launch can begin while the launch before it runs: because that has few blocks, because it leaves enough
+    multiprocessors without work, or because a block of both fits a multiprocessor."""
+    kernel = launched.kernel
     both = kernel, before.kernel
     registers = sum(-(-k.usage.registers // 8) * 8 * WARP * math.ceil(k.threads / WARP) for k in both)
     shared = sum(k.shared_bytes + RESERVED_BYTES for k in both)
     fits = registers <= card.registers and shared <= card.shared_bytes and sum(k.threads for k in both) <= card.threads
-    return fits or before.blocks <= card.units // FEW_UNITS
+    left = max(0, card.units - before.blocks)  # multiprocessors without work
+    return fits or before.blocks <= card.units // FEW_UNITS or launched.blocks <= left * occupancy(card, kernel)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """How a kernel begins."""
 
-    waits: bool  # whether it may begin before the kernel before it has ended, for which it then waits
+    wait: int | None  # index of the wait for the end of the kernel before, if it may begin before that
     copies_early: bool  # whether it copies to shared memory before it waits
+
+    @property
+    def waits(self) -> bool:
+        return self.wait is not None
 
 
 def start_of(listing: Listing) -> Start:
     """Read how a kernel begins. ACQBULK is the assembler's name of griddepcontrol.wait, and UBLKCP that of a bulk copy."""
     kinds = [x.kind for x in listing.instructions]
     wait = kinds.index("ACQBULK") if "ACQBULK" in kinds else None
-    return Start(wait is not None, wait is not None and "UBLKCP" in kinds[:wait])
+    return Start(wait, wait is not None and "UBLKCP" in kinds[:wait])
 
 
 def _work(launched: Launched, case: Case) -> _Work:
@@ -191,7 +204,8 @@ def _work(launched: Launched, case: Case) -> _Work:
         return _warpgroup_attention(kernel, case)
     if "attention" in kernel.schedule:
         return _attention(kernel, case)
-    instructions = len(kernel.listing.instructions)
+    # Subroutines follow the last store. They compute square roots and quotients of special values, so they are seldom called.
+    instructions = max((i + 1 for i, x in enumerate(kernel.listing.instructions) if x.kind == "STG"), default=0)
     whole = cycles_of(kernel.listing, 0, instructions, L2, lambda _: 1)
     return _Work(before=0, trip=whole, issue=_issue(kernel.threads, instructions), tensor=0, trips=1, after=0, flight=0)
 
@@ -215,7 +229,7 @@ class TileLoops:
 def loops_for(kernel: Kernel, rows: int) -> TileLoops:
     """Return the loops of the tile that computes so many rows."""
     found = loops_of_tiles(kernel)
-    low = [loops for loops in found if loops.tile.is_narrow and loops.tile.rows >= rows]
+    low = [loops for loops in found if loops.tile.cluster == 1 and loops.tile.rows >= rows]
     return min(low, key=lambda loops: loops.tile.rows, default=found[-1])
 
 
@@ -247,15 +261,14 @@ def _product(launched: Launched) -> _Work:
     depth, *_ = kernel.tiles[0].dims
     body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.fold * tile.step / _group(kernel))
     often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
-    a_thread = -(-tile.rows * tile.columns // tile.writers)  # elements of the result
     active = min(1.0, launched.rows / tile.rows)
     return _Work(
-        before=cycles_of(listing, 0, min(other.begin for other in listing.loops_with("HGMMA")), L2, lambda _: 1),
+        before=_prologue(listing, loops_of_tiles(kernel), loops),
         trip=max(often + share * (always - often), cycles_of_trip(listing, loops.producer, L2, lambda _: 1)),
-        issue=_issue(CONSUMERS, len(body) - len(seldom) * (1 - share)) + len(listing.body(loops.producer)),
-        tensor=WARPGROUPS * sum(map(product_cycles, body)),
+        issue=_issue(tile.multipliers, len(body) - len(seldom) * (1 - share)) + len(listing.body(loops.producer)),
+        tensor=tile.multipliers // (WARPS * WARP) * sum(map(product_cycles, body)),
         trips=depth.const / (tile.fold * tile.step),
-        after=active * _epilogue(listing, loop, a_thread),
+        after=active * _epilogue(launched, loops),
         flight=tile.ahead * tile.weight_bytes,
         stages=tile.ahead,
         copied_bytes=tile.copied_bytes,
@@ -284,14 +297,63 @@ def _last_store(listing: Listing, loop: Loop) -> int:
     return max((i + 1 for i in range(loop.end, end) if listing.instructions[i].kind == "STG"), default=loop.end)
 
 
-def _epilogue(listing: Listing, loop: Loop, elements: int) -> float:
+def _prologue(listing: Listing, tiles: Sequence[TileLoops], loops: TileLoops) -> float:
+    """Return the cycles of a block from its begin to the loop along k of its tile. It branches over the tiles before, whose
+    code begins where the first mbarrier is made. Only one lane runs the early copies of weights, while the other warps wait for them."""
+    number = tiles.index(loops)
+    entry = next(i for i, x in enumerate(listing.instructions) if x.name.startswith("SYNCS.EXCH"))
+    begin, end = _end_of_results(listing, tiles[number - 1].consumer) if number else entry, loops.consumer.begin
+    copies = [x for x in listing.innermost if begin <= x.begin < x.end <= end and any(i.kind == "UBLKCP" for i in listing.body(x))]
+    skipped = range(min((x.begin for x in copies), default=0), max((x.end for x in copies), default=0))
+    return cycles_of(listing, 0, entry, L2, lambda _: 1) + cycles_of(listing, begin, end, L2, lambda _: 0, skipped)
+
+
+def _end_of_results(listing: Listing, loop: Loop) -> int:
+    """Return the end of the code that writes the results of a loop along k."""
+    last = _last_store(listing, loop)
+    around = [x for x in listing.loops if loop.end <= x.begin < last < x.end]
+    return max([last, *(x.end for x in around if all(i.kind != "LDGSTS" for i in listing.body(x)))])
+
+
+def _epilogue(launched: Launched, loops: TileLoops) -> float:
     """Return the cycles in which a thread writes its elements of the result after a loop along k. If several loops write elements, a thread
     runs one of them."""
-    end = _last_store(listing, loop)
-    within = [x for x in listing.innermost if loop.end <= x.begin and x.end <= end]
-    stores = {x: count for x in within if (count := sum(i.kind == "STG" for i in listing.body(x)))}
-    longest = max((elements / count * cycles_of_trip(listing, x, L2, lambda _: 1) for x, count in stores.items()), default=0.0)
-    return longest + cycles_of(listing, loop.end, end, L2, lambda inner: 0 if inner in stores else 1)
+    listing, tile, begin = launched.kernel.listing, loops.tile, loops.consumer.end
+    end = _end_of_results(listing, loops.consumer)
+    copies = set(_copying(listing, loops))
+    skipped = sorted(copies | _other_arms(listing, range(begin, end), is_whole=launched.rows % tile.rows == 0))
+
+    def num_stores(loop: Loop) -> int:
+        return sum(listing.instructions[i].kind == "STG" for i in range(loop.begin, loop.end) if i not in skipped)
+
+    within = [x for x in listing.loops if begin <= x.begin and x.end <= end and x.begin not in copies]
+    stores = {x: count for x in within if (count := num_stores(x)) and not any(other.contains(x) for other in within)}
+    elements = -(-tile.rows * tile.columns // tile.writers)  # of a thread
+    longest = max((elements / n * cycles_of_trip(listing, x, L2, lambda _: 1, skipped) for x, n in stores.items()), default=0.0)
+    return longest + cycles_of(listing, begin, end, L2, lambda inner: 0 if inner in stores or inner.begin in copies else 1, skipped)
+
+
+def _other_arms(listing: Listing, part: range, *, is_whole: bool) -> set[int]:
+    """Return the instructions that do not run where all rows of a tile exist, or where some do not (epilogue.py). Both arms of this branch
+    store elements; that of existing rows has branches."""
+    found: set[int] = set()
+    for number in part:
+        x, begin = listing.instructions[number], listing.labels.get(listing.instructions[number].target or "", 0)
+        joined = listing.instructions[begin - 1] if number < begin - 1 and begin in part else None
+        if x.predicate and joined is not None and joined.target and not joined.predicate:
+            arms = range(number + 1, begin), range(begin, listing.labels[joined.target])
+            kinds = [[listing.instructions[i].kind for i in arm] for arm in arms]
+            if all("STG" in kind for kind in kinds):
+                few_first = kinds[0].count("BRA") <= kinds[1].count("BRA")
+                found.update(arms[1 if few_first == is_whole else 0])
+    return found
+
+
+def _copying(listing: Listing, loops: TileLoops) -> range:
+    """Return the instructions of the warp that copies: a branch before the loop of the other warps goes to the first of them."""
+    before = [listing.labels.get(x.target or "", 0) for x in listing.instructions[: loops.consumer.begin]]
+    begin = max((at for at in before if loops.consumer.end <= at <= loops.producer.begin), default=loops.producer.begin)
+    return range(begin, loops.producer.end)
 
 
 def _operations(launched: Launched, case: Case) -> float:
@@ -304,8 +366,14 @@ def _operations(launched: Launched, case: Case) -> float:
         return 0.0
     tile = kernel.tiles[0]
     assert isinstance(tile.op, Wgmma)
-    columns = tile.op.sums * tile.op.panel_columns * tile.operands[2].buffer.shape[-3].const
-    return 2.0 * tile.dims[0].const * columns * launched.rows
+    return 2.0 * tile.dims[0].const * tile.op.sums * _num_columns(kernel) * launched.rows
+
+
+def _num_columns(kernel: Kernel) -> int:
+    """Return the number of columns of a product, rounded up to whole panels."""
+    tile = kernel.tiles[0]
+    assert isinstance(tile.op, Wgmma)
+    return tile.op.panel_columns * tile.operands[2].buffer.shape[-3].const
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------
@@ -461,6 +529,8 @@ def _head_size(kernel: Kernel) -> int:
 def _working_blocks(launched: Launched, case: Case) -> int:
     """Return the number of blocks that have work. With more than FEW tokens, a block attends to a run of tokens; the others end at once."""
     kernel = launched.kernel
+    if kernel.tiles and (tile := loops_for(kernel, launched.rows).tile).lone:
+        return -(-_num_columns(kernel) // tile.columns)  # the other blocks end at once
     if "attention" not in kernel.schedule or not case.is_prefill or "HMMA" not in kernel.kinds:
         return launched.blocks
     rows = max(tile.op.rows for tile in walk_stmts(kernel.prim.body) if isinstance(tile, Tile) and isinstance(tile.op, PageScores))

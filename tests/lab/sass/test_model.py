@@ -41,7 +41,7 @@ def test_warps_of_a_scheduler_share_a_quarter_of_the_registers(registers: int, t
 
 @pytest.mark.parametrize(
     ("before", "start"),
-    [((), Start(False, False)), ((WAIT,), Start(True, False)), ((WAIT, COPY), Start(True, False)), ((COPY, WAIT), Start(True, True))],
+    [((), Start(None, False)), ((WAIT,), Start(0, False)), ((WAIT, COPY), Start(0, False)), ((COPY, WAIT), Start(1, True))],
 )
 def test_machine_code_says_whether_a_kernel_copies_before_it_waits(before: tuple[Line, ...], start: Start) -> None:
     assert start_of(sample(*before)) == start
@@ -58,15 +58,17 @@ def test_a_kernel_without_work_that_begins_early_takes_a_short_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "blocks", "room"),
+    ("before", "blocks", "own", "room"),
     [
-        (kernel(40, 512, 1024), 132, True),
-        (kernel(168, 288, 113 << 10), 132, False),  # too many registers together
-        (kernel(40, 512, 2 << 10), 132, True),
-        (kernel(40, 512, 120 << 10), 132, False),  # too much shared memory together
-        (kernel(168, 288, 227 << 10), 8, True),  # most multiprocessors are idle
+        (kernel(40, 512, 1024), 132, 132, True),
+        (kernel(168, 288, 113 << 10), 132, 132, False),  # too many registers together
+        (kernel(40, 512, 2 << 10), 132, 132, True),
+        (kernel(40, 512, 120 << 10), 132, 132, False),  # too much shared memory together
+        (kernel(168, 288, 227 << 10), 8, 264, True),  # most multiprocessors are idle
+        (kernel(168, 288, 227 << 10), 128, 8, True),  # four are idle, for two blocks each
+        (kernel(168, 288, 227 << 10), 128, 9, False),
     ],
 )
-def test_blocks_begin_early_where_they_find_room(before: Kernel, blocks: int, room: bool) -> None:
-    own = kernel(96, 288, 113 << 10)
-    assert [finds_room(card, own, Launched(before, blocks, 0, 0, 1)) for card in CARDS] == [room] * len(CARDS)
+def test_blocks_begin_early_where_they_find_room(before: Kernel, blocks: int, own: int, room: bool) -> None:
+    launched = Launched(kernel(96, 288, 113 << 10), own, 0, 0, 1)
+    assert [finds_room(card, launched, Launched(before, blocks, 0, 0, 1)) for card in CARDS] == [room] * len(CARDS)

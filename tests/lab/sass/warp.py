@@ -70,10 +70,11 @@ def _allowed(wait: Instruction) -> int:
     return int(wait.operands.rpartition(",")[2], 0)
 
 
-def cycles_of(listing: Listing, begin: int, end: int, load_cycles: int, trips: Trips) -> float:
-    """Return the cycles of a range of instructions, in which each loop makes as many trips as `trips` says."""
+def cycles_of(listing: Listing, begin: int, end: int, load_cycles: int, trips: Trips, skipped: Sequence[int] = ()) -> float:
+    """Return the cycles of a range of instructions, in which each loop makes as many trips as `trips` says. `skipped` are instructions over
+    which branches go."""
     warp = Warp(load_cycles)
-    _run(warp, listing, (begin, end), trips)
+    _run(warp, listing, (begin, end), trips, skipped=skipped)
     warp.drain()
     return warp.now
 

@@ -45,7 +45,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     if not loops and (inner := _parallel_inside(stmt)) is not None:
         raise CompileError(f"parallel loop {inner.var.name} is inside another statement, so one thread would run it; expected it outermost")
     code = Code()
-    statements = _Statements(code, parameters.expressions(code), target)
+    statements = _Statements(code, parameters.expressions(code, target), target)
     with code.loop("%begin", "%end") as counter:
         _unravel(statements.indices, Index(counter, code.level), loops)
         statements.run(stmt)

@@ -13,8 +13,8 @@ A record is an array of 64-bit words. The first word is an address, to which the
 launch begins, if `tells` is not 0 (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and,
 if the phase has counters, their address.
 
-If the target begins kernels early, each phase lets the launch after it begin at once, and itself waits for the end of the launches before
-it (early.py).
+If the target begins kernels early, each phase lets the launch after it begin at once, reads its record, which no kernel writes, and waits
+for the end of the launches before it (early.py).
 
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
 a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread loop and each such tile
@@ -76,7 +76,7 @@ def ptx_name(symbol: str) -> str:
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     shared = _Shared.of(stmt)
-    statements = _Statements(code, parameters.expressions(code), target, name, threads, shared)
+    statements = _Statements(code, parameters.expressions(code, target), target, name, threads, shared)
     statements.run(stmt)
     counters, blocks = _counters(stmt)
     if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
@@ -113,20 +113,21 @@ def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str) -> st
     lines: list[str] = []
     arguments: list[str] = []
     name = symbols.body
+    # The assembler may move an invariant load behind the wait for earlier launches, and no other load. Products have no registers to spare.
+    may_move = "" if symbols.early == () else ", !invariant.load !0"
     kinds = [*(GLOBAL for _ in parameters.buffers), *("i64" for _ in parameters.dims), *([GLOBAL] if symbols.num_counters else [])]
     for i, kind in enumerate(kinds):
         lines.append(f"  %p{i} = getelementptr i64, {GLOBAL} %record, i64 {i + 1}")
-        lines.append(f"  %w{i} = load {kind}, {GLOBAL} %p{i}, align 8, !invariant.load !0")
+        lines.append(f"  %w{i} = load {kind}, {GLOBAL} %p{i}, align 8{may_move}")
         if kind == GLOBAL:
             lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
         arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
     call = f"  call void @{name}$run({', '.join(arguments)})"
     head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record, i32 noundef %tells) nounwind {attributes}"
-    if symbols.early is None:
-        before, after = [], []
-    else:  # every thread waits before it ends: so the end of a launch means that all launches before it have ended
-        before, after = ([_LET_BEGIN], [_WAIT]) if symbols.early else ([_LET_BEGIN, _WAIT], [])
-    return "\n".join((f"{head} {{", "entry:", *before, *lines, *_BEGUN, call, *after, "  ret void", "}"))
+    begins, waits, ends = list[str](), list[str](), list[str]()
+    if symbols.early is not None:  # every thread waits before it ends: so the end of a launch means that all launches before it have ended
+        begins, waits, ends = ([_LET_BEGIN], [], [_WAIT]) if symbols.early else ([_LET_BEGIN], [_WAIT], [])
+    return "\n".join((f"{head} {{", "entry:", *begins, *lines, *waits, *_BEGUN, call, *ends, "  ret void", "}"))
 
 
 def _thread_loops(stmt: Stmt) -> list[For]:

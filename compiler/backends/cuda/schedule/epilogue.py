@@ -1,7 +1,8 @@
 """Write the elements of a product that a thread has in one column, several rows at a time.
 
-All rows of a group are computed before any of them is stored. So their loads from global memory are in flight together; the assembler does
-not move a load over a store. A row after the last one is computed as the last row, and not stored.
+All rows of a group are computed before any of them is stored. So their loads are in flight together; the assembler does not move a load
+over a store. A row after the last one is computed as the last row, and not stored. Where all rows of a group exist, a product's own store
+has no branch between rows: LLVM would move the loads of each row behind its branch. Kernels with branches have no registers for this.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Writer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tile, whose row 0 is row `first` of the product. The product has `count` rows from there on."""
+    """Rows of a tile in increasing order. Row 0 of the tile is row `first` of the product, which has `count` rows from there on."""
 
     numbers: tuple[Dim, ...]
     first: Dim
@@ -64,10 +65,14 @@ class StoreWriter(Writer):
         return nullcontext()
 
     def write(self, k: Kernel, rows: Rows) -> None:
-        held = hold(k, [self.element(row, 0) for row in rows.clamped(k)])
-        for number, row in enumerate(rows.numbers):
-            with k.when(less(row, rows.count)):
-                self._store(k, rows.first + row, held[number])
+        with k.when(less(rows.numbers[-1], rows.count)):
+            for row, value in zip(rows.numbers, hold(k, [self.element(row, 0) for row in rows.numbers]), strict=True):
+                self._store(k, rows.first + row, value)
+        with k.orelse():
+            held = hold(k, [self.element(row, 0) for row in rows.clamped(k)])
+            for number, row in enumerate(rows.numbers):
+                with k.when(less(row, rows.count)):
+                    self._store(k, rows.first + row, held[number])
 
     def write_row(self, k: Kernel, first: Dim, row: Dim) -> None:
         self._store(k, first + row, self.element(row, 0))

@@ -44,6 +44,7 @@ from compiler.machine.intrinsics.block_product import EIGHT, NARROW, BlockProduc
 from compiler.machine.products import ProductTile, ProductTiles
 
 MOST_SUMS = 2
+MANY_COLUMNS = 264 * NARROW  # number of columns of all matrices above which narrow tiles are too many blocks to run at once
 FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles are blocks for half of the multiprocessors
 ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
@@ -122,12 +123,17 @@ class _Blocks:
     @property
     def widest(self) -> tuple[int, int]:
         """The numbers of rows and columns of a block of a product with many rows."""
-        return self.op(self.heights[-1], NARROW).widest(in_groups=self.in_groups)
+        return self.shallow(EIGHT, NARROW).widest(in_groups=self.in_groups)
 
     @property
     def heights(self) -> tuple[int, ...]:
         """The numbers of rows of the narrow tiles."""
-        return self.op(EIGHT, NARROW).heights(in_groups=self.in_groups)
+        return self.shallow(EIGHT, NARROW).heights(in_groups=self.in_groups)
+
+    @property
+    def num_rows(self) -> Dim:
+        assert self.product.row_axis is not None
+        return dict(self.product.nest.axes)[self.product.row_axis]
 
     @property
     def in_groups(self) -> bool:
@@ -138,7 +144,19 @@ class _Blocks:
         """Whether tiles of both widths contain both columns of each pair."""
         pair = 2 * self.apart
         whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)
-        return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in (NARROW, self.widest[1])))
+        widths = [NARROW, self.widest[1], *([] if self.lone_size is None else self.lone_size[1:])]
+        return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in widths))
+
+    @property
+    def lone_size(self) -> tuple[int, int] | None:
+        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once."""
+        columns, size = self.product.num_columns, self.shallow(EIGHT, NARROW).lone_size
+        is_wide = self.product.choice is None and columns.is_const and columns.const * self.num_sums > MANY_COLUMNS
+        return size if is_wide and size is not None and not prove_le(self.num_rows, self.below(size[0])) else None
+
+    def below(self, height: int) -> int:
+        """Return the number of rows of the highest narrow tile that is lower."""
+        return max((h for h in self.heights if h < height), default=0)
 
     @property
     def thin(self) -> BlockProduct | None:
@@ -159,19 +177,25 @@ class _Blocks:
     def num_sums(self) -> int:
         return len(self.product.sums)
 
-    def op(self, rows: int, columns: int) -> BlockProduct:
+    @property
+    def fills(self) -> bool:
+        """Whether a block's registers leave no room for another block: kernels with wide tiles, and those of experts, need too many."""
+        return self.product.choice is not None or self.lone_size is not None or not prove_le(self.num_rows, self.heights[-1])
+
+    def op(self, rows: int, columns: int, *, lone: bool = False) -> BlockProduct:
+        return self.shallow(rows, columns).deepened(self.product.extent.const, self.operands[0].group, fills=self.fills, lone=lone)
+
+    def shallow(self, rows: int, columns: int) -> BlockProduct:
+        """Return a tile of which a stage holds one step."""
         assert isinstance(self.tile.op, BlockProduct)
         scale = self.operands[0].scale
         wide = scale is not None and scale.buffer.dtype is DType.F32
         apart = self.apart // self.tile.op.panel_columns if 2 * self.apart > columns else 0
-        op = replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
-        return op.deepened(self.product.extent.const, self.operands[0].group)
+        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
 
     def write(self, k: Kernel) -> None:
         p = self.product
-        assert p.row_axis is not None
-        extents = dict(p.nest.axes)
-        num_rows, others = extents[p.row_axis], [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
+        num_rows, others = self.num_rows, [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
         heights, (tall, wide) = self.heights, self.widest
         most = heights[-1]
@@ -181,11 +205,18 @@ class _Blocks:
         row_tiles = ceil_div(num_rows, tall * cluster) * cluster  # number of tiles for all rows, rounded up to whole clusters
         wide_blocks = batch * ceil_div(p.num_columns, wide) * row_tiles
         # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
-        few = most if few_only or wide > NARROW else max((h for h in heights if h < most), default=0)
-        thin = self.thin
-        least = 0 if thin is None else EIGHT  # narrow tiles have more rows
-        narrow = [self.op(h, NARROW) for h in heights if least < h <= few and not prove_le(num_rows, least)]
-        tiles = [*([] if thin is None else [thin]), *narrow, *([] if few_only else [self.op(tall, wide)])]
+        few = most if few_only or wide > NARROW else self.below(most)
+        thin, size = self.thin, self.lone_size
+        lone = None if size is None else self.op(*size, lone=True)
+        if lone is not None and not few_only and tall == lone.rows:
+            few = tall  # the widest tile computes more rows than the lone one
+        # Narrow tiles compute these numbers of rows, more than the first up to the second.
+        least = 0 if thin is None else EIGHT
+        ranges = [(least, few)] if lone is None else [(least, self.below(lone.rows)), (lone.rows, few)]
+        ranges = [(low, high) for low, high in ranges if low < high and not prove_le(num_rows, low)]
+        narrow = [self.op(h, NARROW) for low, high in ranges for h in heights if low < h <= high]
+        tiles = [*([] if thin is None else [thin]), *narrow, *([] if lone is None else [lone])]
+        tiles += [] if few_only else [self.op(tall, wide)]
         thin_blocks = ZERO if thin is None else batch * ceil_div(p.num_columns, thin.columns)
         few_blocks = narrow_blocks if thin is None else dim_max(narrow_blocks, thin_blocks * (EIGHT + 1 - dim_max(num_rows, EIGHT)))
         with k.grid("b", few_blocks if few_only else dim_max(ceil_div(few_blocks, cluster) * cluster, wide_blocks)) as b:
@@ -194,11 +225,16 @@ class _Blocks:
                 with k.when(less(num_rows, EIGHT + 1) & less(b, thin_blocks)):
                     at, number = self.unravel(k, b, others, thin.columns)
                     _Place(self, c, at, number * thin.columns, ZERO, num_rows).write(k, thin)
-            if narrow:
-                fits = less(num_rows, few + 1) if thin is None else less(least, num_rows) & less(num_rows, few + 1)
+            for low, high in ranges:
+                fits = less(num_rows, high + 1) if low == 0 else less(low, num_rows) & less(num_rows, high + 1)
                 with k.when(fits & less(b, narrow_blocks)):
                     at, number = self.unravel(k, b, others, NARROW)
-                    _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, few, least)
+                    _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, high, low)
+            if lone is not None:
+                fits = less(self.below(lone.rows), num_rows) & less(num_rows, lone.rows + 1)
+                with k.when(fits & less(b, batch * ceil_div(p.num_columns, lone.columns))):
+                    at, number = self.unravel(k, b, others, lone.columns)
+                    _Place(self, c, at, self.column(number, lone.columns), ZERO, num_rows).write(k, lone)
             if not few_only:
                 with k.when(less(few, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", row_tiles)]

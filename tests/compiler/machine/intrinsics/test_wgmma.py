@@ -10,14 +10,14 @@ from compiler.machine.target import NAMED
 
 NARROW_OPS = [Wgmma(8, 64), Wgmma(32, 64), Wgmma(128, 64, 2), Wgmma(8, 64, bits=4)]
 TURNS_OP = Wgmma(32, 64, 2, bits=4).deepened(4096, 128)
-THIN_OP = Wgmma(8, 64, bits=4).thin(4096, 128)
+THIN_OP, THIN_BF16 = Wgmma(8, 64, bits=4).thin(4096, 128), Wgmma(8, 64).thin(4096, 4096)
 WIDE_OPS = [
     *(Wgmma(128, 256), Wgmma(128, 128, 2), Wgmma(128, 128, bits=8), Wgmma(64, 128, 2, bits=8)),
     *(op.deepened(4096, 128) for op in (Wgmma(64, 256, bits=4), Wgmma(64, 128, 2, bits=4), Wgmma(64, 256, bits=8))),
 ]
 
 
-@pytest.mark.parametrize("op", [*NARROW_OPS, TURNS_OP, THIN_OP, *WIDE_OPS], ids=str)
+@pytest.mark.parametrize("op", [*NARROW_OPS, TURNS_OP, THIN_OP, THIN_BF16, *WIDE_OPS], ids=str)
 def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
     """The result overwrites the stages. Behind both lie the sums that are passed, then the mbarriers."""
     assert list(op.problems()) == []
@@ -78,6 +78,20 @@ def test_warpgroups_share_a_tile(op: Wgmma, sharing: Sharing) -> None:
 def test_a_tile_is_thin_only_if_its_parts_can_take_turns(length: int, group: int) -> None:
     """They cannot if there is one group, or if no stage holds a group for each of them."""
     assert Wgmma(8, 64, bits=4).thin(length, group) is None
+
+
+@pytest.mark.parametrize(("length", "fold"), [(4096, 8), (8960, 4), (2240, None), (896, None)])
+def test_an_instruction_of_a_thin_tile_reads_no_further_than_its_stage(length: int, fold: int | None) -> None:
+    """It reads 64 columns of bf16, of which the tile has 32. Behind the last weights are rows of the same stage."""
+    op = Wgmma(8, 64).thin(length, length)
+    assert (None if op is None else op.fold) == fold
+    if op is not None:
+        assert (op.fold + 1) * op.panel_bytes <= op.stage_bytes and op.sharing is Sharing.NOTHING and op.multiplied_rows == 8
+
+
+@pytest.mark.parametrize(("op", "threads"), [(THIN_BF16, 128), (Wgmma(8, 64, bits=8), 128), (Wgmma(32, 64), 256), (THIN_OP, 256)], ids=str)
+def test_no_product_is_computed_twice(op: Wgmma, threads: int) -> None:
+    assert op.multipliers == threads
 
 
 def test_only_one_generation_has_the_instruction() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler.backends.cuda.schedule import product
 from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
@@ -46,6 +47,7 @@ func main(x: bf16[n, {length}], y: f32[n, {size}], {given}) -> object where n in
 
 CASES = {
     "many steps": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 640),)),
+    "few columns": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((72, 1792),)),  # thin tiles, whose stages are used again
     "fewer steps than stages": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 96),)),
     "gated": Case(
         'a = linear(x, w0, out_dtype="f32") s = silu(a) b = linear(x, w1, out_dtype="f32") c = multiply(s, b) out = cast(c, dtype="bf16")',
@@ -106,6 +108,17 @@ def random(seed: int, *shape: int, dtype: str = "bf16") -> NDArray[Any]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, target: str, software_gpu: SoftwareGpu) -> None:
+    check(case, target)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4 in short groups, in turns", "int4 in groups, gated, in turns"])
+def test_a_tile_of_a_lone_block_has_the_bits_of_other_tiles(name: str, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a tile computes 33 to 64 rows of products with more columns than those here."""
+    monkeypatch.setattr(product, "MANY_COLUMNS", 0)
+    check(CASES[name], "sm_90a")
+
+
+def check(case: Case, target: str) -> None:
     module = parse(case.program)
     executable = compile_module(module, Options(get(target)))
     assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"

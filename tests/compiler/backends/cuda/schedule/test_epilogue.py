@@ -30,10 +30,18 @@ func main(x: bf16[n, 64], y: f32[n, 64], weight w: bf16[64, 64]) -> object where
 def test_a_group_of_rows_is_loaded_before_any_is_stored() -> None:
     text = print_module(plan(parse(RESIDUAL), Options(get("sm_90a"))).module)
     groups = re.findall(r"alloc local held: f32\[(\d+)\](.*?)(?=alloc local held|\Z)", text, re.DOTALL)
-    assert [int(count) for count, _ in groups] == [2, 8, 8], "rows of a thread in tiles of 8, 32 and 64 rows, at most 8 at once"
+    # Each tile writes rows that all exist, and in another branch those that exist.
+    assert [int(count) for count, _ in groups] == [2, 2, 8, 8, 8, 8], "rows of a thread in tiles of 8, 32 and 64 rows, at most 8 at once"
     for count, group in groups:
         loads = [group.index(f"held[{number}] =") for number in range(int(count))]
         assert max(loads) < group.index("= held[0]"), "a row is stored before all rows of the group are loaded"
+
+
+def test_no_branch_is_between_rows_that_all_exist() -> None:
+    """LLVM would move the load of each row behind the branch, so that the loads would follow each other."""
+    text = print_module(plan(parse(RESIDUAL), Options(get("sm_90a"))).module)
+    groups = re.findall(r"alloc local held: f32\[(\d+)\](.*?)(?=\belse\b|alloc local held|\Z)", text, re.DOTALL)
+    assert [("when" in group) for _, group in groups] == [False, True] * 3
 
 
 APPENDED = """
