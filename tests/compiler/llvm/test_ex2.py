@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.codegen.vector_math import definitions, symbol
+from compiler.codegen.vector_math import definitions
 from compiler.ir.loops.functions import Fn
 from compiler.llvm.ex2 import ex2
 from compiler.llvm.ssa import Code
