@@ -138,8 +138,7 @@ class WgmmaAttend(Intrinsic):
     @property
     def value_part(self) -> int:
         """The number of elements of values that are multiplied at a time."""
-        import os
-        return PART if self.parts == 1 else int(os.environ.get("VP","32"))
+        return PART if self.parts == 1 else PART // 2
 
     # --- shared memory ---------------------------------------------------------------------------------------------------
 

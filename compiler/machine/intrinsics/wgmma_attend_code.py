@@ -105,7 +105,7 @@ class AttendCode(Rows):
         parts = [range(first, min(first + step, self.op.columns)) for first in range(0, self.op.columns, step)]
         started = [self._multiply_values(weights, turn, part) for part in parts[:AT_ONCE]]
         # Each line of arithmetic runs while the tensor cores multiply, not when they wait for this warpgroup.
-        before = self._after("", [code.op(f"fmul float {x}, {factors[n // 2 % 2][0]}") for n, x in enumerate(self.load_floats(self.means))])
+        before = self._before([code.op(f"fmul float {x}, {factors[n // 2 % 2][0]}") for n, x in enumerate(self.load_floats(self.means))])
         for number, part in enumerate(parts):
             running = len(started) - 1 - number
             if running == 0:
@@ -119,6 +119,10 @@ class AttendCode(Rows):
             if len(started) < len(parts):
                 started.append(self._multiply_values(weights, turn, parts[len(started)]))
             self._multiplied_values(following, part.stop)
+
+    def _before(self, means: Sequence[str]) -> list[str]:
+        """Compute the means before, times their factors, here and not later."""
+        return self._after("", means)
 
     def _await_values(self, turn: str) -> None:
         """Wait for the first values that are multiplied."""

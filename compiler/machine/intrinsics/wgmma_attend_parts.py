@@ -16,7 +16,8 @@ computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, SHARED
 from compiler.machine.intrinsics.mma_pages import SPLIT
@@ -34,7 +35,8 @@ class PartCode(AttendCode):
     def find_pages(self, turn: str) -> list[str]:
         """Load the number of one page of a turn. Every eighth lane has the same page."""
         page = self.code.op(f"and i64 {self.thread_again()}, {PAGES - 1}")
-        return [self.page_at(self.add(self.first_of(turn, PAGES), self.short(page)))]
+        with self._near_bounds():
+            return [self.page_at(self.add(self.first_of(turn, PAGES), self.short(page)))]
 
     def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
         """Copy all keys and values of the first turn: the first warpgroup copies keys, the second one values."""
@@ -71,6 +73,9 @@ class PartCode(AttendCode):
             self.await_half(VALUES, turn, part.start // PART)
         return super()._multiply_values(weights, turn, part)
 
+    def _before(self, means: Sequence[str]) -> list[str]:
+        return list(means)
+
     def _await_next_keys(self, turn: str) -> None:
         """Each part of the keys is awaited before it is multiplied."""
 
@@ -83,6 +88,15 @@ class PartCode(AttendCode):
         code = self.code
         with code.when(code.op(f"and i1 {self.is_second}, {code.op(f'icmp slt i64 {turn}, {self.splits}')}")):
             (self.copy_keys_part, self._copy_values_part)[half](turn, part, pages)
+
+    @contextmanager
+    def _near_bounds(self) -> Generator[None]:
+        """Let what follows from the bounds of positions be computed where it is used, so that it takes no registers elsewhere."""
+        bounds = self.low, self.high, self.begin
+        self.low, self.high = (self.code.op(f'call i32 asm sideeffect "", "=r,0"(i32 {x})') for x in bounds[:2])
+        self.begin = self.code.op(f"udiv i32 {self.low}, {SPLIT}")
+        yield
+        self.low, self.high, self.begin = bounds
 
     # --- copies of a part: each thread copies one chunk of each page -----------------------------------------------------
 
@@ -119,8 +133,9 @@ class PartCode(AttendCode):
         swapped = code.op(f"xor i64 {column}, {code.op(f'and i64 {key}, {EIGHT - 1}')}")
         place = self.gep(SHARED, to, self.plus(self.times(key, LINE_BYTES), self.times(swapped, CHUNK)))
         source = self.gep(GLOBAL, self.pools[VALUES], self.plus(self.times(key, op.size * 2), self.times(column, CHUNK)))
-        position = self.add(self.first_of(turn, SPLIT), self.short(key))
-        distance, most = (code.op(f"sub i32 {x}, {self.low}") for x in (position, self.high))
+        with self._near_bounds():
+            position = self.add(self.first_of(turn, SPLIT), self.short(key))
+            distance, most = (code.op(f"sub i32 {x}, {self.low}") for x in (position, self.high))
         for n, page in enumerate(self._page_places(source, pages, part * PART * 2)):
             is_seen = code.op(f"icmp ult i32 {self.add(distance, str(n * PAGE))}, {most}")
             to = self.gep(SHARED, place, str(part * SPLIT * LINE_BYTES + n * PAGE * LINE_BYTES))
