@@ -68,10 +68,10 @@ class PartCode(AttendCode):
             dots = self._multiply_elements(self.half_of(KEYS, turn), range(part * PART, (part + 1) * PART, PAGE), dots)
         return dots
 
-    def _multiply_values(self, weights: Sequence[str], turn: str, part: range) -> list[str]:
-        if part.start and part.start % PART == 0:
-            self.await_half(VALUES, turn, part.start // PART)
-        return super()._multiply_values(weights, turn, part)
+    def _await_values(self, turn: str) -> None:
+        """Wait for all parts of the values: waits between their products would take registers."""
+        for part in range(self.op.parts):
+            self.await_half(VALUES, turn, part)
 
     def _before(self, means: Sequence[str]) -> list[str]:
         return list(means)
