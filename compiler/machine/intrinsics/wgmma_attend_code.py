@@ -141,7 +141,7 @@ class AttendCode(Rows):
     def _await_turn(self, sums: Sequence[str] = ()) -> None:
         """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums` are negative, though
         they never are. Otherwise the assembler would compute weights after the barrier, while the other warpgroup waits."""
-        code, number = self.code, self.warpgroup
+        code, number = self.code, self.own_warpgroup()
         for x in sums:
             is_negative = code.op(f"fcmp olt float {x}, 0.0")
             number = code.op(f"add i64 {number}, {code.op(f'zext i1 {is_negative} to i64')}")
@@ -149,7 +149,7 @@ class AttendCode(Rows):
 
     def _let_other(self) -> None:
         """Let the other warpgroup multiply."""
-        self._turn("arrive", self.code.op(f"xor i64 {self.warpgroup}, 1"))
+        self._turn("arrive", self.code.op(f"xor i64 {self.own_warpgroup()}, 1"))
 
     def _turn(self, action: str, warpgroup: str) -> None:
         number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # of a barrier of the block

@@ -61,7 +61,7 @@ class Pages(BlockCode):
         # All rows see keys from `low` to `high` - 1 only, and each row sees those from `starts` to `ends` - 1. Positions fit 32 bits.
         (self.low, self.starts), (self.ends, self.high) = self._extremes(self.first), self._extremes(self.end)
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
-        self.warp = code.op(f"urem i64 {self.warp}, {WARPS}")
+        self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
         self.is_second = code.op(f"icmp ne i64 {self.warpgroup}, 0")
         self.own = code.op(f"and i64 {self.thread}, {WARPGROUP - 1}")  # the number of the thread in its warpgroup
         self.begin = code.op(f"udiv i32 {self.low}, {SPLIT}")
@@ -86,10 +86,9 @@ class Pages(BlockCode):
         thread = self.code.op('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()')
         return self.code.op(f"zext i32 {thread} to i64")
 
-    @property
-    def warpgroup(self) -> str:
-        """The number of this thread's warpgroup, computed once more."""
-        return self.code.op(f"udiv i64 {self.thread_again()}, {WARPGROUP}")
+    def own_warpgroup(self) -> str:
+        """Return the number of this thread's warpgroup."""
+        return self.warpgroup
 
     def short(self, value: str) -> str:
         """Return a number in 32 bits."""

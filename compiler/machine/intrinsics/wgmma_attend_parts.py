@@ -26,11 +26,15 @@ from compiler.machine.intrinsics.wgmma_attend_code import SWIZZLES, AttendCode, 
 from compiler.machine.intrinsics.wgmma_attend_pages import BARRIER_BYTES, CHUNK, KEYS, PAGES, VALUES, WARPGROUP
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
+FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
 LINE_PAGES = LINE_BYTES // (2 * PAGE)  # number of pages whose keys share a line
 
 
 class PartCode(AttendCode):
     """Heads of more than 128 elements."""
+
+    def own_warpgroup(self) -> str:
+        return self.code.op(f"udiv i64 {self.thread_again()}, {WARPGROUP}")
 
     def find_pages(self, turn: str) -> list[str]:
         """Load the number of one page of a turn. Every eighth lane has the same page."""
@@ -87,7 +91,13 @@ class PartCode(AttendCode):
         """In the second warpgroup, copy a part for a turn, unless this is after the last one."""
         code = self.code
         with code.when(code.op(f"and i1 {self.is_second}, {code.op(f'icmp slt i64 {turn}, {self.splits}')}")):
+            self._meet()
             (self.copy_keys_part, self._copy_values_part)[half](turn, part, pages)
+
+    def _meet(self) -> None:
+        """Wait until all warps of this warpgroup have multiplied what is overwritten next: each warp waits for its own rows only."""
+        number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
+        self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 
     @contextmanager
     def _near_bounds(self) -> Generator[None]:
@@ -184,7 +194,7 @@ class LatentCode(PartCode):
         """Return the products of weights and some elements of this warpgroup's half of the values. Along the summed axis, 64 keys are
         adjacent."""
         op = self.op
-        own = self.plus(self.times(self.warpgroup, op.columns * LINE_BYTES), str(part.start * LINE_BYTES))
+        own = self.plus(self.times(self.own_warpgroup(), op.columns * LINE_BYTES), str(part.start * LINE_BYTES))
         right = Right(self.gep(SHARED, self.half_of(KEYS, turn), own), 1, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
         places = [page // LINE_PAGES * op.size * LINE_BYTES + page % LINE_PAGES * PAGE * 2 for page in range(PAGES)]
         return self._multiply_weights(weights, right, [place // CHUNK for place in places], len(part), "0")
@@ -192,6 +202,7 @@ class LatentCode(PartCode):
     def _multiplied_values(self, following: str, end: int) -> None:
         if end % PART == 0:
             with self.code.when(self.code.op(f"icmp slt i64 {following}, {self.splits}")):
+                self._meet()
                 self._copy_own(following, end // PART - 1, self.find_pages(following))
 
     @property
@@ -201,7 +212,7 @@ class LatentCode(PartCode):
 
     def _copy_own(self, turn: str, part: int, pages: Sequence[str]) -> None:
         """Copy one of the parts whose values this warpgroup multiplies."""
-        self.copy_keys_part(turn, part, pages, self.times(self.warpgroup, self._value_parts))
+        self.copy_keys_part(turn, part, pages, self.times(self.own_warpgroup(), self._value_parts))
 
     def _copy_rest(self, turn: str, pages: Sequence[str]) -> None:
         """In the first warpgroup, copy the parts without values."""

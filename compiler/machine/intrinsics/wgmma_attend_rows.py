@@ -42,8 +42,8 @@ class Rows(Pages):
         groups = size // EIGHT
         if self.op.is_latent:
             groups //= 2
-            rows = [self.gep(GLOBAL, row, self.times(self.warpgroup, groups * EIGHT * 4)) for row in rows]
-            own = self.gep(SHARED, own, self.times(self.warpgroup, groups * brick))
+            rows = [self.gep(GLOBAL, row, self.times(self.own_warpgroup(), groups * EIGHT * 4)) for row in rows]
+            own = self.gep(SHARED, own, self.times(self.own_warpgroup(), groups * brick))
         for begin in range(0, groups, MOST_GROUPS):
             some = range(begin, min(begin + MOST_GROUPS, groups))
             loaded = [[self.words(GLOBAL, row, str(n * EIGHT * 4), 2) for n in some] for row in rows]
@@ -54,7 +54,7 @@ class Rows(Pages):
 
     def _own_queries(self) -> str:
         """Return the address of the queries of this thread's warpgroup."""
-        first = "0" if self.op.is_latent else self.times(self.warpgroup, HALF_ROWS * self.op.size * 2)
+        first = "0" if self.op.is_latent else self.times(self.own_warpgroup(), HALF_ROWS * self.op.size * 2)
         return self.gep(SHARED, self.stages, self.plus(first, str(self.op.queries_at)))
 
     def _store(self) -> None:
@@ -66,7 +66,7 @@ class Rows(Pages):
             with code.when(code.op(f"icmp slt i64 {row}, {self.rows}")):
                 own = self._place(self.out, row, quad, 2 if op.rounds else 4, op.out_size)
                 if op.is_latent:
-                    own = self.gep(GLOBAL, own, self.times(self.warpgroup, op.columns * (2 if op.rounds else 4)))
+                    own = self.gep(GLOBAL, own, self.times(self.own_warpgroup(), op.columns * (2 if op.rounds else 4)))
                 reciprocal = code.op(f"fdiv float 1.0, {sums[i]}")
                 for number in range(2 * i, len(means), 4):
                     pair = [self._quotient(means[number + e], sums[i], reciprocal) for e in PAIR]

@@ -30,6 +30,7 @@ pytestmark = needs_pycuda
 
 # A chunk with more tokens than a tile has, whose tokens see two splits; a short prompt; decode steps; another chunk of a prompt.
 ROWS = (*((0, 110 + i) for i in range(37)), (1, 5), (1, 6), (2, 130), (1, 7), *((2, 131 + i) for i in range(6)))
+LONG = (*((0, 250 + i) for i in range(12)), (1, 5), (2, 130))  # tokens that see three splits, so parts of stages are used again
 CASES = {
     "two warpgroups": Case(rows=ROWS),
     "an infinite value": Case(rows=ROWS, infinite=True),
@@ -38,6 +39,9 @@ CASES = {
     "large heads": Case(heads=4, kv_heads=1, size=128, rows=ROWS[15:]),
     "sizes that are not powers of two": Case(heads=4, kv_heads=1, size=80, rows=ROWS[30:]),
     "one head": Case(heads=2, size=64, rows=ROWS[:-3]),
+    "heads of 192, in parts": Case(heads=4, kv_heads=1, size=192, window=150, rows=LONG),
+    "heads of 256, in parts, with capped scores": Case(heads=4, kv_heads=1, size=256, softcap=1.5, rows=LONG),
+    "latents": Case(heads=8, kv_heads=1, size=192, value_size=128, rows=LONG),
 }
 
 

@@ -29,7 +29,8 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, cast, const, equal, index, less, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
-from compiler.machine.intrinsics.wgmma_attend import WgmmaAttend, attends
+from compiler.machine.intrinsics.mma_pages import ENOUGH_BLOCKS
+from compiler.machine.intrinsics.wgmma_attend import LARGEST_WHOLE, WgmmaAttend, attends
 from compiler.machine.target import Target
 from compiler.ops.attention.kv_cache import KEYS, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
@@ -54,11 +55,12 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
 
 
 class WarpgroupWalk(TensorWalk):
-    blocks = 3  # many blocks find no token that is left, so they should not wait for each other
     left: Array  # [tokens * groups]: LEFT or BEGINS if the second launch computes the token with this group of heads, otherwise 0
 
     def __init__(self, node: Attention, source: Paged) -> None:
         super().__init__(node, source, EIGHT)
+        # Many blocks find no token that is left, so they should not wait for each other. Large heads need more registers.
+        self.blocks = 3 if self.size <= LARGEST_WHOLE else ENOUGH_BLOCKS
 
     def body(self) -> Stmt:
         k, stored = self.k, self.stored()
@@ -130,8 +132,15 @@ class _LongRuns:
             self._find_tokens(tile)
             self._find_runs(tile)
             with k.serial("n", k.let("runs", cast(tile.num_runs[0], I64), self.tile_tokens)) as n:
-                u, count = (k.let(name, cast(x[n], I64), self.tile_tokens) for name, x in (("u", tile.starts), ("count", tile.counts)))
-                self._attend(tile, u, count)
+                self._attend(tile, *self._run(tile, n))
+                u, count = self._run(tile, n)  # read again, because threads have no registers to keep it
+                with k.threads("i", self.tile_tokens) as i, k.when(less(i, count) & equal(tile.broken[0], 0)):
+                    walk.left[(start + u + i) * walk.groups + group] = const(0, I32)
+
+    def _run(self, tile: _Tile, n: Dim) -> tuple[Dim, Dim]:
+        """Read the first token and the number of tokens of a long run."""
+        u, count = (self.k.let(name, cast(x[n], I64), self.tile_tokens) for name, x in (("u", tile.starts), ("count", tile.counts)))
+        return u, count
 
     @property
     def few(self) -> int:
@@ -205,5 +214,3 @@ class _LongRuns:
         places = keys, values, k.array(source.tables)[sequence, 0], tile.first[u], tile.end[u]
         sizes = source.cache.shape[3] * source.cache.shape[4], Dim.of(walk.heads), count * walk.block_heads
         k.tile(self.op, walk.out[own], *rows, *places, dims=sizes)
-        with k.threads("i", self.tile_tokens) as i, k.when(less(i, count) & equal(tile.broken[0], 0)):
-            walk.left[(token + i) * walk.groups + tile.group] = const(0, I32)
