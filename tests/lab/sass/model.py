@@ -334,7 +334,8 @@ def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
     if op.is_latent:  # the warpgroups take no turns: each waits for the products of both
         often, always, turns = often + tensor, always + tensor, 0.0
     else:
-        turns = sum(cycles_between(listing, loop, "BAR.SYNC", "BAR.ARV", L2, edges + others) for others in (of_first, of_second))
+        awaited = rf"BAR\.SYNC\S* \w+, {kernel.threads:#x}$"  # barriers of one warpgroup have fewer threads
+        turns = sum(cycles_between(listing, loop, awaited, "BAR.ARV", L2, edges + others) for others in (of_first, of_second))
     return _Work(
         before=cycles_of(listing, 0, loop.begin, L2, lambda inner: counted(listing, inner)),
         trip=often + (always - often) / num_splits,
@@ -449,9 +450,14 @@ def _attention(kernel: Kernel, case: Case) -> _Work:
 def counted(listing: Listing, loop: Loop) -> int:
     """Return how many trips a loop makes whose counter is compared with a constant, or one more or less; 1 for other loops."""
     branch = listing.instructions[loop.end - 1]
-    compared = (re.match(r"(U?P\d), U?PT, \w+(?:\.reuse)?, (0x[0-9a-f]+), ", x.operands) for x in listing.body(loop) if "ISETP" in x.name)
-    ends = [int(found[2], 16) for found in compared if found and found[1] == branch.predicate.lstrip("!")]
-    return max(1, ends[-1] + ends[-1] % 2) if ends else 1
+    compared = (re.match(r"(U?P\d), U?PT, (\w+)(?:\.reuse)?, (0x[0-9a-f]+), ", x.operands) for x in listing.body(loop) if "ISETP" in x.name)
+    ends = [(found[2], int(found[3], 16)) for found in compared if found and found[1] == branch.predicate.lstrip("!")]
+    if not ends:
+        return 1
+    counter, end = ends[-1]
+    added = (re.match(rf"{counter}, (?:U?P\d, )?{counter}(?:\.reuse)?, (0x[0-9a-f]+)\b", x.operands) for x in listing.body(loop))
+    steps = end // next((int(found[1], 16) for found in added if found), 1)
+    return max(1, steps + steps % 2)
 
 
 def _instructions(listing: Listing, loop: Loop, trips: Callable[[Loop], float]) -> float:
