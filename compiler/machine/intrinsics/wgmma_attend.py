@@ -23,7 +23,9 @@ In order of reading:
 
     wgmma_attend.py          the sizes and the meaning of the tile
     wgmma_attend_pages.py    the code that copies pages to shared memory
+    wgmma_attend_rows.py     the code that copies queries, and stores results
     wgmma_attend_code.py     the code that multiplies, computes weights and joins means
+    wgmma_attend_parts.py    the same for large heads and latents, of which only one stage fits in shared memory
 """
 
 from __future__ import annotations
@@ -138,7 +140,7 @@ class WgmmaAttend(Intrinsic):
     @property
     def value_part(self) -> int:
         """The number of elements of values that are multiplied at a time."""
-        return PART if self.parts == 1 else PART // 2
+        return PART if self.parts == 1 else PART // 2  # registers hold products of two parts at once
 
     # --- shared memory ---------------------------------------------------------------------------------------------------
 
