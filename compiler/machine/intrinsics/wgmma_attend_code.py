@@ -19,7 +19,7 @@ from compiler.llvm.ex2 import ex2
 from compiler.llvm.ssa import multiply_add
 from compiler.machine.intrinsics.block_code import EIGHT, SHARED
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, PART
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES
 from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, VALUES
 from compiler.machine.intrinsics.wgmma_attend_rows import LOWEST, PAIR, Rows
 from runtime.cache_groups import PAGE_SIZE as PAGE
