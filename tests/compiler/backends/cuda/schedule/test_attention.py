@@ -115,7 +115,7 @@ LONG = [
     Case(kind="bf16", size=16),
     Case(kind="bf16", size=32, window=9, sinks=True),
     Case(kind="bf16", size=192, softcap=3.0),
-    Case(kind="bf16", size=192, value_size=128),
+    Case(kind="bf16", size=128, value_size=128),
 ]
 
 
