@@ -86,6 +86,7 @@ class AttendCode(Rows):
         pages = self.find_pages(following)
         self.store_floats(self._await_product(dots, 0), self.scores)
         self._let_other()
+        self.meet()  # the second warpgroup overwrites values that its warps multiplied before these keys
         self.copy_turn(following, pages)
 
     def _join_split(self, turn: str) -> None:

@@ -24,6 +24,7 @@ KEYS, VALUES = 0, 1  # halves of a stage
 PAGES = SPLIT // PAGE  # number of pages of a split
 WARPGROUP = WARPS * LANES
 BARRIER_BYTES = 8
+FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,11 @@ class Pages(BlockCode):
         with code.when(code.op(f"icmp ult i64 {thread}, {self.op.num_barriers}")):
             place = self.plus(self.times(thread, BARRIER_BYTES), str(self.op.barriers_at))
             self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
+
+    def meet(self) -> None:
+        """Wait until all warps of this warpgroup have multiplied what is overwritten next: each warp waits for its own rows only."""
+        number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
+        self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 
     # --- copies ----------------------------------------------------------------------------------------------------------
 

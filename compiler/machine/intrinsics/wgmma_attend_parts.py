@@ -26,7 +26,6 @@ from compiler.machine.intrinsics.wgmma_attend_code import SWIZZLES, AttendCode, 
 from compiler.machine.intrinsics.wgmma_attend_pages import BARRIER_BYTES, CHUNK, KEYS, PAGES, VALUES, WARPGROUP
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
-FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
 LINE_PAGES = LINE_BYTES // (2 * PAGE)  # number of pages whose keys share a line
 
 
@@ -91,13 +90,8 @@ class PartCode(AttendCode):
         """In the second warpgroup, copy a part for a turn, unless this is after the last one."""
         code = self.code
         with code.when(code.op(f"and i1 {self.is_second}, {code.op(f'icmp slt i64 {turn}, {self.splits}')}")):
-            self._meet()
+            self.meet()
             (self.copy_keys_part, self._copy_values_part)[half](turn, part, pages)
-
-    def _meet(self) -> None:
-        """Wait until all warps of this warpgroup have multiplied what is overwritten next: each warp waits for its own rows only."""
-        number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
-        self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 
     @contextmanager
     def _near_bounds(self) -> Generator[None]:
@@ -202,7 +196,7 @@ class LatentCode(PartCode):
     def _multiplied_values(self, following: str, end: int) -> None:
         if end % PART == 0:
             with self.code.when(self.code.op(f"icmp slt i64 {following}, {self.splits}")):
-                self._meet()
+                self.meet()
                 self._copy_own(following, end // PART - 1, self.find_pages(following))
 
     @property
