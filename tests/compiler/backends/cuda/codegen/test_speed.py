@@ -102,7 +102,8 @@ def test_attention_has_pages_in_flight(code: StepCode) -> None:
 
 
 def test_attention_of_long_runs_copies_while_it_multiplies(code: StepCode) -> None:
-    """The loop over splits waits for the other warpgroup's turn, and for the own warps before it copies, loads only numbers of pages, and copies a stage in each trip."""
+    """The loop over splits waits for the other warpgroup's turn, and for the warps of its own before it copies. It loads only numbers of
+    pages, and copies a stage in each trip."""
     for kernel in code.kernels.values():
         if kernel.schedule == WARPGROUPS_ATTEND and "HGMMA" in kernel.kinds:
             facts = facts_of(kernel.listing, splits_of(kernel))
