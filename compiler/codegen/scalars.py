@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from compiler.codegen import e4m3, vector_math
+from compiler.codegen import e4m3
 from compiler.codegen.vector_math import Lanes
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
@@ -188,9 +188,7 @@ class Scalars:
                 root = self._call("sqrt", "float", lanes, args)
                 return self.code.op(f"fdiv {kind} {splat(float_literal(1.0), 'float', lanes)}, {root}")
             case Fn.EXP | Fn.EXP2 | Fn.LOG | Fn.TANH | Fn.ERF | Fn.SIN | Fn.COS | Fn.POW:
-                listed = ", ".join(f"{kind} {a}" for a in args)
-                self.code.math.add((fn, lanes))
-                return self.code.op(f"call {kind} {vector_math.symbol(fn, lanes)}({listed})")
+                return self.code.call_math(fn, args, lanes)
             case _:
                 raise _unsupported(fn, dtype)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from compiler.ir.loops.functions import Fn
 from compiler.llvm.ex2 import LOG2_E, ex2
-from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, vec
+from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, symbol, vec
 from compiler.machine.product_steps.avx512 import SCALE_EXPONENT
 from compiler.machine.target import GPU, Target
 
@@ -112,10 +112,6 @@ NAN: Final = math.nan
 ROUND_F32: Final = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 ROUND_F64: Final = 1.5 * 2.0**52
 SCALED: Final = "scaled"  # name of the helper function that computes value * 2^n
-
-
-def symbol(fn: str, lanes: int) -> str:
-    return f"@math.{fn}.{lanes}"
 
 
 def definitions(used: Iterable[tuple[Fn, int]], target: Target) -> list[str]:

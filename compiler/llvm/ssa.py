@@ -63,6 +63,12 @@ class Code:
     def do(self, text: str) -> None:
         self.lines.append(text)
 
+    def call_math(self, fn: Fn, args: Sequence[str], lanes: int = 1) -> str:
+        """Write a call of a function that compiler/codegen/vector_math.py defines, and return its result."""
+        self.math.add((fn, lanes))
+        kind = vec("float", lanes)
+        return self.op(f"call {kind} {symbol(fn, lanes)}({', '.join(f'{kind} {a}' for a in args)})")
+
     def hoist(self, level: int, text: str) -> str:
         """Write a pure instruction in the scope `level`, once per scope, and return its result."""
         scope = self.scopes[level]
@@ -180,6 +186,11 @@ def fence(code: Code, values: Sequence[str], kind: str) -> list[str]:
 
 
 # --- types and constants -----------------------------------------------------------------------------------------------
+
+
+def symbol(fn: str, lanes: int) -> str:
+    """Return the name of a function of compiler/codegen/vector_math.py."""
+    return f"@math.{fn}.{lanes}"
 
 
 def vec(element: str, lanes: int) -> str:

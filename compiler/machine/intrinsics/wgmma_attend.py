@@ -23,7 +23,9 @@ In order of reading:
 
     wgmma_attend.py          the sizes and the meaning of the tile
     wgmma_attend_pages.py    the code that copies pages to shared memory
+    wgmma_attend_rows.py     the code that copies queries, and stores results
     wgmma_attend_code.py     the code that multiplies, computes weights and joins means
+    wgmma_attend_parts.py    the same for large heads and latents, of which only one stage fits in shared memory
 """
 
 from __future__ import annotations
@@ -43,29 +45,33 @@ from compiler.machine.target import Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 HALF_ROWS = 64  # number of rows of a warpgroup
-ROWS = 2 * HALF_ROWS
-LARGEST = 128  # maximum number of elements of a key or a value: a thread has registers for the means of so many
+LARGEST = 256  # maximum number of elements of which a thread has means in registers
+LARGEST_WHOLE = 128  # maximum number of elements of keys and values of which two stages fit in shared memory
+LARGEST_LATENT = 576  # maximum number of elements of a latent: 64 rows of queries fit beside one split
 STAGES = 2
+PART = 64  # number of elements of a part of keys or values that is copied alone, and of values that are multiplied at a time
 LINE_BYTES = 128  # bytes of a part of a line of keys
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
 
-def attends(size: int, target: Target) -> bool:
-    """Return whether the target has the tile for keys and values of this size."""
-    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, False, 1.0).problems())
+def attends(size: int, target: Target, value_size: int = 0) -> bool:
+    """Return whether the target has the tile for keys and values of this size. If `value_size` is not 0, values are the beginnings of keys,
+    of so many elements."""
+    return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, False, 1.0, value_size).problems())
 
 
 @tile_op
 class WgmmaAttend(Intrinsic):
-    """wgmma_attend(out, stages, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, token_stride, rows):
+    """wgmma_attend(out, stages, top, weights, broken, queries, keys, values, tables, first, end) dims(page_stride, token_heads, rows):
     compute the attention of tokens of one sequence to its keys.
 
-    out       the result: [tokens, heads, size], with a distance of `token_stride` between tokens
+    out       the result: [tokens, token_heads, size of a value]
     stages    shared memory for stages and queries
     top       the largest score of each row before the first key, which is that of a sink, as a logarithm to base 2
     weights   the sum of weights of each row before the first key
     broken    becomes 1 if a mean is not finite in a split of which some row does not see all keys; that mean may be wrong
-    queries   like `out`
+    queries   [tokens, token_heads, size]
+    values    not read if values are the beginnings of keys
     tables    the pages of the sequence
     first     for each token, the first position that it sees; `end`: one past the last one
 
@@ -78,7 +84,10 @@ class WgmmaAttend(Intrinsic):
     size: int
     heads: int
     rounds: bool  # whether `out` is bf16
-    unit: float  # positive; a product of a query and a key times `unit` is a logarithm to base 2
+    unit: float  # positive; a score times `unit` is a logarithm to base 2
+    value_size: int = 0  # if not 0, values are the beginnings of keys, of so many elements
+    scale: float = 1.0  # with `softcap`, a score is softcap * tanh(scale * query . key / softcap), otherwise query . key
+    softcap: float = 0.0
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -90,17 +99,48 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        return "page_stride", "token_stride", "rows"
+        return "page_stride", "token_heads", "rows"
 
     @property
     def enough_blocks(self) -> int:
         return 1
 
     def problems(self) -> Iterator[str]:
-        if self.size % PAGE or not PAGE <= self.size <= LARGEST:
-            yield f"size is {self.size}, expected a multiple of {PAGE} up to {LARGEST}"
-        if not 1 <= self.heads <= ROWS:
-            yield f"heads are {self.heads}, expected 1 to {ROWS}"
+        step, most = (PAGE, LARGEST) if self.size <= LARGEST_WHOLE and not self.is_latent else (PART, LARGEST)
+        if self.is_latent:
+            most = LARGEST_LATENT
+            if self.value_size % (2 * PART) or not 2 * PART <= self.value_size <= min(self.size, 2 * LARGEST):
+                yield f"value_size is {self.value_size}, expected a multiple of {2 * PART} up to {min(self.size, 2 * LARGEST)}"
+        if self.size % step or not PAGE <= self.size <= most:
+            yield f"size is {self.size}, expected a multiple of {step} up to {most}"
+        if not 1 <= self.heads <= self.block_rows:
+            yield f"heads are {self.heads}, expected 1 to {self.block_rows}"
+
+    # --- what a block computes -------------------------------------------------------------------------------------------
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the beginnings of keys."""
+        return self.value_size != 0
+
+    @property
+    def block_rows(self) -> int:
+        """The number of rows of a block. To latents, both warpgroups attend for the same rows: each multiplies half of every value."""
+        return HALF_ROWS if self.is_latent else 2 * HALF_ROWS
+
+    @property
+    def out_size(self) -> int:
+        return self.value_size or self.size
+
+    @property
+    def columns(self) -> int:
+        """The number of elements of values that a warpgroup multiplies."""
+        return self.value_size // 2 if self.is_latent else self.size
+
+    @property
+    def value_part(self) -> int:
+        """The number of elements of values that are multiplied at a time."""
+        return PART if self.parts == 1 else PART // 2  # registers hold products of two parts at once
 
     # --- shared memory ---------------------------------------------------------------------------------------------------
 
@@ -115,12 +155,22 @@ class WgmmaAttend(Intrinsic):
         return SPLIT * self.size * 2
 
     @property
+    def halves(self) -> int:
+        return 1 if self.is_latent else 2
+
+    @property
     def stage_bytes(self) -> int:
-        return 2 * self.half_bytes
+        return self.halves * self.half_bytes
 
     @property
     def stages(self) -> int:
-        return STAGES
+        return STAGES if self.parts == 1 else 1
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of keys, and of values, that are copied and awaited one by one. With one stage, a part of the next split is
+        copied as soon as both warpgroups have multiplied the same part of this split."""
+        return self.size // PART if self.is_latent or self.size > LARGEST_WHOLE else 1
 
     @property
     def queries_at(self) -> int:
@@ -129,24 +179,28 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def barriers_at(self) -> int:
-        """The offset in shared memory of the mbarriers, two for each stage."""
-        return self.queries_at + ROWS * self.size * 2
+        """The offset in shared memory of the mbarriers, one for each part of each half of a stage."""
+        return self.queries_at + self.block_rows * self.size * 2
+
+    @property
+    def num_barriers(self) -> int:
+        return self.halves * self.stages * self.parts
 
     @property
     def shared_bytes(self) -> int:
-        return self.barriers_at + 2 * self.stages * 8
+        return self.barriers_at + self.num_barriers * 8
 
     # --- meaning ---------------------------------------------------------------------------------------------------------
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         out, _, top, weights, broken, queries, keys, values, tables, first, end = arrays
-        stride, token_stride, rows = dims
+        stride, token_heads, rows = dims
         tokens = -(-rows // self.heads)
         low, high = int(first[:tokens].min()), int(end[:tokens].max())
-        tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.size), np.float32)
+        tops, sums, means = top[:rows].copy(), weights[:rows].copy(), np.zeros((rows, self.out_size), np.float32)
         token, head = np.divmod(np.arange(rows), self.heads)
-        places = (token * token_stride + head * self.size)[:, None] + np.arange(self.size)
-        given = queries[places].astype(keys.dtype).astype(np.float64)
+        row = (token * token_heads + head)[:, None]
+        given = queries[row * self.size + np.arange(self.size)].astype(keys.dtype).astype(np.float64)
         for split in range(low // SPLIT, -(-high // SPLIT)):
             at = np.arange(split * SPLIT, (split + 1) * SPLIT)
             held = [int(tables[n]) * stride if low <= n * PAGE + PAGE - 1 and n * PAGE < high else None for n in at[::PAGE] // PAGE]
@@ -155,9 +209,13 @@ class WgmmaAttend(Intrinsic):
                 if place is not None:
                     k[i * PAGE : (i + 1) * PAGE] = keys[place:][: self.size * PAGE].reshape(self.size, PAGE).T
                     v[i * PAGE : (i + 1) * PAGE] = values[place:][: self.size * PAGE].reshape(PAGE, self.size)
+            v = k[:, : self.value_size].copy() if self.is_latent else v
             v[(at < low) | (at >= high)] = 0.0
             sees = (first[token, None] <= at) & (at < end[token, None])
-            scores = np.where(sees, _product(given, k) * np.float32(self.unit), np.float32(-np.inf))
+            products = _product(given, k)
+            if self.softcap:
+                products = np.tanh(products * np.float32(self.scale) / np.float32(self.softcap)) * np.float32(self.softcap)
+            scores = np.where(sees, products * np.float32(self.unit), np.float32(-np.inf))
             largest = np.maximum(tops, scores.max(1))
             base = np.where(np.isneginf(largest), np.float32(0), largest)
             own = np.where(np.isneginf(scores.max(1)), np.float32(0), scores.max(1))
@@ -168,12 +226,14 @@ class WgmmaAttend(Intrinsic):
             tops = largest
             if not sees.all() and not np.isfinite(mean).all():
                 broken[0] = 1
-        out[places] = means / sums[:, None]
+        out[row * self.out_size + np.arange(self.out_size)] = means / sums[:, None]
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # its modules import this one
+        from compiler.machine.intrinsics.wgmma_attend_parts import LatentCode, PartCode
 
-        AttendCode(self, code, pointers, dims).run()
+        kind = LatentCode if self.is_latent else PartCode if self.parts > 1 else AttendCode
+        kind(self, code, pointers, dims).run()
 
 
 def _product(left: Array, right: Array) -> Array:

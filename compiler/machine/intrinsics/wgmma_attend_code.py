@@ -1,8 +1,8 @@
 """Emit the code of attention by `wgmma`, which every thread of the block runs.
 
-Of the accumulators of a warpgroup, a thread holds the scores of two rows, 8 rows apart. In each row, it has two neighbouring keys of every
-8, so four lanes share a row. The sum of a row's weights consists of sixteen sums, of keys that are 16 apart, in order; a thread has four of
-them. Then sums that are 8, 4, 2 and 1 apart are added.
+In each row of scores, a thread has two neighbouring keys of every 8 (wgmma_attend_rows.py), so four lanes share a row. The sum of a row's
+weights consists of sixteen sums, of keys that are 16 apart, in order; a thread has four of them. Then sums that are 8, 4, 2 and 1 apart are
+added.
 
 One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
 registers; if one did, the assembler would insert a wait after each `wgmma`.
@@ -11,28 +11,26 @@ registers; if one did, the assembler would insert a wait after each `wgmma`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from compiler.ir.loops.functions import Fn
 from compiler.llvm.ex2 import ex2
-from compiler.llvm.ssa import Code, float_literal, multiply_add
-from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED
+from compiler.llvm.ssa import multiply_add
+from compiler.machine.intrinsics.block_code import EIGHT, SHARED
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import HALF_ROWS, LINE_BYTES, WgmmaAttend
-from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, VALUES, Pages
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES
+from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, VALUES
+from compiler.machine.intrinsics.wgmma_attend_rows import LOWEST, PAIR, Rows
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
-PART = 64  # maximum number of elements of values that are multiplied at a time
+AT_ONCE = 2  # maximum number of parts of values that are multiplied, or wait for it, at once
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
-LOWEST = float_literal(float("-inf"))
-PAIR = range(2)  # rows of a thread, and neighbouring keys
 
 
 @dataclass(frozen=True, slots=True)
-class _Operand:
-    """An operand in shared memory. The distances are in units of 16 bytes, as in its descriptor."""
+class Right:
+    """An operand in shared memory, the right one of most products. The distances are in units of 16 bytes, as in its descriptor."""
 
     place: str
     leading: int
@@ -46,7 +44,7 @@ class _Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """One instruction of a product."""
 
     before: str  # assembly that runs before it
@@ -54,13 +52,7 @@ class _Step:
     distance: int  # that of its right operand
 
 
-class AttendCode(Pages):
-    def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        super().__init__(op, code, pointers, dims)
-        self.means = [code.alloca("float") for _ in range(op.size // 2)]
-        self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
-        self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
-
+class AttendCode(Rows):
     def run(self) -> None:
         code = self.code
         pages = self.find_pages("0")
@@ -90,10 +82,11 @@ class AttendCode(Pages):
 
     def _score(self, turn: str) -> None:
         """Multiply the keys of a turn, and let the other warpgroup multiply. Then begin to copy for the next turn."""
-        dots, following = self._multiply_keys(self.half_of(KEYS, turn)), self.plus(turn, "1")
+        dots, following = self._multiply_keys(turn), self.plus(turn, "1")
         pages = self.find_pages(following)
         self.store_floats(self._await_product(dots, 0), self.scores)
         self._let_other()
+        self.meet()  # the second warpgroup overwrites values that its warps multiplied before these keys
         self.copy_turn(following, pages)
 
     def _join_split(self, turn: str) -> None:
@@ -102,34 +95,54 @@ class AttendCode(Pages):
         code, start, following = self.code, self.first_of(turn, SPLIT), self.plus(turn, "1")
         begins, ends = code.op(f"icmp slt i32 {start}, {self.starts}"), code.op(f"icmp slt i32 {self.ends}, {self.add(start, str(SPLIT))}")
         is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
+        if self.op.softcap:
+            self.store_floats([self._capped(x) for x in self.load_floats(self.scores)], self.scores)
         with code.when(is_edge):
             self._mask(start)
         factors, weights = self._weigh()
-        self.await_half(VALUES, turn)
+        self._await_values(turn)
         self._await_turn(self.load_floats(self.state[1]))
-        values = self.half_of(VALUES, turn)
-        parts = [range(first, min(first + PART, self.op.size)) for first in range(0, self.op.size, PART)]
-        started = [self._multiply_values(weights, values, part.start, len(part)) for part in parts]
+        step = self.op.value_part
+        parts = [range(first, min(first + step, self.op.columns)) for first in range(0, self.op.columns, step)]
+        started = [self._multiply_values(weights, turn, part) for part in parts[:AT_ONCE]]
         # Each line of arithmetic runs while the tensor cores multiply, not when they wait for this warpgroup.
-        before = self._after("", [code.op(f"fmul float {x}, {factors[n // 2 % 2][0]}") for n, x in enumerate(self.load_floats(self.means))])
-        for number, (part, found) in enumerate(zip(parts, started, strict=True)):
-            running = len(parts) - 1 - number
+        before = self._before([code.op(f"fmul float {x}, {factors[n // 2 % 2][0]}") for n, x in enumerate(self.load_floats(self.means))])
+        for number, part in enumerate(parts):
+            running = len(started) - 1 - number
             if running == 0:
-                with code.when(code.op(f"icmp slt i64 {following}, {self.splits}")):
-                    self.await_half(KEYS, following)
-            found = self._await_product(found, running)
+                self._await_next_keys(following)
+            found = self._await_product(started[number], running)
             with code.when(is_edge):
                 self._check(found)
             own = slice(part.start // 2, part.stop // 2)
             joined = [self._sum_of(x, y, factors[n // 2 % 2][1]) for n, (x, y) in enumerate(zip(found, before[own], strict=True))]
             self.store_floats(self._after("", joined), self.means[own])
+            if len(started) < len(parts):
+                started.append(self._multiply_values(weights, turn, parts[len(started)]))
+            self._multiplied_values(following, part.stop)
+
+    def _before(self, means: Sequence[str]) -> list[str]:
+        """Compute the means before, times their factors, here and not later."""
+        return self._after("", means)
+
+    def _await_values(self, turn: str) -> None:
+        """Wait for the first values that are multiplied."""
+        self.await_half(VALUES, turn)
+
+    def _await_next_keys(self, turn: str) -> None:
+        """Wait for the keys of the next turn, while values are multiplied."""
+        with self.code.when(self.code.op(f"icmp slt i64 {turn}, {self.splits}")):
+            self.await_half(KEYS, turn)
+
+    def _multiplied_values(self, following: str, end: int) -> None:
+        """Do what this warpgroup does after it has multiplied its values up to element `end`: nothing if stages are not cut into parts."""
 
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _await_turn(self, sums: Sequence[str] = ()) -> None:
         """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums` are negative, though
         they never are. Otherwise the assembler would compute weights after the barrier, while the other warpgroup waits."""
-        code, number = self.code, self.warpgroup
+        code, number = self.code, self.own_warpgroup()
         for x in sums:
             is_negative = code.op(f"fcmp olt float {x}, 0.0")
             number = code.op(f"add i64 {number}, {code.op(f'zext i1 {is_negative} to i64')}")
@@ -137,7 +150,7 @@ class AttendCode(Pages):
 
     def _let_other(self) -> None:
         """Let the other warpgroup multiply."""
-        self._turn("arrive", self.code.op(f"xor i64 {self.warpgroup}, 1"))
+        self._turn("arrive", self.code.op(f"xor i64 {self.own_warpgroup()}, 1"))
 
     def _turn(self, action: str, warpgroup: str) -> None:
         number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # of a barrier of the block
@@ -145,41 +158,52 @@ class AttendCode(Pages):
 
     # --- products --------------------------------------------------------------------------------------------------------
 
-    def _multiply_keys(self, keys: str) -> list[str]:
+    def _multiply_keys(self, turn: str) -> list[str]:
         """Return this thread's products of queries and keys."""
+        return self._multiply_elements(self.half_of(KEYS, turn), range(0, self.op.size, PAGE))
+
+    def _multiply_elements(self, keys: str, elements: range, sums: Sequence[str] = ()) -> list[str]:
+        """Return the products of some elements of queries and keys, 16 at a time, added to those before."""
         size = self.op.size
-        left = _Operand(self._queries_of(self.warpgroup), EIGHT, size, 0)
-        right = _Operand(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
-        makes = [left.at("$A0", step * 2 * EIGHT, "a") for step in range(size // PAGE)]
-        steps = [_Step(make, "a", step * PAGE * LINE_BYTES // CHUNK) for step, make in enumerate(makes)]
-        return self._multiply(SPLIT, steps, [self.low_descriptor(left.place, left.leading << 16)], right, "0, 1")
+        left = Right(self._own_queries(), EIGHT, size, 0)
+        right = Right(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
+        makes = [(left.at("$A0", first // PAGE * 2 * EIGHT, "a"), first * LINE_BYTES // CHUNK) for first in elements]
+        steps = [Step(make, "a", distance) for make, distance in makes]
+        return self._multiply(SPLIT, steps, [self.low_descriptor(left.place, left.leading << 16)], right, "0, 1", sums)
 
-    def _multiply_values(self, weights: Sequence[str], values: str, begin: int, size: int) -> list[str]:
-        """Return this thread's products of weights and the elements `begin` .. `begin` + `size` - 1 of values."""
+    def _multiply_values(self, weights: Sequence[str], turn: str, part: range) -> list[str]:
+        """Return this thread's products of weights and some elements of values."""
         width = self.op.width
-        line, inside = divmod(begin * 2, width)
-        place = self.gep(SHARED, values, str(line * SPLIT * width + inside))
-        right = _Operand(place, SPLIT * width // CHUNK, EIGHT * width // CHUNK, SWIZZLES[width])
-        registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
-        steps = [_Step("", registers[page], page * PAGE * width // CHUNK) for page in range(PAGES)]
-        return self._multiply(size, steps, weights, right, "1")
+        line, inside = divmod(part.start * 2, width)
+        place = self.gep(SHARED, self.half_of(VALUES, turn), str(line * SPLIT * width + inside))
+        right = Right(place, SPLIT * width // CHUNK, EIGHT * width // CHUNK, SWIZZLES[width])
+        return self._multiply_weights(weights, right, [page * PAGE * width // CHUNK for page in range(PAGES)], len(part), "1")
 
-    def _multiply(self, columns: int, steps: Sequence[_Step], left: Sequence[str], right: _Operand, transposed: str) -> list[str]:
-        """Start to multiply 64 rows by `columns` columns. Return the registers to which the result will be written. `left` are words that
-        the steps name by `$A` and a number."""
+    def _multiply_weights(self, weights: Sequence[str], right: Right, distances: Sequence[int], columns: int, transposed: str) -> list[str]:
+        """Return the products of weights and an operand, whose pages lie at some distances."""
+        registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
+        steps = [Step("", given, distance) for given, distance in zip(registers, distances, strict=True)]
+        return self._multiply(columns, steps, weights, right, transposed)
+
+    def _multiply(
+        self, columns: int, steps: Sequence[Step], left: Sequence[str], right: Right, transposed: str, sums: Sequence[str] = ()
+    ) -> list[str]:
+        """Start to multiply 64 rows by `columns` columns, and to add the products to `sums`. Return the registers to which the result will
+        be written. `left` are words that the steps name by `$A` and a number."""
         code, count = self.code, columns // 2
-        result = ", ".join(f"${n}" for n in range(count))
+        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # of the result, and of the words
         lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
         lines.append("wgmma.fence.sync.aligned;")
         for number, step in enumerate(steps):
-            lines.append(f"{step.before} {right.at(f'${count + len(left)}', step.distance, 'b')}")
-            kind, mode = f"m64n{columns}k16.f32.bf16.bf16", "add" if number else "set"
+            lines.append(f"{step.before} {right.at(f'${first + len(left)}', step.distance, 'b')}")
+            kind, mode = f"m64n{columns}k16.f32.bf16.bf16", "add" if number or sums else "set"
             lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {step.left}, b, {mode}, 1, 1, {transposed};")
         lines.append("wgmma.commit_group.sync.aligned;")
-        text = re.sub(r"\$A(\d+)", lambda m: f"${count + int(m[1])}", " ".join(lines))
+        text = re.sub(r"\$A(\d+)", lambda m: f"${first + int(m[1])}", " ".join(lines))
         results = f"{{{', '.join(['float'] * count)}}}"
-        constraints = ",".join([*["=f"] * count, *["r"] * (len(left) + 1), "~{memory}"])
-        given = ", ".join(f"i32 {word}" for word in (*left, self.low_descriptor(right.place, right.leading << 16)))
+        constraints = ",".join([*["=f"] * count, *map(str, range(len(sums))), *["r"] * (len(left) + 1), "~{memory}"])
+        words = (*left, self.low_descriptor(right.place, right.leading << 16))
+        given = ", ".join([*(f"float {x}" for x in sums), *(f"i32 {word}" for word in words)])
         made = code.op(f'call {results} asm sideeffect "{{ {text} }}", "{constraints}"({given}) convergent')
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
 
@@ -197,6 +221,12 @@ class AttendCode(Pages):
         return [code.op(f"extractvalue {results} {made}, {n}") for n in range(count)]
 
     # --- scores and weights ----------------------------------------------------------------------------------------------
+
+    def _capped(self, product: str) -> str:
+        """Return the capped score of a product of a query and a key, computed as in the schedule by `mma.sync`."""
+        code, softcap = self.code, self._literal(self.op.softcap)
+        score = code.op(f"fmul float {product}, {self._literal(self.op.scale)}")
+        return code.op(f"fmul float {code.call_math(Fn.TANH, [code.op(f'fdiv float {score}, {softcap}')])}, {softcap}")
 
     def _mask(self, start: str) -> None:
         """Replace the scores of keys that a row does not see."""
@@ -282,104 +312,3 @@ class AttendCode(Pages):
         total = self._folded([code.op(f"fsub float {x}, {x}") for x in found], self._sum)
         with code.when(code.op(f"fcmp une float {total}, 0.0")):
             code.op(f"atomicrmw or {SHARED} {self.broken}, i32 1 monotonic, align 4")
-
-    # --- queries and results in global memory ------------------------------------------------------------------------------
-
-    def _load_queries(self) -> None:
-        """Copy the queries to shared memory: groups of 8 rows, groups of 8 elements, rows, elements. Of each 8 elements of a row, a thread
-        copies two. Rows after the last one are computed like the last one, but not stored."""
-        code, size, last = self.code, self.op.size, self.code.op(f"sub i64 {self.rows}, 1")
-        numbers, quad = self._own_rows()
-        rows = [self._place(self.queries, code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), quad, 4) for row in numbers]
-        loaded = [[self.words(GLOBAL, row, str(first * 4), 2) for first in range(0, size, EIGHT)] for row in rows]
-        brick = EIGHT * EIGHT * 2  # bytes
-        line = self.plus(self.times(self.group, EIGHT * 2), self.times(self.quad, 4))
-        own = self.gep(SHARED, self._queries_of(self.warpgroup), self.plus(self.times(self.warp, 2 * size // EIGHT * brick), line))
-        for i, of_row in enumerate(loaded):
-            for n, pair in enumerate(of_row):
-                word = self._rounded([code.op(f"bitcast i32 {word} to float") for word in pair])
-                code.do(f"store i32 {word}, {SHARED} {self.gep(SHARED, own, str((i * size // EIGHT + n) * brick))}, align 4")
-
-    def _queries_of(self, warpgroup: str) -> str:
-        """Return the address of the queries of a warpgroup."""
-        return self.gep(SHARED, self.stages, self.plus(self.times(warpgroup, HALF_ROWS * self.op.size * 2), str(self.op.queries_at)))
-
-    def _store(self) -> None:
-        """Divide the means of this thread's rows by the sums of their weights, and store the quotients."""
-        code, op = self.code, self.op
-        means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
-        rows, quad = self._own_rows()
-        for i, row in enumerate(rows):
-            with code.when(code.op(f"icmp slt i64 {row}, {self.rows}")):
-                own = self._place(self.out, row, quad, 2 if op.rounds else 4)
-                reciprocal = code.op(f"fdiv float 1.0, {sums[i]}")
-                for number in range(2 * i, len(means), 4):
-                    pair = [self._quotient(means[number + e], sums[i], reciprocal) for e in PAIR]
-                    self._store_pair(pair, own, number // 4 * EIGHT)
-
-    def _store_pair(self, pair: Sequence[str], own: str, element: int) -> None:
-        code = self.code
-        if self.op.rounds:
-            code.do(f"store i32 {self._rounded(pair)}, {GLOBAL} {self.gep(GLOBAL, own, str(2 * element))}, align 4")
-            return
-        both = code.op(f"insertelement <2 x float> poison, float {pair[0]}, i32 0")
-        both = code.op(f"insertelement <2 x float> {both}, float {pair[1]}, i32 1")
-        code.do(f"store <2 x float> {both}, {GLOBAL} {self.gep(GLOBAL, own, str(4 * element))}, align 8")
-
-    def _own_rows(self) -> tuple[list[str], str]:
-        """Return the numbers of this thread's rows, and its number among the four lanes that share a row."""
-        code, thread = self.code, self.thread_again()
-        group = code.op(f"lshr i64 {code.op(f'and i64 {thread}, {LANES - 1}')}, 2")
-        first = self.plus(self.times(code.op(f"lshr i64 {thread}, 5"), 2 * EIGHT), group)
-        return [self.plus(first, str(EIGHT * i)) for i in PAIR], code.op(f"and i64 {thread}, 3")
-
-    def _place(self, base: str, row: str, quad: str, num_bytes: int) -> str:
-        """Return the address of this thread's first element of a row."""
-        code, heads = self.code, self.op.heads
-        slot, head = (code.op(f"{operation} i64 {row}, {heads}") for operation in ("udiv", "urem"))
-        token = code.op(f"mul i64 {slot}, {self.token_stride}")
-        at = self.plus(self.plus(token, self.times(head, self.op.size)), self.times(quad, 2))
-        return self.gep(GLOBAL, base, self.times(at, num_bytes))
-
-    def _quotient(self, a: str, b: str, reciprocal: str) -> str:
-        """Return a / b, rounded as by a division, from 1 / b. The remainder corrects the product (Markstein, 1990). The last bit can be
-        another one only if a is almost denormal, or if a is a power of two and all bits of b's mantissa are set."""
-        code = self.code
-        near = code.op(f"fmul float {a}, {reciprocal}")
-        rest = multiply_add(code, code.op(f"fneg float {near}"), b, a, "float", 1)
-        corrected = multiply_add(code, rest, reciprocal, near, "float", 1)
-        return code.op(f"select i1 {code.op(f'fcmp one float {rest}, 0.0')}, float {corrected}, float {near}")
-
-    # --- arithmetic ------------------------------------------------------------------------------------------------------
-
-    def _sum(self, a: str, b: str) -> str:
-        return self.code.op(f"fadd float {a}, {b}")
-
-    def _larger(self, a: str, b: str) -> str:
-        """Return the larger number, or NaN if either is NaN."""
-        return self.code.op(f"call float @llvm.maximum.f32(float {a}, float {b})")
-
-    def _finite(self, top: str) -> str:
-        """Return the largest score of a row, or 0 if the row sees no key, so that the weights of such a row are 0."""
-        return self.code.op(f"select i1 {self.code.op(f'fcmp oeq float {top}, {LOWEST}')}, float 0.0, float {top}")
-
-    def _folded(self, values: Sequence[str], combine: Callable[[str, str], str]) -> str:
-        """Combine values pairwise, so that few of them wait for each other."""
-        while len(values) > 1:
-            odd = values[len(values) // 2 * 2 :]
-            values = [*(combine(a, b) for a, b in zip(values[::2], values[1::2], strict=False)), *odd]
-        return values[0]
-
-    def _from_lane(self, value: str, distance: int) -> str:
-        """Return the value of the lane whose number differs in the bit `distance`."""
-        return self.code.op(f"call float @llvm.nvvm.shfl.sync.bfly.f32(i32 -1, float {value}, i32 {distance}, i32 31)")
-
-    def _rounded(self, pair: Sequence[str]) -> str:
-        """Return two numbers, rounded to bf16, in one word."""
-        code, both = self.code, "poison"
-        for n, x in enumerate(pair):
-            both = code.op(f"insertelement <2 x float> {both}, float {x}, i32 {n}")
-        return code.op(f"bitcast <2 x bfloat> {code.op(f'fptrunc <2 x float> {both} to <2 x bfloat>')} to i32")
-
-    def _literal(self, value: float) -> str:
-        return float_literal(float(np.float32(value)))

@@ -16,7 +16,7 @@ from functools import reduce
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, ROWS, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 CHUNK = 16  # bytes
@@ -24,6 +24,7 @@ KEYS, VALUES = 0, 1  # halves of a stage
 PAGES = SPLIT // PAGE  # number of pages of a split
 WARPGROUP = WARPS * LANES
 BARRIER_BYTES = 8
+FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Pages(BlockCode):
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
         self.op = op
-        self.stride, self.token_stride, self.rows = (str(x) for x in dims)
+        self.stride, self.token_heads, self.rows = (str(x) for x in dims)
         self.stages, self.top, self.weights, self.broken = (self.in_shared(p) for p in pointers[1:5])
         self.out, self.queries, *self.pools, self.tables = (self.in_global(pointers[i]) for i in (0, 5, 6, 7, 8))
         self.first, self.end = (self.in_shared(p) for p in pointers[9:])
@@ -73,7 +74,7 @@ class Pages(BlockCode):
         """Return the least and the largest of the positions of all tokens."""
         code, found = self.code, list[str]()
         last = code.op(f"udiv i64 {code.op(f'sub i64 {self.rows}, 1')}, {self.op.heads}")
-        places = [self.plus(self.lane, str(first)) for first in range(0, -(-ROWS // self.op.heads), LANES)]
+        places = [self.plus(self.lane, str(first)) for first in range(0, -(-self.op.block_rows // self.op.heads), LANES)]
         tokens = [code.op(f"call i64 @llvm.smin.i64(i64 {place}, i64 {last})") for place in places]
         loaded = [code.op(f"load i32, {SHARED} {self.gep(SHARED, positions, token, 'i32')}, align 4") for token in tokens]
         for which in ("min", "max"):
@@ -85,6 +86,10 @@ class Pages(BlockCode):
         """Read the number of the thread once more. What is computed from it here then takes no registers elsewhere."""
         thread = self.code.op('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()')
         return self.code.op(f"zext i32 {thread} to i64")
+
+    def own_warpgroup(self) -> str:
+        """Return the number of this thread's warpgroup."""
+        return self.warpgroup
 
     def short(self, value: str) -> str:
         """Return a number in 32 bits."""
@@ -113,29 +118,37 @@ class Pages(BlockCode):
     def _each_barrier(self, text: str) -> None:
         """Emit an instruction that one thread runs for each mbarrier."""
         code, thread = self.code, self.thread_again()
-        with code.when(code.op(f"icmp ult i64 {thread}, {2 * self.op.stages}")):
+        with code.when(code.op(f"icmp ult i64 {thread}, {self.op.num_barriers}")):
             place = self.plus(self.times(thread, BARRIER_BYTES), str(self.op.barriers_at))
             self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
+
+    def meet(self) -> None:
+        """Wait until all warps of this warpgroup have multiplied what is overwritten next: each warp waits for its own rows only."""
+        number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
+        self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 
     # --- copies ----------------------------------------------------------------------------------------------------------
 
     def find_pages(self, turn: str) -> list[str]:
-        """Load the number of the page of each chunk that this thread copies for a turn. A page of which no row sees a key may not exist;
-        its number is that of the nearest page that rows see."""
-        code = self.code
-        least, most = (code.op(f"udiv i32 {position}, {PAGE}") for position in (self.low, self.add(self.high, "-1")))
+        """Load the number of the page of each chunk that this thread copies for a turn."""
         first = self.first_of(turn, PAGES)
         loaded: dict[str, str] = {}
         found: list[str] = []
         for chunk in self._chunks(self.own):
             page = chunk.within(self._per_page)[0].text()
             if page not in loaded:
-                number = self.add(first, self.short(page))
-                near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
-                place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
-                loaded[page] = code.op(f"load i32, {GLOBAL} {place}, align 4")
+                loaded[page] = self.page_at(self.add(first, self.short(page)))
             found.append(loaded[page])
         return found
+
+    def page_at(self, number: str) -> str:
+        """Load the number of a page of the sequence. A page of which no row sees a key may not exist; then return the number of the nearest
+        page that rows see."""
+        code = self.code
+        least, most = (code.op(f"udiv i32 {position}, {PAGE}") for position in (self.low, self.add(self.high, "-1")))
+        near = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'call i32 @llvm.smin.i32(i32 {number}, i32 {most})')}, i32 {least})")
+        place = self.gep(GLOBAL, self.tables, code.op(f"sext i32 {near} to i64"), "i32")
+        return code.op(f"load i32, {GLOBAL} {place}, align 4")
 
     def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
         """Copy what this warpgroup copies for a turn: the first one copies keys, the second one values. `pages` are what `find_pages` has
@@ -154,7 +167,7 @@ class Pages(BlockCode):
             page = self.gep(GLOBAL, first, self.times(code.op(f"mul i64 {code.op(f'zext i32 {held} to i64')}, {self.stride}"), 2))
             source = self.gep(GLOBAL, page, str(inside.const * CHUNK))
             (self._copy_keys, self._copy_values)[half](chunk, source, to, turn)
-        self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self._barrier_of(half, turn))])
+        self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", self.barrier_of(half, turn))])
 
     def _chunks(self, own: str) -> list[Number]:
         """Return the indices, within the keys or the values of a split, of the chunks that the thread with the number `own` copies."""
@@ -193,11 +206,11 @@ class Pages(BlockCode):
 
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
-    def await_half(self, half: int, turn: str) -> None:
-        """Wait until the keys or the values of a turn have arrived."""
+    def await_half(self, half: int, turn: str, part: int = 0) -> None:
+        """Wait until the keys or the values of a turn have arrived, or a part of them."""
         code = self.code
         uses = code.op(f"udiv i32 {code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")  # number of earlier turns with the same stage
-        self.await_phase(self._barrier_of(half, turn), code.op(f"and i32 {uses}, 1"))
+        self.await_phase(self.barrier_of(half, turn, part), code.op(f"and i32 {uses}, 1"))
         self.fence()  # the tensor cores read what threads have copied
 
     def half_of(self, half: int, turn: str) -> str:
@@ -209,7 +222,8 @@ class Pages(BlockCode):
         """Return the number of the stage of a turn."""
         return str(int(turn) % self.op.stages) if turn.isdigit() else self.code.op(f"urem i64 {turn}, {self.op.stages}")
 
-    def _barrier_of(self, half: int, turn: str) -> str:
+    def barrier_of(self, half: int, turn: str, part: int = 0) -> str:
         """Return the address of an mbarrier."""
-        at = self.plus(self.times(self._slot(turn), BARRIER_BYTES), str(self.op.barriers_at + half * self.op.stages * BARRIER_BYTES))
+        first = half * self.op.stages * self.op.parts + part
+        at = self.plus(self.times(self._slot(turn), self.op.parts * BARRIER_BYTES), str(self.op.barriers_at + first * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.stages, at))

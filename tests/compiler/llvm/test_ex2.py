@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.codegen.vector_math import definitions, symbol
+from compiler.codegen.vector_math import definitions
 from compiler.ir.loops.functions import Fn
 from compiler.llvm.ex2 import ex2
-from compiler.llvm.ssa import Code
+from compiler.llvm.ssa import Code, symbol
 from compiler.machine.target import get
 from tests.gpu.kernels import Card, ptx_of
 

@@ -392,34 +392,46 @@ def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
     listing, loop, op = kernel.listing, splits_of(kernel), attend_tile(kernel)
     body, edges, other = listing.body(loop), _edges(listing, loop), _other_copies(listing, loop)
     num_splits = (-(-case.context // SPLIT) + 1) / 2
-    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (edges + other, other))
+    # With several stages, each warpgroup copies as much as the other; with one stage, the second one copies everything.
+    of_first, of_second = other, other if op.stages > 1 else []
+    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (edges + of_second, of_second))
     num_warps = kernel.threads // WARP / SCHEDULERS
     end = _last_store(listing, loop)
-    turn = cycles_between(listing, loop, "BAR.SYNC", "BAR.ARV", L2, edges + other)
+    skipped = (len(of_first) + len(of_second)) / 2
+    tensor = sum(map(product_cycles, body))
+    if op.is_latent:  # the warpgroups take no turns: each waits for the products of both
+        often, always, turns = often + tensor, always + tensor, 0.0
+    else:
+        awaited = rf"BAR\.SYNC\S* \w+, {kernel.threads:#x}$"  # barriers of one warpgroup have fewer threads
+        turns = sum(cycles_between(listing, loop, awaited, "BAR.ARV", L2, edges + others) for others in (of_first, of_second))
     return _Work(
         before=cycles_of(listing, 0, loop.begin, L2, lambda inner: counted(listing, inner)),
         trip=often + (always - often) / num_splits,
         issue=num_warps
-        * max(len(body) - len(other) - len(edges) * (1 - 1 / num_splits), SPECIAL_CYCLES * sum(x.kind == "MUFU" for x in body)),
-        tensor=WARPGROUPS * sum(map(product_cycles, body)),
+        * max(len(body) - skipped - len(edges) * (1 - 1 / num_splits), SPECIAL_CYCLES * sum(x.kind == "MUFU" for x in body)),
+        tensor=WARPGROUPS * tensor,
         trips=num_splits,
         after=cycles_of(listing, loop.end, end, L2, lambda inner: counted(listing, inner)),
         flight=op.stage_bytes,
         stages=1,
         copied_bytes=op.stage_bytes,
-        turns=WARPGROUPS * turn,
+        turns=turns,
     )
 
 
 def _other_copies(listing: Listing, loop: Loop) -> list[int]:
-    """Return the instructions of a loop that copy what the other warpgroup copies: a branch goes over some of the copies, not all."""
+    """Return the instructions of a loop that copy what the other warpgroup copies: branches go over some of the copies, not all. With
+    several stages, each warpgroup copies one half, and the code of the first half that a branch goes over counts."""
     copies = {i for i in range(loop.begin, loop.end) if listing.instructions[i].kind == "LDGSTS"}
+    found: set[int] = set()
     for number in range(loop.begin, loop.end):
         target = listing.labels.get(listing.instructions[number].target or "", 0)
-        inside = range(number + 1, target if target <= loop.end else 0)
-        if 0 < len(copies & set(inside)) < len(copies):
-            return list(inside)
-    return []
+        inside = set(range(number + 1, target if target <= loop.end else 0))
+        if number not in found and 0 < len(copies & inside) < len(copies):
+            found |= inside
+            if 2 * len(copies & inside) == len(copies):
+                break
+    return sorted(found)
 
 
 def attend_tile(kernel: Kernel) -> WgmmaAttend:
@@ -506,9 +518,14 @@ def _attention(kernel: Kernel, case: Case) -> _Work:
 def counted(listing: Listing, loop: Loop) -> int:
     """Return how many trips a loop makes whose counter is compared with a constant, or one more or less; 1 for other loops."""
     branch = listing.instructions[loop.end - 1]
-    compared = (re.match(r"(U?P\d), U?PT, \w+(?:\.reuse)?, (0x[0-9a-f]+), ", x.operands) for x in listing.body(loop) if "ISETP" in x.name)
-    ends = [int(found[2], 16) for found in compared if found and found[1] == branch.predicate.lstrip("!")]
-    return max(1, ends[-1] + ends[-1] % 2) if ends else 1
+    compared = (re.match(r"(U?P\d), U?PT, (\w+)(?:\.reuse)?, (0x[0-9a-f]+), ", x.operands) for x in listing.body(loop) if "ISETP" in x.name)
+    ends = [(found[2], int(found[3], 16)) for found in compared if found and found[1] == branch.predicate.lstrip("!")]
+    if not ends:
+        return 1
+    counter, end = ends[-1]
+    added = (re.match(rf"{counter}, (?:U?P\d, )?{counter}(?:\.reuse)?, (0x[0-9a-f]+)\b", x.operands) for x in listing.body(loop))
+    steps = end // next((int(found[1], 16) for found in added if found), 1)
+    return max(1, steps + steps % 2)
 
 
 def _instructions(listing: Listing, loop: Loop, trips: Callable[[Loop], float]) -> float:

@@ -89,16 +89,17 @@ def cycles_of_trip(listing: Listing, loop: Loop, load_cycles: int, trips: Trips,
 
 
 def cycles_between(listing: Listing, loop: Loop, first: str, last: str, load_cycles: int, skipped: Sequence[int]) -> float:
-    """Return the cycles from the end of an instruction named `first` to the end of the next one named `last`, which may be in the next trip
-    of a loop. `skipped` are instructions over which trips branch."""
+    """Return the cycles from the end of an instruction whose text begins with the pattern `first` to the end of the next one that begins
+    with `last`, which may be in the next trip of a loop. `skipped` are instructions over which trips branch."""
     warp, begin, found = Warp(load_cycles), 0.0, 0.0
     for _ in range(4):
         for at in range(loop.begin, loop.end):
             if at not in skipped:
                 warp.issue(listing.instructions[at])
-                if listing.instructions[at].name.startswith(first):
+                text = f"{listing.instructions[at].name} {listing.instructions[at].operands}"
+                if re.match(first, text):
                     begin = warp.now
-                elif listing.instructions[at].name.startswith(last):
+                elif re.match(last, text):
                     found = warp.now - begin
     return found
 

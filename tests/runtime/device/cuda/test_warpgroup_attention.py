@@ -30,6 +30,7 @@ pytestmark = needs_pycuda
 
 # A chunk with more tokens than a tile has, whose tokens see two splits; a short prompt; decode steps; another chunk of a prompt.
 ROWS = (*((0, 110 + i) for i in range(37)), (1, 5), (1, 6), (2, 130), (1, 7), *((2, 131 + i) for i in range(6)))
+LONG = (*((0, 252 + i) for i in range(10)), (1, 5))  # tokens that see three splits, so parts of stages are used again
 CASES = {
     "two warpgroups": Case(rows=ROWS),
     "an infinite value": Case(rows=ROWS, infinite=True),
@@ -38,6 +39,9 @@ CASES = {
     "large heads": Case(heads=4, kv_heads=1, size=128, rows=ROWS[15:]),
     "sizes that are not powers of two": Case(heads=4, kv_heads=1, size=80, rows=ROWS[30:]),
     "one head": Case(heads=2, size=64, rows=ROWS[:-3]),
+    "capped scores": Case(heads=2, kv_heads=1, size=32, softcap=1.5, rows=LONG),
+    "heads of 256, in parts": Case(heads=2, kv_heads=1, size=256, window=150, rows=LONG),
+    "latents": Case(heads=8, kv_heads=1, size=192, value_size=128, rows=LONG),
 }
 
 
@@ -61,7 +65,8 @@ def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
     np.testing.assert_allclose(together, Interpreter(parse(case.program)).call("main", *arguments), atol=1.2e-2)
     monkeypatch.setattr(rules, "schedule_warpgroup_attention", lambda prim, target: None)
     np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), together)
-    for rows in (slice(0, 1), slice(5, 19), slice(len(case.rows) - 9, len(case.rows))):
+    some = (slice(0, 1), slice(5, 19), slice(len(case.rows) - 9, len(case.rows)))
+    for rows in some[: 2 if case.rows is LONG else 3]:
         np.testing.assert_array_equal(run(by_wgmma, arguments, rows), together[rows])
 
 
@@ -120,6 +125,16 @@ def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu) -> No
     kernel = executable(BROKEN.program)
     with pytest.raises(DeviceFault):
         run(replace(kernel, object_code=mistake.made_in(kernel.object_code.decode()).encode()), BROKEN.arguments())
+    assert re.search(mistake.fault, software_gpu.faults[-1]), software_gpu.faults[-1]
+
+
+@pytest.mark.parametrize("name", ["heads of 256, in parts", "latents"])
+def test_a_part_that_is_filled_before_all_warps_have_multiplied_it_is_a_fault(name: str, software_gpu: SoftwareGpu) -> None:
+    case = CASES[name]
+    kernel = executable(case.program)
+    mistake = Mistake(r"bar\.sync %r\d+, 128;", "", OVERWRITES)
+    with pytest.raises(DeviceFault):
+        run(replace(kernel, object_code=mistake.made_in(kernel.object_code.decode()).encode()), case.arguments())
     assert re.search(mistake.fault, software_gpu.faults[-1]), software_gpu.faults[-1]
 
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import numpy as np
+
 from compiler.backends.cuda.schedule.attention.tensors import BF16, TensorWalk, attention_on_pages
 from compiler.backends.cuda.schedule.attention.walk import I32, I64, Partial
 from compiler.backends.cuda.schedule.hold import at_once, hold
@@ -27,7 +29,8 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, cast, const, equal, index, less, minimum, not_equal, select
 from compiler.machine.intrinsics.block_code import EIGHT
-from compiler.machine.intrinsics.wgmma_attend import ROWS, WgmmaAttend, attends
+from compiler.machine.intrinsics.mma_pages import ENOUGH_BLOCKS
+from compiler.machine.intrinsics.wgmma_attend import LARGEST_WHOLE, WgmmaAttend, attends
 from compiler.machine.target import Target
 from compiler.ops.attention.kv_cache import KEYS, VALUES, bound_layer
 from compiler.ops.attention.reach import first_position, last_position
@@ -44,18 +47,20 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
         return None
     node, source = found
     walk = WarpgroupWalk(node, source)
-    known = walk.is_plain and source.has_values and node.queries.dtype is DType.F32 and node.out.dtype in (DType.F32, BF16)
-    if not known or not attends(walk.size, target):
+    scores = walk.is_plain or (node.softcap > 0 and node.bias is None)
+    known = scores and node.queries.dtype is DType.F32 and node.out.dtype in (DType.F32, BF16)
+    if not known or not attends(walk.size, target, 0 if source.has_values else walk.value_size):
         return None
     return replace(prim, body=walk.body(), attrs={**prim.attrs, "schedule": "warpgroup attention"})
 
 
 class WarpgroupWalk(TensorWalk):
-    blocks = 3  # many blocks find no token that is left, so they should not wait for each other
     left: Array  # [tokens * groups]: LEFT or BEGINS if the second launch computes the token with this group of heads, otherwise 0
 
     def __init__(self, node: Attention, source: Paged) -> None:
         super().__init__(node, source, EIGHT)
+        # Many blocks find no token that is left, so they should not wait for each other. Large heads need more registers.
+        self.blocks = 3 if self.size <= LARGEST_WHOLE else ENOUGH_BLOCKS
 
     def body(self) -> Stmt:
         k, stored = self.k, self.stored()
@@ -105,8 +110,16 @@ class _LongRuns:
 
     def __init__(self, walk: WarpgroupWalk) -> None:
         self.walk, self.k, self.node = walk, walk.k, walk.node
-        self.op = WgmmaAttend(walk.size, walk.block_heads, walk.out.dtype is BF16, walk.unit)
-        self.tile_tokens = ROWS // walk.block_heads
+        self.op = WgmmaAttend(
+            walk.size,
+            walk.block_heads,
+            walk.out.dtype is BF16,
+            walk.unit,
+            value_size=0 if walk.source.has_values else walk.value_size,
+            scale=float(np.float32(walk.node.scale)) if walk.node.softcap else 1.0,
+            softcap=float(np.float32(walk.node.softcap)),
+        )
+        self.tile_tokens = self.op.block_rows // walk.block_heads
         assert self.tile_tokens % walk.most_tokens == 0, "a run of the second launch is in one tile"
 
     def write(self) -> None:
@@ -119,8 +132,15 @@ class _LongRuns:
             self._find_tokens(tile)
             self._find_runs(tile)
             with k.serial("n", k.let("runs", cast(tile.num_runs[0], I64), self.tile_tokens)) as n:
-                u, count = (k.let(name, cast(x[n], I64), self.tile_tokens) for name, x in (("u", tile.starts), ("count", tile.counts)))
-                self._attend(tile, u, count)
+                self._attend(tile, *self._run(tile, n))
+                u, count = self._run(tile, n)  # read again, because threads have no registers to keep it
+                with k.threads("i", self.tile_tokens) as i, k.when(less(i, count) & equal(tile.broken[0], 0)):
+                    walk.left[(start + u + i) * walk.groups + group] = const(0, I32)
+
+    def _run(self, tile: _Tile, n: Dim) -> tuple[Dim, Dim]:
+        """Read the first token and the number of tokens of a long run."""
+        u, count = (self.k.let(name, cast(x[n], I64), self.tile_tokens) for name, x in (("u", tile.starts), ("count", tile.counts)))
+        return u, count
 
     @property
     def few(self) -> int:
@@ -128,11 +148,11 @@ class _LongRuns:
         return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
-        k, tokens = self.k, self.tile_tokens
+        k, tokens, rows = self.k, self.tile_tokens, self.op.block_rows
         begins = k.shared("begins", tokens + self.few, dtype=I32)
         first, end, starts, counts = (k.shared(name, tokens, dtype=I32) for name in ("first", "end", "starts", "counts"))
         num_runs, broken = (k.shared(name, 1, dtype=I32) for name in ("num_runs", "broken"))
-        memory, top, weights = k.shared("memory", self.op.shared_bytes // 4), k.shared("top", ROWS), k.shared("weights", ROWS)
+        memory, top, weights = k.shared("memory", self.op.shared_bytes // 4), k.shared("top", rows), k.shared("weights", rows)
         return _Tile(start, group, begins, first, end, starts, counts, num_runs, broken, top, weights, memory)
 
     def _find_tokens(self, tile: _Tile) -> None:
@@ -182,17 +202,15 @@ class _LongRuns:
         """Compute the long run of `count` tokens that begins at token `u` of the tile."""
         k, walk, node, source = self.k, self.walk, self.node, self.walk.source
         token, first_head = tile.start + u, tile.group * walk.block_heads
-        with k.threads("r", ROWS) as r:
+        with k.threads("r", self.op.block_rows) as r:
             tile.top[r], tile.weights[r] = walk.begin(first_head + r % walk.block_heads)
             with k.when(less(r, 1)):
                 tile.broken[0] = const(0, I32)
         sequence, layer = k.let("s", cast(k.array(node.sequences)[token], I64)), bound_layer(k, source.layer, source.cache)
         cache, kv_head = k.array(source.cache), tile.group // (walk.shared_heads // walk.block_heads)
-        keys, values = (cache[layer, half, 0, kv_head, 0] for half in (KEYS, VALUES))
+        keys, values = (cache[layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
         own = token, first_head, 0  # the first row, of queries and of the result
         rows = tile.memory[0], tile.top[0], tile.weights[0], tile.broken[0], walk.queries[own]
         places = keys, values, k.array(source.tables)[sequence, 0], tile.first[u], tile.end[u]
-        sizes = source.cache.shape[3] * source.cache.shape[4], Dim.of(walk.heads * walk.size), count * walk.block_heads
+        sizes = source.cache.shape[3] * source.cache.shape[4], Dim.of(walk.heads), count * walk.block_heads
         k.tile(self.op, walk.out[own], *rows, *places, dims=sizes)
-        with k.threads("i", self.tile_tokens) as i, k.when(less(i, count) & equal(tile.broken[0], 0)):
-            walk.left[(token + i) * walk.groups + tile.group] = const(0, I32)

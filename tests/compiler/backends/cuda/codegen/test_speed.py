@@ -12,12 +12,13 @@ from compiler.backends.cuda.schedule.attention.walk import SPLIT
 from compiler.driver import Options, compile_module
 from compiler.frontend.decoder import StepBounds
 from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.wgmma_attend import PART
 from compiler.machine.target import get
 from deploy.bench.synthetic import synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
 from tests.lab.sass.model import WARPGROUPS_ATTEND, TileLoops, attend_tile, loops_of_tiles, splits_of
-from tests.lab.sass.step import Kernel, StepCode
+from tests.lab.sass.step import Kernel, ProgramCode, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
 FORMATS = ("bf16", "int4-128", "int8")
@@ -101,12 +102,48 @@ def test_attention_has_pages_in_flight(code: StepCode) -> None:
 
 
 def test_attention_of_long_runs_copies_while_it_multiplies(code: StepCode) -> None:
-    """The loop over splits waits for the other warpgroup's turn only, loads only numbers of pages, and copies a stage in each trip."""
+    """The loop over splits waits for the other warpgroup's turn, and for the warps of its own before it copies. It loads only numbers of
+    pages, and copies a stage in each trip."""
     for kernel in code.kernels.values():
         if kernel.schedule == WARPGROUPS_ATTEND and "HGMMA" in kernel.kinds:
             facts = facts_of(kernel.listing, splits_of(kernel))
-            assert facts.barriers == 2 and facts.copies >= 2 * attend_tile(kernel).half_bytes // (16 * 128)
+            assert facts.barriers == 3 and facts.copies >= 2 * attend_tile(kernel).half_bytes // (16 * 128)
             assert facts.num_loads <= SPLIT // PAGE_SIZE
+
+
+@cache
+def attention(kind: str) -> ProgramCode:
+    """Return attention of a kind that has room for one stage of keys and values."""
+    heads, kv_heads, size, value_size, softcap = {
+        "heads of 192": (16, 8, 192, 0, 0.0),
+        "heads of 256": (8, 4, 256, 0, 0.0),
+        "heads of 256, capped": (16, 8, 256, 0, 50.0),
+        "latents": (16, 1, 576, 512, 0.0),
+    }[kind]
+    given = f"q: f32[t, {heads}, {size}], cache: bf16[2, {1 if value_size else 2}, 256, {kv_heads}, {16 * size}], tables: i32[s, p]"
+    attributes = f"scale={size**-0.5}, value_size={value_size}, softcap={softcap}"
+    body = f"{{ dataflow {{ a = paged_attention(q, cache, tables, ids, at, 1, {attributes}) }} return a }}"
+    bounds = "t in 0..2048, s in 0..64, p in 0..256"
+    return ProgramCode(parse(f"func main({given}, ids: i32[t], at: i32[t]) -> object where {bounds} {body}"), "sm_90a")
+
+
+@pytest.mark.parametrize("kind", ["heads of 192", "heads of 256", "heads of 256, capped", "latents"])
+def test_attention_of_large_heads_copies_parts_while_it_multiplies_others(kind: str) -> None:
+    """With one stage, at least two parts are in flight: each is copied for the next split once it has been multiplied. No loop over splits
+    keeps numbers on the stack, and products overlap."""
+    try:
+        code = attention(kind)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    (kernel,) = (k for k in code.kernels.values() if "HGMMA" in k.kinds)
+    op, loop = attend_tile(kernel), splits_of(kernel)
+    body = kernel.listing.body(loop)
+    assert kernel.schedule == WARPGROUPS_ATTEND and op.stages == 1 and op.parts >= 3
+    assert not {"LDL", "STL"} & {x.kind for x in body}
+    assert not SERIALISED.search(code.assembled.said), "the assembler serialised operations that should overlap"
+    multiplies = [i for i, x in enumerate(body) if x.kind == "HGMMA"]
+    copies = [i for i, x in enumerate(body) if x.kind == "LDGSTS"]
+    assert len([i for i in copies if multiplies[0] < i < multiplies[-1]]) >= 2 * PART * SPLIT * 2 // (16 * 128)
 
 
 def test_a_norm_waits_for_memory_few_times(code: StepCode) -> None:

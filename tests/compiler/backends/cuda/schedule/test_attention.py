@@ -33,6 +33,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     size: int = 4
+    value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
     columns: bool = False  # positions have the first and the last position that a token sees
 
     @property
@@ -40,16 +41,21 @@ class Case:
         scales = f", scales: f32[2, 2, {PAGES}, {KV_HEADS}, 16]" if self.kind == "i8" else ""
         sinks = f", sinks: f32[{self.heads}]" if self.sinks else ""
         extra = (", scales" if scales else "") + (", sinks" if sinks else "")
-        q, cache = f"f32[t, {self.heads}, {self.size}]", f"{self.kind}[2, 2, {PAGES}, {KV_HEADS}, {16 * self.size}]"
+        q, cache = f"f32[t, {self.heads}, {self.size}]", f"{self.kind}[2, {self.halves}, {PAGES}, {KV_HEADS}, {16 * self.size}]"
+        attributes = f"scale=0.2, window={self.window}, softcap={self.softcap}, value_size={self.value_size}"
         return f"""
-func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t{", 2" if self.columns else ""}]{scales}{sinks}) -> {q}
+func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t{", 2" if self.columns else ""}]{scales}{sinks}) -> object
     where t in 0..64, s in 0..8, p in 0..8 {{
   dataflow {{
-    out = paged_attention(q, cache, tables, ids, at, 1{extra}, scale=0.2, window={self.window}, softcap={self.softcap})
+    out = paged_attention(q, cache, tables, ids, at, 1{extra}, {attributes})
   }}
   return out
 }}
 """
+
+    @property
+    def halves(self) -> int:
+        return 1 if self.value_size else 2
 
 
 CASES = [
@@ -105,7 +111,15 @@ def test_near_the_meaning_and_the_same_bits_alone(case: Case) -> None:
         np.testing.assert_array_equal(run(module, slice(row, row + 1))[0], found[row])
 
 
-@pytest.mark.parametrize("case", [Case(kind="bf16", size=16), Case(kind="bf16", size=32, window=9, sinks=True)], ids=str)
+LONG = [
+    Case(kind="bf16", size=16),
+    Case(kind="bf16", size=32, window=9, sinks=True),
+    Case(kind="bf16", size=192, softcap=3.0),
+    Case(kind="bf16", size=128, value_size=128),
+]
+
+
+@pytest.mark.parametrize("case", LONG, ids=str)
 def test_long_runs_by_wgmma_are_near_the_meaning(case: Case) -> None:
     """The interpreter runs both launches: a chunk of a prompt is in the first one, a decode step in the second one."""
     module = pipeline(get("sm_90a")).until("schedule_kernels")(parse(case.program))
@@ -113,7 +127,7 @@ def test_long_runs_by_wgmma_are_near_the_meaning(case: Case) -> None:
     assert attention_in(module).attrs["schedule"] == "warpgroup attention"
     rng = np.random.default_rng(3)
     ids, at = np.array([*((0, 10 + i) for i in range(11)), (1, 5)], np.int32).T.copy()
-    cache = rng.standard_normal((2, 2, PAGES, KV_HEADS, 16 * case.size)).astype(DType("bf16").numpy)
+    cache = rng.standard_normal((2, case.halves, PAGES, KV_HEADS, 16 * case.size)).astype(DType("bf16").numpy)
     args = [rng.standard_normal((len(ids), case.heads, case.size), np.float32), cache, np.array([[3, 1], [5, 0]], np.int32), ids, at]
     args += [rng.standard_normal(case.heads).astype(np.float32)] * case.sinks
     found, expected = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (module, parse(case.program)))
