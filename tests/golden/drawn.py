@@ -1,4 +1,5 @@
-"""Weights of small random models, drawn from a seed: the checkout has a recipe for each model (`weights.json`) instead of its weights.
+"""Weights of small random models, drawn from a seed: the checkout has a recipe (`weights.json`) instead of a model's weights. Tests draw
+the weights that they use; `python -m tests.golden.drawn` draws those of all models.
 
 A recipe names a seed, the SHA-256 of all numbers, and for each tensor its shape, scale and shift. The numbers of a tensor have the standard
 deviation `scale` around `shift`. They are the same on every machine and in every version of NumPy: each is a sum of the four 16-bit parts
@@ -91,3 +92,8 @@ def _digest(arrays: Iterable[NDArray[np.float32]]) -> str:
     for array in arrays:
         digest.update(array.astype("<f4").tobytes())
     return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    for found in sorted(Path(__file__).parent.glob(f"*/*/{RECIPE}")):
+        print(with_weights(found.parent))
