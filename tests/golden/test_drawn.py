@@ -82,4 +82,7 @@ def test_each_model_has_a_recipe_or_weights() -> None:
 def test_the_weights_of_each_golden_can_be_drawn_here(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / RECIPE, tmp_path)
     tensors = load_file(with_weights(tmp_path) / WEIGHTS)
+    first = (tmp_path / WEIGHTS).read_bytes()
+    (tmp_path / WEIGHTS).unlink()
+    assert (with_weights(tmp_path) / WEIGHTS).read_bytes() == first
     assert tensors and all(np.isfinite(tensor).all() for tensor in tensors.values())
