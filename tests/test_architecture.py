@@ -92,8 +92,8 @@ MATTERS = ("server/api/vendors",)
 
 def test_tests_mirror_the_tree() -> None:
     """Every test folder mirrors a source folder of the same name. The exceptions are e2e (tests of the whole product), real (real models),
-    the folders of tests that contain modules with tests beside them: gpu (the software GPU), check (the selection of tests), doubles and
-    lab; and the folders in MATTERS, each about a matter of several packages."""
+    the folders of tests that contain modules with tests beside them: gpu (the software GPU), check (the selection of tests), doubles,
+    golden and lab; and the folders in MATTERS, each about a matter of several packages."""
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
     assert {folder for folder in MATTERS if folder not in {f.as_posix() for f in folders}} == set()
     assert {f.parts[0] for f in folders if not (ROOT / f).is_dir() and f.as_posix() not in MATTERS} == {
@@ -101,6 +101,7 @@ def test_tests_mirror_the_tree() -> None:
         "gpu",
         "check",
         "doubles",
+        "golden",
         "lab",
         "real",
     }

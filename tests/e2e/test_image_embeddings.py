@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.conftest import DemoServer, serving_demo
 from tests.e2e.test_images import kill_worker
 from tests.golden.joint import SUBJECTS, TEXTS, Joint
-from tests.golden.vision_subject import SIZES
+from tests.golden.media import SIZES
 from tests.server.images.files import data_url
 
 pytestmark = pytest.mark.xdist_group("vision server")

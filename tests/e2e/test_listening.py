@@ -17,7 +17,8 @@ import pytest
 from tests.conftest import DemoServer, serving_demo
 from tests.doubles.file_server import serving_files
 from tests.e2e.test_images import check_refused, kill_worker
-from tests.golden.listening import CONVERSATIONS, RATE, SUBJECTS, WINDOW, Subject
+from tests.golden.listening import CONVERSATIONS, SUBJECTS, WINDOW, Subject
+from tests.golden.media import RATE
 from tests.server.audio.files import encoded, tone, wav
 from tests.server.images.files import data_url, image
 from tests.server.images.files import encoded as encoded_image
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("listening servers")
 
 def sound_of(subject: Subject, number: int) -> bytes:
     """Return a recording of the golden as a WAV file."""
-    samples = subject.arrays[f"sound_{number}"]
+    samples = subject.sound(number)
     header = wav(np.zeros(0, np.float32), RATE)
     size = samples.nbytes
     return header[:4] + (36 + size).to_bytes(4, "little") + header[8:40] + size.to_bytes(4, "little") + samples.astype("<i2").tobytes()
@@ -103,7 +104,7 @@ def test_a_url_gives_the_same(client: openai.OpenAI, subject: Subject, files: st
 
 def test_compressed_audio_takes_as_many_tokens(client: openai.OpenAI, subject: Subject) -> None:
     """FLAC loses nothing, so the answer is the same, too."""
-    samples = subject.arrays["sound_0"].astype(np.float32) / 32_767
+    samples = subject.sound(0).astype(np.float32) / 32_767
     content = [part(encoded(samples, RATE, "FLAC"), "flac"), {"type": "text", "text": CONVERSATIONS[0][0]}]
     answer = answered(client, subject, [{"role": "user", "content": content}])
     assert answer.choices[0].token_ids == subject.arrays["continuation_0"].tolist()

@@ -20,7 +20,7 @@ from tests.e2e.test_images import check_refused, kill_worker
 from tests.e2e.test_images import part as image_part
 from tests.e2e.test_listening import part as audio_part
 from tests.e2e.test_listening import sound_of
-from tests.golden.listening import RATE
+from tests.golden.media import RATE
 from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, SUBJECTS, TEXT, Subject
 from tests.server.audio.files import tone, wav
 

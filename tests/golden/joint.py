@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from tests.golden.media import SIZES, picture
+from tests.golden.small_model import SmallModel
+from tests.golden.vision_subject import ENCODER, LETTERS, PIXELS
 
-from tests.golden.vision_subject import ENCODER, LETTERS, PIXELS, SIZES
-
-FOLDER = Path(__file__).parent / "joint_models"
 TEXTS = ("a cat", "Two dogs, and a red ball!", "x")
 SIZE = 40  # elements of a vector
 TEXT: Mapping[str, Any] = {
@@ -26,10 +22,9 @@ TEXT: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Joint:
-    """A small model of a family."""
+class Joint(SmallModel):
+    kind = "joint_models"
 
-    name: str
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
     special: tuple[str, ...]  # texts of the special tokens
@@ -41,21 +36,13 @@ class Joint:
     square: int = 0  # pixels of an edge of a square of a crop that may have any size; 0: crops have one size
 
     @property
-    def folder(self) -> Path:
-        return FOLDER / self.name
-
-    @property
     def tokens(self) -> list[str]:
         return [*LETTERS, *self.special]
-
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(np.load(self.folder / "golden.npz"))
 
     @property
     def files(self) -> list[bytes]:
         """The images as files."""
-        return [self.arrays[f"image_{number}"].tobytes() for number in range(len(SIZES))]
+        return [picture(number) for number in range(len(SIZES))]
 
 
 def _clip() -> Joint:

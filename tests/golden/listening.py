@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.golden.media import recording
+from tests.golden.small_model import SmallModel
 from tests.golden.vision_subject import LETTERS, text_of, token_of
 
-FOLDER = Path(__file__).parent / "listening_models"
-RATE, HOP = 16_000, 160
+HOP = 160
 NUM_POSITIONS = 100  # frames of a window
 WINDOW = NUM_POSITIONS * 2 * HOP  # samples of a window
 LENGTHS = (9_041, 31_999, 75_123)  # samples of the recordings: the last one needs three windows
@@ -24,19 +23,14 @@ SIZES: Mapping[str, Any] = {"num_mel_bins": 128, "max_source_positions": NUM_POS
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A small model of a family."""
+class Subject(SmallModel):
+    kind = "listening_models"
 
-    name: str
     config: Mapping[str, Any]
     special: tuple[str, ...]  # texts of the special tokens: the first begins a text, the second ends an answer
     audio_text: str
     template: str
     merge: int  # frames of a token
-
-    @property
-    def folder(self) -> Path:
-        return FOLDER / self.name
 
     @property
     def tokens(self) -> list[str]:
@@ -46,17 +40,9 @@ class Subject:
     def audio(self) -> int:
         return self.tokens.index(self.audio_text)
 
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(np.load(self.folder / "golden.npz"))
-
-
-def recording(number: int, length: int | None = None) -> NDArray[np.int16]:
-    """Return the samples of a recording: tones that glide, with pauses and some noise."""
-    random, t = np.random.default_rng(number), np.arange(LENGTHS[number] if length is None else length) / RATE
-    tones = sum(np.sin(2 * np.pi * t * (random.uniform(100, 3000) + random.uniform(-200, 200) * t)) for _ in range(4))
-    loud = np.sin(2 * np.pi * t * random.uniform(0.7, 2.0)) > -0.6
-    return (4000 * tones * loud + random.normal(0, 60, len(t))).clip(-32_000, 32_000).astype(np.int16)
+    def sound(self, number: int) -> NDArray[np.int16]:
+        """Return the samples of a recording."""
+        return recording(number, LENGTHS[number])
 
 
 def _qwen2_audio() -> Subject:

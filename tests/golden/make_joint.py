@@ -2,8 +2,8 @@
 
 Install packages as for `make_vision.py`; then: V/bin/python -m tests.golden.make_joint [NAME...]
 
-`golden.npz` of a model has, for each image, its file (image_N), its crop in bytes (crop_N) and its vector (vector_N); and for each text its
-token ids with padding (tokens_N) and its vector (text_N). Vectors are not normalised.
+`golden.npz` of a model has, for each image, its crop in bytes (crop_N) and its vector (vector_N); and for each text its token ids with
+padding (tokens_N) and its vector (text_N). Vectors are not normalised. `weights.json` says how its weights are drawn.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.golden.drawn import Draw, write_recipe
+from tests.golden.filling import fill, tensors_of
 from tests.golden.joint import SUBJECTS, TEXTS, Joint
-from tests.golden.make_vision import parts_of, picture, shown
-from tests.golden.vision_subject import SIZES
+from tests.golden.make_vision import parts_of, shown
+from tests.golden.media import SIZES, picture
 
 
 def tokenizer(subject: Joint) -> dict[str, Any]:
@@ -47,26 +49,25 @@ def tokenizer(subject: Joint) -> dict[str, Any]:
 
 def write_files(subject: Joint) -> None:
     """Write the files of a model beside its weights."""
-    subject.folder.mkdir(parents=True, exist_ok=True)
+    subject.place.mkdir(parents=True, exist_ok=True)
     parts = (("config", subject.config), ("preprocessor_config", subject.processor), ("tokenizer", tokenizer(subject)))
     fields = {"pad_token": subject.padding, "eos_token": subject.around[1][-1], "model_max_length": subject.length}
     for name, value in (*parts, ("tokenizer_config", fields)):
-        (subject.folder / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
+        (subject.place / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
 
 
 def make(subject: Joint) -> None:
     import torch
     import transformers
-    from safetensors.torch import save_file
 
     write_files(subject)
-    config = transformers.AutoConfig.from_pretrained(subject.folder)
+    config = transformers.AutoConfig.from_pretrained(subject.place)
     model = transformers.AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    torch.manual_seed(0)
+    tensors = tensors_of(model)
+    draws = {name: drawn(name, tensor) for name, tensor in tensors.items()}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            fill(name, parameter)
-    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.folder / "tokenizer.json"), pad_token=subject.padding)
+        fill(tensors, draws, seed=0)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.place / "tokenizer.json"), pad_token=subject.padding)
     module, _, name = subject.cutter.rpartition(".")
     cutter = getattr(import_module(f"transformers.models.{module}"), name)
     options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
@@ -76,7 +77,7 @@ def make(subject: Joint) -> None:
         plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})([shown(file)], return_tensors="np")
         with torch.no_grad():
             vector = model.get_image_features(**cutter(**options)([shown(file)], return_tensors="pt")).pooler_output
-        arrays |= {f"image_{number}": np.frombuffer(file, np.uint8), f"vector_{number}": vector[0].numpy()}
+        arrays[f"vector_{number}"] = vector[0].numpy()
         (crop,) = parts_of(plain) if subject.square else np.asarray(plain["pixel_values"]).transpose(0, 2, 3, 1)
         arrays[f"crop_{number}"] = crop.astype(np.uint8)
     for number, text in enumerate(TEXTS):
@@ -85,18 +86,17 @@ def make(subject: Joint) -> None:
         with torch.no_grad():
             vector = model.get_text_features(input_ids=ids).pooler_output
         arrays |= {f"tokens_{number}": ids[0].numpy().astype(np.int32), f"text_{number}": vector[0].numpy()}
-    np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
-    print(subject.name, *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
+    np.savez_compressed(subject.place / "golden.npz", **arrays)
+    write_recipe(subject.place, 0, draws)
+    print(subject.name, *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n", flush=True)
 
 
-def fill(name: str, parameter: Any) -> None:
-    """Draw a parameter."""
-    scale = 0.2 if parameter.ndim < 2 else 1.6 * parameter[0].numel() ** -0.5
+def drawn(name: str, tensor: Any) -> Draw:
+    """Describe how a tensor is drawn."""
+    scale = 0.2 if tensor.ndim < 2 else 1.6 * tensor[0].numel() ** -0.5
     scale = 0.6 if ("embedd" in name and "patch" not in name) or "probe" in name else scale
     is_norm = "norm" in name or "layrnorm" in name
-    parameter.normal_(0, scale).add_(1.0 if is_norm and name.endswith("weight") else 0.0)
+    return Draw(tuple(tensor.shape), round(scale, 4), 1.0 if is_norm and name.endswith("weight") else 0.0)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@ recordings of odd lengths.
 
 python -m venv V; V/bin/pip install torch==2.13.0 transformers==5.24.0; V/bin/python -m tests.golden.make_listening [NAME...]
 
-`golden.npz` of a model has, for each recording, its samples (sound_N) and their rows (rows_N); and for each conversation the prompt as text
-and as token ids, the logits that follow it, and the greedy continuation. The processor of Voxtral needs mistral-common, and a vocabulary as
-large as the real one, for its prompts; so they are written here as mistral-common writes them.
+`golden.npz` of a model has, for each recording, its rows (rows_N); and for each conversation the prompt as text and as token ids, the
+logits that follow it, and the greedy continuation. `weights.json` says how its weights are drawn. The processor of Voxtral needs
+mistral-common, and a vocabulary as large as the real one, for its prompts; so they are written here as mistral-common writes them.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ from typing import Any
 import numpy as np
 
 from tests.golden.continuing import continued
-from tests.golden.listening import CONVERSATIONS, LENGTHS, NUM_POSITIONS, RATE, SUBJECTS, WINDOW, Subject, recording
+from tests.golden.drawn import Draw, write_recipe
+from tests.golden.filling import fill, tensors_of
+from tests.golden.listening import CONVERSATIONS, LENGTHS, NUM_POSITIONS, SUBJECTS, WINDOW, Subject
 from tests.golden.make_vision import tokenizer
+from tests.golden.media import RATE
 
 
 def write_files(subject: Subject) -> dict[str, Any]:
     """Write the files of a model beside its weights. Return the fields of its tokenizer."""
-    subject.folder.mkdir(parents=True, exist_ok=True)
+    subject.place.mkdir(parents=True, exist_ok=True)
     for name, value in (("config", subject.config), ("tokenizer", tokenizer(subject))):
-        (subject.folder / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
+        (subject.place / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
     fields = {"eos_token": subject.special[1], "bos_token": subject.special[0]}
     fields |= {"chat_template": subject.template} if subject.template else {}
-    (subject.folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    (subject.place / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
     return fields
 
 
 def make(subject: Subject) -> None:
     import torch
     import transformers
-    from safetensors.torch import save_file
 
     fields = write_files(subject)
-    config = transformers.AutoConfig.from_pretrained(subject.folder)
+    config = transformers.AutoConfig.from_pretrained(subject.place)
     kind = getattr(transformers, subject.config["architectures"][0])
     model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.folder / "tokenizer.json"), **fields)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.place / "tokenizer.json"), **fields)
     extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=WINDOW // RATE)
     given = Qwen2Audio(subject, words, extractor) if subject.name == "qwen2_audio" else Voxtral(subject, words, extractor)
-    sounds = [recording(number).astype(np.float32) / 32_768 for number in range(len(LENGTHS))]
+    sounds = [subject.sound(number).astype(np.float32) / 32_768 for number in range(len(LENGTHS))]
+    tensors = tensors_of(model)
+    draws = {name: drawn(name, tensor) for name, tensor in tensors.items()}
     for seed in itertools.count():
-        torch.manual_seed(seed)
         found: list[dict[str, Any]] = []
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                fill(name, parameter)
+            fill(tensors, draws, seed)
             for text, numbers in CONVERSATIONS:
                 if (one := answered(subject, model, *given.inputs(text, [sounds[number] for number in numbers]))) is None:
                     break
@@ -63,13 +65,12 @@ def make(subject: Subject) -> None:
     for number, sound in enumerate(sounds):
         with torch.no_grad():
             rows = given.rows(model, sound).numpy()
-        arrays |= {f"sound_{number}": recording(number), f"rows_{number}": rows}
+        arrays[f"rows_{number}"] = rows
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
-    np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
-    print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
+    np.savez_compressed(subject.place / "golden.npz", **arrays)
+    write_recipe(subject.place, seed, draws)
+    print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n", flush=True)
 
 
 class Qwen2Audio:
@@ -125,12 +126,12 @@ class Voxtral:
         return model.get_audio_features(self.features(sound), return_dict=True).pooler_output
 
 
-def fill(name: str, parameter: Any) -> None:
-    """Draw a parameter."""
-    scale = 0.2 if parameter.ndim == 1 else 1.6 * parameter[0].numel() ** -0.5
+def drawn(name: str, tensor: Any) -> Draw:
+    """Describe how a tensor is drawn."""
+    scale = 0.2 if tensor.ndim == 1 else 1.6 * tensor[0].numel() ** -0.5
     scale = 0.6 if "embed" in name else scale
     is_norm = "norm" in name and name.endswith("weight")
-    parameter.normal_(0, scale).add_(1.0 if is_norm else 0.0)
+    return Draw(tuple(tensor.shape), round(scale, 4), 1.0 if is_norm else 0.0)
 
 
 def answered(subject: Subject, model: Any, prompt: str, given: dict[str, Any]) -> dict[str, Any] | None:

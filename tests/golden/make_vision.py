@@ -4,9 +4,9 @@ python -m venv V; V/bin/pip install torch==2.13.0 transformers==5.24.0 pillow==1
 
 LFM2-VL and Llama 4 also need torchvision==0.28.0. The image processor of Llama 4 rounds pixels to 16 bits, which is left out here.
 
-`golden.npz` of a model has, for each image, its file (image_N), its crops in bytes (crops_N, and whole_N if the crop of the whole image has
-another size) and their rows (rows_N); and for each conversation the prompt as text and as token ids, the logits that follow it, and the
-greedy continuation. The first file is not square, the second is smaller than a crop, the third is transparent in places.
+`golden.npz` of a model has, for each image, its crops in bytes (crops_N, and whole_N if the crop of the whole image has another size) and
+their rows (rows_N); and for each conversation the prompt as text and as token ids, the logits that follow it, and the greedy continuation.
+`weights.json` says how its weights are drawn.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from typing import Any
 import numpy as np
 
 from tests.golden.continuing import continued
+from tests.golden.drawn import Draw, write_recipe
+from tests.golden.filling import as_it_is, fill, one_by_one, tensors_of
+from tests.golden.media import SIZES, picture
 from tests.golden.vision import SUBJECTS
-from tests.golden.vision_subject import CONVERSATIONS, PATCH, SIZES, Subject
+from tests.golden.vision_subject import CONVERSATIONS, PATCH, Subject
 
 FEATURES = (
     "pixel_values",
@@ -46,23 +49,6 @@ def tokenizer(subject: Subject) -> dict[str, Any]:
     }
 
 
-def picture(number: int) -> bytes:
-    """Return a file with smooth colours and some noise."""
-    from PIL import Image
-
-    width, height = SIZES[number]
-    random = np.random.default_rng(number)
-    y, x = np.mgrid[0:height, 0:width]
-    waves = [127 + 90 * np.sin(x / random.uniform(5, 30) + y / random.uniform(5, 30) + random.uniform(0, 6)) for _ in range(3)]
-    pixels = np.clip(np.stack(waves, axis=-1) + random.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
-    image = Image.fromarray(pixels)
-    if number == 2:
-        image.putalpha(Image.fromarray(np.where((x + y) % 50 < 20, 0, 255).astype(np.uint8)))
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()
-
-
 def shown(file: bytes) -> Any:
     """Return the image as the model sees it: transparent places are white."""
     from PIL import Image
@@ -73,25 +59,24 @@ def shown(file: bytes) -> Any:
 
 def write_files(subject: Subject) -> dict[str, Any]:
     """Write the files of a model beside its weights. Return the fields of its tokenizer."""
-    subject.folder.mkdir(parents=True, exist_ok=True)
+    subject.place.mkdir(parents=True, exist_ok=True)
     parts = (("config", subject.config), ("preprocessor_config", subject.processor), ("tokenizer", tokenizer(subject)))
     for name, value in parts:
-        (subject.folder / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
+        (subject.place / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
     fields = {"chat_template": subject.template, "eos_token": subject.special[1], "bos_token": subject.special[0]}
-    (subject.folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    (subject.place / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
     return fields
 
 
 def make(subject: Subject) -> None:
     import torch
     import transformers
-    from safetensors.torch import save_file
 
     fields = write_files(subject)
-    config = transformers.AutoConfig.from_pretrained(subject.folder)
+    config = transformers.AutoConfig.from_pretrained(subject.place)
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     special = {"extra_special_tokens": dict(subject.special_names)} if subject.special_names else {}
-    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.folder / "tokenizer.json"), **fields, **special)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(subject.place / "tokenizer.json"), **fields, **special)
     module, _, name = subject.classes[1].rpartition(".")
     cutter = getattr(import_module(f"transformers.models.{module}"), name)
     options = {name: value for name, value in subject.processor.items() if name != "image_processor_type"}
@@ -114,12 +99,12 @@ def make(subject: Subject) -> None:
         processor = getattr(transformers, subject.classes[0])(images, words, chat_template=subject.template, **subject.options)
     files = [picture(number) for number in range(len(SIZES))]
     arrays: dict[str, Any] = {}
+    tensors = tensors_of(model)
+    tensors = one_by_one(tensors) if subject.name == "glm4v_moe" else tensors
+    draws = draws_of(subject, model, tensors)
     for seed in itertools.count():
-        torch.manual_seed(seed)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                fill(subject, name, parameter)
-            fill_buffers(model)
+            fill(tensors, draws, seed)
             found: list[dict[str, Any]] = []
             for text, numbers in CONVERSATIONS:
                 if (one := answered(subject, model, processor, text, [shown(files[number]) for number in numbers])) is None:
@@ -128,7 +113,6 @@ def make(subject: Subject) -> None:
         if len(found) == len(CONVERSATIONS):
             break
     for number, file in enumerate(files):
-        arrays[f"image_{number}"] = np.frombuffer(file, np.uint8)
         plain = cutter(**{**options, "do_rescale": False, "do_normalize": False})
         given = plain([[shown(file)]], return_tensors="np")
         if is_gemma4:
@@ -152,26 +136,9 @@ def make(subject: Subject) -> None:
         arrays[f"rows_{number}"] = np.concatenate(rows, axis=1)
     for number, one in enumerate(found):
         arrays |= {f"{name}_{number}": value for name, value in one.items()}
-    np.savez_compressed(subject.folder / "golden.npz", **arrays)
-    stored = one_by_one(model.state_dict()) if subject.name == "glm4v_moe" else model.state_dict()
-    tensors = {name: tensor.contiguous().clone() for name, tensor in stored.items()}
-    save_file(tensors, subject.folder / "model.safetensors", metadata={"format": "pt"})
-    print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n")
-
-
-def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return tensors as some checkpoints of the hub have them: those of GLM-4.5V and Qwen3-Omni store experts one by one."""
-    found: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        whole, _, part = name.partition(".experts.")
-        if not part:
-            found[name] = tensor
-            continue
-        for number, matrix in enumerate(tensor):
-            halves = matrix.chunk(2) if part == "gate_up_proj" else (matrix,)
-            names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
-            found |= {f"{whole}.experts.{number}.{own}.weight": half for own, half in zip(names, halves, strict=True)}
-    return found
+    np.savez_compressed(subject.place / "golden.npz", **arrays)
+    write_recipe(subject.place, seed, draws)
+    print(subject.name, f"seed {seed}", *(f"{name} {value.shape}" for name, value in arrays.items()), *tensors, sep="\n", flush=True)
 
 
 class InternProcessor:
@@ -247,25 +214,28 @@ def pieces_of(cutter: Any, pictures: list[Any]) -> list[Any]:
     return [cutter([[picture]], return_tensors="pt")["pixel_values"] for picture in pictures]
 
 
-def fill(subject: Subject, name: str, parameter: Any) -> None:
-    """Draw a parameter."""
-    scale = 0.2 if parameter.ndim == 1 else 1.6 * parameter[0].numel() ** -0.5
+def draws_of(subject: Subject, model: Any, tensors: dict[str, Any]) -> dict[str, Draw]:
+    """Describe how the tensors of a model are drawn."""
+    buffers = {name for name, _ in model.named_buffers()}
+    return {name: _range(name, tensor) if name in buffers else _drawn(subject, name, tensor) for name, tensor in tensors.items()}
+
+
+def _drawn(subject: Subject, name: str, tensor: Any) -> Draw:
+    scale = 0.2 if tensor.ndim == 1 else 1.6 * tensor[0].numel() ** -0.5
     scale = 0.6 if ("embedd" in name and "patch" not in name) or "position_embedding_table" in name else scale
     if subject.name.startswith("gemma") and name.endswith("embed_tokens.weight"):
-        scale /= parameter.shape[1] ** 0.5  # Gemma scales embeddings; large ones would outweigh the layers, and the text repeat itself
+        scale /= tensor.shape[1] ** 0.5  # Gemma scales embeddings; large ones would outweigh the layers, and the text repeat itself
     is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
-    adds_one = subject.name == "gemma3" and parameter.ndim == 1 and "vision_tower" not in name  # norms of Gemma add 1 to their weights
-    parameter.normal_(0, scale).add_(1.0 if is_norm and not adds_one else 0.0)
+    adds_one = subject.name == "gemma3" and tensor.ndim == 1 and "vision_tower" not in name  # norms of Gemma add 1 to their weights
+    return Draw(tuple(tensor.shape), round(scale, 4), 1.0 if is_norm and not adds_one else 0.0)
 
 
-def fill_buffers(model: Any) -> None:
-    """Draw the buffers that checkpoints have: ranges to which the encoder of Gemma 4 clips, and what standardises its results."""
-    for name, buffer in model.named_buffers():
-        kind = name.rpartition(".")[2]
-        if kind in ("input_min", "output_min", "input_max", "output_max"):
-            buffer.normal_(0, 0.2).add_(1.5).mul_(-1 if kind.endswith("min") else 1)
-        elif kind in ("std_bias", "std_scale"):
-            buffer.normal_(0, 0.2).add_(1.0 if kind == "std_scale" else 0.0)
+def _range(name: str, buffer: Any) -> Draw:
+    """Describe a buffer of a checkpoint: a range to which the encoder of Gemma 4 clips, or what standardises its results."""
+    shape, kind = tuple(buffer.shape), name.rpartition(".")[2]
+    if kind in ("input_min", "output_min", "input_max", "output_max"):
+        return Draw(shape, 0.2, -1.5 if kind.endswith("min") else 1.5)
+    return Draw(shape, 0.2, float(kind == "std_scale")) if kind in ("std_bias", "std_scale") else as_it_is(name, buffer)
 
 
 def answered(subject: Subject, model: Any, processor: Any, text: str, pictures: list[Any]) -> dict[str, Any] | None:

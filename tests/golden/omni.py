@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.golden.media import SIZES, picture, recording
+from tests.golden.small_model import SmallModel
 from tests.golden.vision_any_size import LATER_ENCODER
-from tests.golden.vision_subject import LETTERS, PATCH, PIXELS, SIZES, text_of, token_of
+from tests.golden.vision_subject import LETTERS, PATCH, PIXELS, text_of, token_of
 
-FOLDER = Path(__file__).parent / "omni_models"
 NUM_SOUNDS = 4
 IMAGE, AUDIO, TEXT = "image", "audio", "text"
 # The parts of the user's message: a kind, and the number of an image or of a recording, or a text.
@@ -28,10 +27,9 @@ CONVERSATIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A small model of a family."""
+class Subject(SmallModel):
+    kind = "omni_models"
 
-    name: str
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
     special: tuple[str, ...]  # texts of the special tokens: the first begins a text, the second ends an answer
@@ -39,10 +37,6 @@ class Subject:
     template: str
     square: int  # pixels of an edge of a square of a crop
     lengths: tuple[int, ...]  # samples of the recordings
-
-    @property
-    def folder(self) -> Path:
-        return FOLDER / self.name
 
     @property
     def tokens(self) -> list[str]:
@@ -56,14 +50,14 @@ class Subject:
     def audio(self) -> int:
         return self.tokens.index(self.special_names["audio_token"])
 
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(np.load(self.folder / "golden.npz"))
-
     @property
     def files(self) -> list[bytes]:
         """The images as files."""
-        return [self.arrays[f"image_{number}"].tobytes() for number in range(len(SIZES))]
+        return [picture(number) for number in range(len(SIZES))]
+
+    def sound(self, number: int) -> NDArray[np.int16]:
+        """Return the samples of a recording."""
+        return recording(number, self.lengths[number])
 
 
 QWEN2_5_OMNI_TEMPLATE = (  # that of Qwen2.5-Omni-7B

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from tests.golden.media import SIZES, picture
+from tests.golden.small_model import SmallModel
 
-FOLDER = Path(__file__).parent / "vision_models"
 LETTERS = "ĠĊabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?:;-_'\"()[]{}<>/|=+*#"  # byte-level BPE writes a space as Ġ
-SIZES = ((200, 61), (37, 41), (75, 130))  # width and height
 CONVERSATIONS = (("What is it?", [0]), ("Compare.", [1, 2]), ("Hello!", []))  # a text, and the images before it
 CONTINUATION = 64
 PATCH = 8
@@ -39,10 +35,9 @@ PIXELS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A small model of a family."""
+class Subject(SmallModel):
+    kind = "vision_models"
 
-    name: str
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
     special: tuple[str, ...]  # texts of the special tokens: the first begins a text, the second ends an answer
@@ -54,10 +49,6 @@ class Subject:
     special_names: Mapping[str, str]  # attributes of the tokenizer, and the special tokens that they name
     between: str = ""  # special token between two rows of tokens of a crop; empty: there is none
     square: int = 0  # pixels of an edge of a square of a crop that may have any size; 0: crops have one size
-
-    @property
-    def folder(self) -> Path:
-        return FOLDER / self.name
 
     @property
     def any_size(self) -> bool:
@@ -79,14 +70,10 @@ class Subject:
     def image(self) -> int:
         return self.tokens.index(self.image_text)
 
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(np.load(self.folder / "golden.npz"))
-
     @property
     def files(self) -> list[bytes]:
         """The images as files."""
-        return [self.arrays[f"image_{number}"].tobytes() for number in range(len(SIZES))]
+        return [picture(number) for number in range(len(SIZES))]
 
 
 def token_of(special: tuple[str, ...], text: str) -> int:

@@ -24,7 +24,7 @@ from server.engine.step_model import EmbedLimits
 from server.messages import Crop
 from tests.compiler.frontend.calls import bound_session, interpreted_call
 from tests.golden.joint import SIZE, SUBJECTS, TEXTS, Joint
-from tests.golden.vision_subject import SIZES
+from tests.golden.media import SIZES
 
 
 class Interpreted:

@@ -58,7 +58,7 @@ class Hearer:
         """Return the clips of recordings of the golden, as the server cuts them."""
         own = self.listening
         given = Heard(own.audio_token, own.num_mels, own.num_hops, own.merge, own.ends, own.most_windows)
-        sounds = (self.subject.arrays[f"sound_{number}"].astype(np.float32) / 32_768 for number in numbers)
+        sounds = (self.subject.sound(number).astype(np.float32) / 32_768 for number in numbers)
         return [clip for sound in sounds for clip in clips_of(sound, given)]
 
     def rows(self, clips: Sequence[Clip]) -> NDArray[np.float32]:

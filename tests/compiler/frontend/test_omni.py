@@ -44,8 +44,8 @@ from server.engine.intake import placed_excerpts
 from server.messages import Clip, Crop, Excerpt, SamplingParams, Submit
 from server.messages import Listening as Heard
 from tests.compiler.frontend.calls import Call, bound_session, interpreted_call
+from tests.golden.media import SIZES
 from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, NUM_SOUNDS, SUBJECTS, Subject
-from tests.golden.vision_subject import SIZES
 
 BOUNDS = StepBounds(max_tokens=512, max_seqs=64, max_context=512)
 F32 = WeightFormat(32)
@@ -73,7 +73,7 @@ class Reader:
 
     def clips(self, number: int) -> tuple[Clip, ...]:
         """Return the clips of a recording of the golden, as the server cuts them."""
-        return clips_of(self.subject.arrays[f"sound_{number}"].astype(np.float32) / 32_768, heard_as(self.config))
+        return clips_of(self.subject.sound(number).astype(np.float32) / 32_768, heard_as(self.config))
 
     def rows(self, excerpts: Sequence[Excerpt]) -> NDArray[np.float32]:
         """Return the rows of crops and clips, [rows, size]."""

@@ -35,8 +35,9 @@ from server.messages import Crop, SamplingParams, Submit
 from tests.compiler.frontend.calls import Call, bound_session, interpreted_call
 from tests.compiler.frontend.test_models import kinds_of_calls
 from tests.golden.crops import crops_of
+from tests.golden.media import SIZES
 from tests.golden.vision import SUBJECTS
-from tests.golden.vision_subject import CONVERSATIONS, SIZES, Subject
+from tests.golden.vision_subject import CONVERSATIONS, Subject
 
 BOUNDS = StepBounds(max_tokens=256, max_seqs=64, max_context=512)
 F32 = WeightFormat(32)

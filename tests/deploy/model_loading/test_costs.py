@@ -18,8 +18,8 @@ from deploy.model_loading.seeing import Seer
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import GroupLimits, Logits, SeeingLimits, StepBatch, StepLimits
 from server.messages import Load
-from tests.conftest import ROOT
 from tests.doubles.model import NullModel
+from tests.golden.vision import SUBJECTS
 
 LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, groups=(GroupLimits(100),))
 
@@ -106,7 +106,7 @@ def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
     looks, encoded = list[int](), Seer._encoded
     monkeypatch.setattr(Seer, "_encoded", lambda seer, crops: looks.append(len(crops)) or encoded(seer, crops))
-    load = Load("m", str(ROOT / "tests/golden/vision_models/idefics3"), "f32")
+    load = Load("m", str(SUBJECTS["idefics3"].folder), "f32")
     load_model(load, lambda _part, _done: None)
     assert looks
     looks.clear()

@@ -48,6 +48,23 @@ def test_what_travels_are_the_files_of_git_and_the_folder(monkeypatch: pytest.Mo
     assert {"one.whl", "pyproject.toml", "steps.py"} <= names and "pyvenv.cfg" not in names
 
 
+def test_the_checkout_can_travel_with_what_the_machine_lacks() -> None:
+    num_bytes = prepare.bytes_that_travel(prepare.listed("-c"), prepare.CARRIED_BYTES)
+    assert num_bytes > prepare.CARRIED_BYTES + (1 << 20), "git lists the files of the checkout"
+
+
+def test_a_checkout_that_is_too_large_is_refused_with_its_largest_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = [tmp_path / f"file-{number:02}" for number in range(12)]
+    for number, path in enumerate(files):
+        path.write_bytes(bytes(10 + number))
+    monkeypatch.setattr(prepare, "ROOT", tmp_path)
+    monkeypatch.setattr(prepare, "MOST_BYTES", sum(range(10, 22)) + 100)
+    assert prepare.bytes_that_travel(files, 100) == prepare.MOST_BYTES
+    with pytest.raises(SettingsError, match=r"expected at most .*: ignore or remove .* largest files are file-11 .*, file-10 ") as error:
+        prepare.bytes_that_travel(files, 101)
+    assert "file-04" in str(error.value) and "file-03" not in str(error.value)
+
+
 def test_pycuda_is_built_once_for_all_checkouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The second checkout finds the build of the first. Another version of NumPy needs another build, which replaces the old one."""
     builds: list[Path] = []

@@ -27,8 +27,8 @@ from server.images.sizes import (
 from tests.golden import joint
 from tests.golden.crops import crop_of, pixels_of
 from tests.golden.make_vision import shown
+from tests.golden.media import SIZES
 from tests.golden.vision import SUBJECTS
-from tests.golden.vision_subject import SIZES
 from tests.server.images.files import image
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
