@@ -23,7 +23,8 @@ LISTED = re.compile(r"(?:(\w+)\.)?__(?:path|file)__")
 LISTS = ("iter_modules(", "walk_packages(", ".glob(", "modules_in(")
 PROGRAM = "deploy.entry.relaxserve"  # the module behind the command `relaxserve`
 COMMAND = "deploy.cli"  # what PROGRAM imports after it has found the installation
-FOR_ALL = ("pyproject.toml", "constraints.txt", "Makefile")  # files that every test depends on
+# Files that every test depends on: .gitignore decides which files git lists; tests/kept_code.py imports the last one at the first compile.
+FOR_ALL = ("pyproject.toml", "constraints.txt", "Makefile", ".gitignore", "tests/unsynced.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +88,21 @@ class Tree:
 
     def _command(self, text: str) -> set[str]:
         """Return the modules behind the command `relaxserve` if the text of a test names it."""
-        return {self._modules[PROGRAM], self._modules[COMMAND]} if '"relaxserve"' in text else set()
+        return {self._modules[PROGRAM], self._modules[COMMAND], *self._run_by({PROGRAM})} if '"relaxserve"' in text else set()
 
     def _imported(self, text: str) -> set[str]:
-        names = {word for word in STRING.findall(text) if "." in word and word in self._modules}
+        named = {word for word in STRING.findall(text) if "." in word and word in self._modules}
+        names = set(named)
         for plain, package, members in IMPORT.findall(text):
             names |= {name.split()[0] for name in plain.split(",") if name.strip()}
             if package:
                 names |= {package, *(f"{package}.{member.split()[0]}" for member in _members(members))}
-        return {self._modules[part] for name in names for part in _with_parents(name) if part in self._modules}
+        imported = {self._modules[part] for name in names for part in _with_parents(name) if part in self._modules}
+        return imported | self._run_by(named)
+
+    def _run_by(self, names: Collection[str]) -> set[str]:
+        """Return the modules that `python -m NAME` runs where the name is that of a package."""
+        return {self._modules[main] for main in (f"{name}.__main__" for name in names) if main in self._modules}
 
     def _listed(self, path: str, text: str) -> set[str]:
         """Return the modules of packages whose folder the file lists."""

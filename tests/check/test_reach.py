@@ -21,7 +21,9 @@ PROJECT = {
     "compiler/cache.py": 'from pathlib import Path\nTABLE = Path("tables", "table.json")\n',
     "compiler/tables/table.json": "{}",
     "deploy/entry/relaxserve/__init__.py": "from deploy.cli import main\n",
+    "deploy/entry/relaxserve/__main__.py": "import deploy.entry.relaxserve\n",
     "deploy/cli/__init__.py": "from server import start\n",
+    "deploy/cli/__main__.py": "import deploy.cli\n",
     "docs/api.md": "# API",
     "pyproject.toml": "",
     "tests/conftest.py": (
@@ -36,6 +38,7 @@ PROJECT = {
     "tests/runtime/test_files.py": "from runtime import files\n",
     "tests/test_docs.py": 'from pathlib import Path\nPAGES = Path("docs").glob("*.md")\n',
     "tests/test_layers.py": 'from pathlib import Path\nFILES = Path().rglob("*.py")\n',
+    "tests/deploy/test_root.py": 'COMMAND = ("python", "-m", "deploy.cli")\n',
     "tests/test_alone.py": "",
 }  # fmt: skip
 
@@ -48,10 +51,15 @@ def reached(*changed: str, **added: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("runtime/files.py", ["test_files.py", "test_app.py", "test_start.py"]),  # imports, a package that is listed, the command
-        ("server/endpoints.py", ["test_app.py", "test_start.py"]),
-        ("server/start.py", ["test_start.py"]),  # only the fixture `started` runs the command
-        ("server/__init__.py", ["test_app.py", "test_start.py"]),  # a package comes with its modules
+        (
+            "runtime/files.py",
+            ["test_files.py", "test_app.py", "test_start.py", "test_root.py"],
+        ),  # imports, a package that is listed, the command
+        ("server/endpoints.py", ["test_app.py", "test_start.py", "test_root.py"]),
+        ("server/start.py", ["test_start.py", "test_root.py"]),  # only the fixture `started` and test_root.py run the command
+        ("server/__init__.py", ["test_app.py", "test_start.py", "test_root.py"]),  # a package comes with its modules
+        ("deploy/cli/__main__.py", ["test_root.py"]),  # what `python -m` runs
+        ("deploy/entry/relaxserve/__main__.py", ["test_start.py"]),  # `python -m relaxserve` runs it
         ("compiler/cache.py", ["test_cache.py"]),  # only the fixture `cached` uses it
         ("compiler/tables/table.json", ["test_cache.py"]),  # data that a module names
         ("docs/api.md", ["test_docs.py"]),  # data that a pattern matches
@@ -62,7 +70,7 @@ def test_a_change_reaches(changed: str, tests: list[str]) -> None:
     assert sorted(reached(changed)) == sorted(tests)
 
 
-@pytest.mark.parametrize("changed", ["pyproject.toml", "tests/conftest.py"])
+@pytest.mark.parametrize("changed", ["pyproject.toml", ".gitignore", "tests/unsynced.py", "tests/conftest.py"])
 def test_every_test_depends_on(changed: str) -> None:
     assert len(reached(changed)) == sum(Path(path).name.startswith("test_") for path in PROJECT) - 1
 
