@@ -1,0 +1,209 @@
+"""`python -m tests.lab sight`: what an image of four megapixels costs a server: the time to the first token of the first and of the second
+question about it, the speed of decoding after it, and the longest gap of another client's stream while it is encoded.
+
+The model has the shape of SmolVLM 256M, except for its vocabulary, and random weights. It cuts the image into nine crops of 512 x 512
+pixels and a small copy of the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+from PIL import Image
+from safetensors.numpy import save_file
+
+from deploy.bench.measure import Figure, report
+from deploy.bench.serving.drive import OverHttp, Prompt, Stream, served
+from server.load_settings import MAX_GAP_MS
+from server.models.state import ModelSpec
+from tests.golden.vision import SUBJECTS
+
+NAME = "sight"
+SMALL = SUBJECTS["idefics3"]  # has the files of a model of this family, but small matrices
+CONFIG: Mapping[str, Mapping[str, int]] = {
+    "text_config": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+    },
+    "vision_config": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 512,
+        "patch_size": 16,
+    },
+}
+SCALE_FACTOR = 4  # patches along each edge that become one token
+CROPS = 3  # along each edge of the image
+# Sizes of the small model's matrices, and of these.
+SIZES = {
+    "model.vision_model": {48: 768, 80: 3072, 36: 32**2, 8: 16},
+    "model.connector": {64: 576, 192: 768 * SCALE_FACTOR**2},
+    "model.text_model": {64: 576, 32: 192, 96: 1536},
+    "lm_head": {64: 576},
+}
+EDGE = 2048  # pixels
+NUM_NEW, NUM_BESIDE = 64, 600  # tokens of an answer, and of the other client's stream
+SECOND_SHARE = 0.1
+QUESTIONS = ("What is this", "Is it red")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds of one round."""
+
+    first_s: float  # to the first token of the first question about an image
+    second_s: float  # to that of the second question about the same image
+    seen_token_s: float  # per token that follows an image
+    read_token_s: float  # per token that follows a text of the same number of tokens
+    gap_s: float  # the longest of another client's stream while the image is encoded
+    usual_gap_s: float  # the median of that stream
+
+
+def write_model(folder: Path) -> None:
+    for file in SMALL.place.glob("*.json"):
+        shutil.copy(file, folder)
+    config = json.loads((SMALL.place / "config.json").read_text())
+    for part, fields in CONFIG.items():
+        config[part] |= fields
+    (folder / "config.json").write_text(json.dumps({**config, "scale_factor": SCALE_FACTOR}))
+    processor = json.loads((SMALL.place / "preprocessor_config.json").read_text())
+    crop = CONFIG["vision_config"]["image_size"]
+    processor |= {"max_image_size": {"longest_edge": crop}, "size": {"longest_edge": CROPS * crop}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    random = np.random.default_rng(0)
+    save_file({name: _drawn(random, *tensor) for name, tensor in tensors().items()}, folder / "model.safetensors")
+
+
+def tensors() -> dict[str, tuple[list[int], float]]:
+    """Map the name of each tensor to its shape and to the number around which it is drawn."""
+    found: dict[str, tuple[list[int], float]] = {}
+    for name, (shape, _, shift) in json.loads((SMALL.place / "weights.json").read_text())["tensors"].items():
+        sizes = next(sizes for prefix, sizes in SIZES.items() if name.startswith(prefix))
+        large = [sizes.get(size, size) for size in shape]
+        if ".layers.0." in name:
+            part = "vision_config" if "vision" in name else "text_config"
+            names = [name.replace(".layers.0.", f".layers.{layer}.") for layer in range(CONFIG[part]["num_hidden_layers"])]
+        else:
+            names = [] if ".layers." in name else [name]
+        found |= dict.fromkeys(names, (large, shift))
+    return found
+
+
+def _drawn(random: np.random.Generator, shape: Sequence[int], shift: float) -> np.ndarray:
+    scale = np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.02
+    return (shift + random.standard_normal(shape, np.float32) * scale).astype(np.float16)
+
+
+def picture(number: int) -> str:
+    pixels = np.random.default_rng(number).integers(0, 256, (EDGE // 64, EDGE // 64, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((EDGE, EDGE)).save(file, "JPEG")
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
+
+
+async def ask(client: httpx.AsyncClient, text: str, image: str | None = None) -> Stream:
+    """Ask one question. Tokens are drawn, because the most probable ones of random weights may all be special ones without text."""
+    content = [{"type": "text", "text": text}]
+    if image is not None:
+        content.insert(0, {"type": "image_url", "image_url": {"url": image}})
+    body = {"model": NAME, "messages": [{"role": "user", "content": content}], "max_tokens": NUM_NEW, "seed": 0}
+    body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    stream = Stream(time.perf_counter())
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"the server answered {answer.status_code}: {(await answer.aread()).decode()}")
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if any(choice["delta"].get("content") or choice["finish_reason"] for choice in event["choices"]):
+                stream.times_s.append(time.perf_counter())
+            if usage := event.get("usage"):
+                stream.num_tokens = usage["completion_tokens"]
+    return stream
+
+
+async def run_round(url: str, number: int) -> Round:
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        first = await ask(client, QUESTIONS[0], picture(2 * number))
+        second = await ask(client, QUESTIONS[1], picture(2 * number))
+        read = await ask(client, QUESTIONS[0])
+        other = asyncio.create_task(asyncio.to_thread(_beside, url))
+        await asyncio.sleep(1.0)  # the other stream decodes
+        beside = await ask(client, QUESTIONS[0], picture(2 * number + 1))
+        stream = await other
+    pairs = zip(stream.times_s, stream.gaps_s, strict=False)
+    during = [gap_s for at_s, gap_s in pairs if beside.began_s - gap_s < at_s < beside.times_s[0]]
+    if not during or stream.times_s[-1] < beside.times_s[0]:
+        raise RuntimeError(f"the other stream ended before the image was encoded; it needs more than {NUM_BESIDE} tokens")
+    return Round(first.ttft_s, second.ttft_s, _per_token(second), _per_token(read), max(during), statistics.median(stream.gaps_s))
+
+
+def _beside(url: str) -> Stream:
+    (stream,) = OverHttp(url, NAME, temperature=1.0).run([Prompt(tuple(range(3, 19)), NUM_BESIDE)])
+    return stream
+
+
+def _per_token(stream: Stream) -> float:
+    return 1 / stream.decoding_rate
+
+
+def figures_of(rounds: Sequence[Round]) -> list[Figure]:
+    def middle(name: str) -> float:
+        return statistics.median(getattr(one, name) for one in rounds)
+
+    return [
+        Figure("first token of the first question about an image", middle("first_s"), "s"),
+        Figure(
+            "first token of the second question, of the first",
+            statistics.median(one.second_s / one.first_s for one in rounds),
+            "x",
+            SECOND_SHARE,
+            note=f"{middle('second_s') * 1e3:.0f} ms",
+        ),
+        Figure(
+            "time per token after an image, of that after a text",
+            statistics.median(one.seen_token_s / one.read_token_s for one in rounds),
+            "x",
+            note=f"{middle('seen_token_s') * 1e3:.2f} and {middle('read_token_s') * 1e3:.2f} ms; the image is {CROPS**2 + 1} x 64 tokens",
+        ),
+        Figure(
+            "longest gap of another stream while an image is encoded",
+            max(one.gap_s for one in rounds) * 1e3,
+            "ms",
+            MAX_GAP_MS,
+            note=f"its median is {middle('usual_gap_s') * 1e3:.1f} ms",
+        ),
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab sight", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quantize", default="auto", help="format of the weights")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
+        write_model(Path(folder))
+        with served(ModelSpec(NAME, folder, quantize=options.quantize)) as url:
+            rounds = [asyncio.run(run_round(url, number)) for number in range(options.rounds + 1)]
+    report(figures_of(rounds[1:]), as_json=options.json)  # the first round warms up
