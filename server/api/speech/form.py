@@ -11,7 +11,6 @@ from server.errors import MISSING_FIELD, UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiEr
 from server.http.multipart import Form
 
 FILE = "file"
-MOST_FIELD_BYTES = 64 << 10  # a prompt may be the whole transcript so far, of which a window reads the end
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
