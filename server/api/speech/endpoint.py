@@ -98,7 +98,7 @@ def router(context: Context) -> APIRouter:
         def run(job: Job) -> Generation:
             return Generation(loaded, job, series, who)
 
-        wanted = request_of(asked, task, loaded, loaded.speech, who)
+        wanted = await request_of(asked, task, loaded, loaded.speech, who)
         if wanted.language is None and wanted.tokens.languages:
             wanted = await while_connected(request, transcribe.with_language(wanted, recording, run))
         speech, headers = _Speech(asked, wanted, recording, run, loaded.tokenizer), response_headers(loaded, list(asked.ignored))
