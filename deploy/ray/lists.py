@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deploy.ray.passage import Passage
-from server.api.answer.sse import while_connected
+from server.api.answer.sse import run_until_disconnect
 
 LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}  # the field with the entries, by path
 LIST_S = 5.0  # time for the answer of a pool; a pool without replicas has none
@@ -43,7 +43,7 @@ class ModelLists(Response):
         self._passages = passages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(self._run(send), receive)
+        await run_until_disconnect(self._run(send), receive)
 
     async def _run(self, send: Send) -> None:
         answers = await asyncio.gather(*(_answer(passage) for passage in self._passages))

@@ -25,7 +25,7 @@ from deploy.ray.progress import Progress
 from deploy.ray.refusal import refusal
 from deploy.ray.wish import Lease, Reading, Wish, place_of
 from deploy.replicas.events import Events, is_comment
-from server.api.answer.sse import while_connected
+from server.api.answer.sse import run_until_disconnect
 from server.errors import NO_REPLICA, REPLICA_LOST, ApiError
 from server.open_values import HEADER
 from server.peers.named import HEADER as GIVER_HEADER
@@ -89,7 +89,7 @@ class Passage(Response):
     num_lost: int = 0  # replicas that have broken off since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(self.run(send), receive)
+        await run_until_disconnect(self.run(send), receive)
 
     async def run(self, send: Send) -> None:
         num_pauses = 0

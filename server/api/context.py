@@ -25,7 +25,7 @@ from server.open_values import new_hex
 from server.settings import ServerSettings
 
 
-async def _never() -> Message:
+async def stays() -> Message:
     """Receive nothing, as from a client that stays and says no more."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets the event")
@@ -48,7 +48,7 @@ class Caller:
     expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
     # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
     readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
-    receive: Receive = _never  # gives the message that the client has left; the body was read before
+    receive: Receive = stays  # gives the message that the client has left; the body was read before
 
     @property
     def quota_key(self) -> str:

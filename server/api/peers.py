@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.api.answer.sse import while_connected
+from server.api.answer.respond import while_connected
 from server.api.context import Context, caller
 from server.api.routes import new_router
 from server.errors import FINGERPRINT_MISMATCH, INVALID_API_KEY, INVALID_VALUE, QUEUE_FULL, ApiError
@@ -53,7 +53,7 @@ def router(context: Context) -> APIRouter:
         if places.locked():
             raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} others; compute the prompt")
         if ask.prompt_ids:
-            await while_connected(_compute(loaded, ask), request.receive)
+            await while_connected(request, _compute(loaded, ask))
         return _Pages(_frames(loaded, ask, proofs, places), caller(request).arrived_s + ask.limit_s)
 
     return routes

@@ -18,6 +18,7 @@ from server.audio.sound import AudioError, Sound, floats, mono
 FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "matroska"}
 PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # the sound of cameras' videos
 CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)
+PICTURES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")  # HEIC and AVIF begin like M4A
 BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
 
 
@@ -26,7 +27,7 @@ def format_of(data: bytes) -> str | None:
     if data[:4] in (b"fLaC", b"OggS"):
         return "FLAC" if data[0] == ord("f") else "Ogg"
     if data[4:8] == b"ftyp":
-        return "M4A"
+        return None if data[8:12] in PICTURES else "M4A"
     if data[:4] == b"\x1a\x45\xdf\xa3":
         return "WebM"
     is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06

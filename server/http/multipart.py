@@ -9,8 +9,9 @@ from email.message import Message
 from server.errors import BAD_REQUEST, ApiError
 
 MAX_FIELDS = 32
-MAX_FIELD_BYTES = 4096  # of a value, unless an endpoint reads longer ones
+MAX_FIELD_BYTES = 64 << 10  # of a value, such as the transcript before a recording
 MAX_HEADER_BYTES = 4096
+MAX_FORM_BYTES = MAX_FIELDS * (MAX_FIELD_BYTES + MAX_HEADER_BYTES)  # of all that is no file
 FORM_TYPE = "multipart/form-data"
 BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
 
@@ -20,12 +21,11 @@ Sink = Callable[[bytes], None]
 class Form:
     """The fields of a form. The one file goes to `sink` as it arrives."""
 
-    def __init__(self, content_type: str, sink: Sink, most_field_bytes: int = MAX_FIELD_BYTES) -> None:
+    def __init__(self, content_type: str, sink: Sink) -> None:
         self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
         self.filename: str | None = None
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink
-        self._most_field_bytes = most_field_bytes
         self._pending = bytearray(b"\r\n")  # the first boundary has no line break before it
         self._part: _Part | None = None  # None: outside of parts
         self._num_parts = 0
@@ -92,11 +92,11 @@ class Form:
         if self._num_parts > MAX_FIELDS:
             raise _fault(f"it has more than {MAX_FIELDS} fields")
         if name != file_name:
-            return _Part(name, None, self._most_field_bytes)
+            return _Part(name, None)
         if self.filename is not None:
             raise _fault(f"it has more than one {file_name}")
         self.filename = filename or file_name
-        return _Part(name, self._sink, 0)
+        return _Part(name, self._sink)
 
     def _finish_part(self) -> None:
         part, self._part = self._part, None
@@ -107,10 +107,9 @@ class Form:
 class _Part:
     """A part while it arrives. `sink` takes the bytes of a file; the value of another field is kept."""
 
-    def __init__(self, name: str, sink: Sink | None, most_bytes: int) -> None:
+    def __init__(self, name: str, sink: Sink | None) -> None:
         self.name = name
         self.sink = sink
-        self._most_bytes = most_bytes
         self.value = bytearray()
 
     def take(self, data: bytes) -> None:
@@ -119,8 +118,9 @@ class _Part:
                 self.sink(data)
             return
         self.value += data
-        if len(self.value) > self._most_bytes:
-            raise _fault(f"field {self.name!r:.40} has more than {self._most_bytes} bytes", self.name[:60])
+        if len(self.value) > MAX_FIELD_BYTES:
+            found = f"field {self.name!r:.40} has more than {MAX_FIELD_BYTES} bytes"
+            raise _fault(f"{found}; expected at most as many: send the end of a longer text", self.name[:60])
 
 
 def _boundary_of(content_type: str) -> str:

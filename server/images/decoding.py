@@ -21,8 +21,18 @@ if TYPE_CHECKING:
 FORMATS = {"PNG": b"\x89PNG\r\n\x1a\n", "JPEG": b"\xff\xd8\xff", "GIF": b"GIF8", "WEBP": b"RIFF"}  # formats, and how their files begin
 MODULES = (  # all that Pillow could import for a file of these formats: a call can open no files
     *("PngImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "GifImagePlugin", "WebPImagePlugin", "TiffImagePlugin"),
-    *("ImageOps", "ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
+    *("ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
 )
+ORIENTATION = 0x0112  # tag of EXIF. Only this one is decoded: others may be damaged
+TURNS = {  # names of Pillow for what makes an image upright, by the orientation
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 REMEDY = "images need a package that is not installed; the operator can add it with pip install 'relaxserve[media]'"
 
 
@@ -107,15 +117,16 @@ def _opened(data: bytes, most_pixels: int) -> Image:
 
 
 def _upright(image: Image) -> Image:
-    """Turn an image as its metadata says. Ignore metadata that are damaged, as browsers do."""
-    from PIL import ImageOps
+    """Turn an image as its metadata say. Ignore metadata that are damaged, as browsers do."""
+    from PIL import Image as images
 
     try:
-        return ImageOps.exif_transpose(image)
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
         raise
     except Exception:  # Pillow raises errors of any kind for them
         return image
+    return image if turn is None else image.transpose(images.Transpose[turn])
 
 
 def _opaque(image: Image) -> Image:

@@ -4,6 +4,7 @@ asked for."""
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -133,6 +134,13 @@ def test_prompts_of_llama_cpp_have_both(server: DemoServer, client: openai.OpenA
     answer = httpx.post(f"{server.url}/completion", json=body, timeout=60, verify=False).json()
     assert answer["tokens_evaluated"] == len(MODEL.arrays["prompt_1"])
     assert answer["tokens"] == MODEL.arrays["continuation_1"].tolist()
+
+
+def test_a_damaged_recording_of_llama_cpp_is_named(server: DemoServer) -> None:
+    data = [base64.b64encode(file).decode() for file in (MODEL.files[1], wav(tone(RATE), RATE)[:40])]
+    body = {"prompt": ["a", {"prompt_string": "<__media__><__media__>", "multimodal_data": data}], "n_predict": 1}
+    error = httpx.post(f"{server.url}/completion", json=body, timeout=60, verify=False).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_audio", "prompt[1].multimodal_data[1]")
 
 
 def test_turns_with_images_and_recordings_in_any_order(client: openai.OpenAI) -> None:

@@ -232,6 +232,14 @@ def test_files_are_stored_listed_and_deleted(serve, folder) -> None:
     assert {path.stem for path in (folder / "files").glob("*.data")} == {second.id}, "refused uploads leave nothing"
 
 
+def test_a_file_may_have_all_of_its_bytes(serve, folder) -> None:
+    """What else the form has does not count."""
+    client = serve(batch_dir=folder, max_file_bytes=1000).openai()
+    assert client.files.create(file=("whole", b"x" * 1000), purpose="batch").bytes == 1000
+    with pytest.raises(openai.APIStatusError, match="larger than 1000 bytes"):
+        client.files.create(file=("more", b"x" * 1001), purpose="batch")
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "says"),
     [
@@ -243,8 +251,8 @@ def test_files_are_stored_listed_and_deleted(serve, folder) -> None:
         ("multipart/form-data; boundary=x", b"--x\r\n" + b"h" * 5000, "headers of more than 4096 bytes"),
         (
             "multipart/form-data; boundary=x",
-            b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n' + b"v" * 9000,
-            "more than 4096 bytes",
+            b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n' + b"v" * 70_000,
+            "more than 65536 bytes; expected at most as many",
         ),
         (
             "multipart/form-data; boundary=x",

@@ -140,8 +140,8 @@ async def until_disconnect(receive: Receive) -> None:
         pass
 
 
-async def while_connected(work: Awaitable[None], receive: Receive) -> None:
-    """Run `work` until it ends or the client has left, which cancels it."""
+async def run_until_disconnect(work: Awaitable[None], receive: Receive) -> None:
+    """Run `work`, which sends the answer, until it ends or the client has left, which cancels it."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_disconnect(receive))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -16,10 +16,10 @@ from server.api.health import distribution_version
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaCompletion, LlamaPart
 from server.api.llama_cpp.body import LlamaCompletionBody, LlamaInfillBody, LlamaSampling
 from server.api.llama_cpp.media import MARKER, WrittenPrompts, with_media
-from server.api.openai.chat import Conversation, conversation_of, render_prompt
+from server.api.openai.chat import Conversation, conversation_of, markers_of, render_prompt
 from server.api.openai.completions import plan_completion
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
+from server.api.request.media import without_data
 from server.api.request.prepare import context_of, off_loop
 from server.api.request.schema import ChatBody, functions_among
 from server.api.request.texts import encode_prompts
@@ -74,12 +74,11 @@ def router(context: Context) -> APIRouter:
     settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
-        ignored = check_unknown(body, strict=settings.strict)
+        model, loaded, ignored = context.begin(request, body, body.model)
         if body.samplers:
             if settings.strict:
                 raise ApiError(UNSUPPORTED_FIELD, "samplers is not supported: the order of samplers is fixed", param="samplers")
             ignored.append("samplers")  # editors send `samplers` with each request
-        model, loaded = context.serve(request, body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
         await off_loop(who.num_body_bytes, lambda: check_sizes(body))
         written = await write(model, loaded)
@@ -111,14 +110,19 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/apply-template", responses=gives(LlamaPrompt))
     async def apply_template(request: Request, body: ChatBody) -> Response:
-        """Return the prompt that the chat template makes of a conversation, without generating."""
+        """Return the prompt that the chat template makes of a conversation, without generating. It has a marker for each image or
+        recording, as in prompts of /completion."""
         _, loaded, ignored = context.begin(request, body, body.model)
+        markers = markers_of(loaded)
 
         def make() -> Conversation:
             check_sizes(body)
-            return conversation_of(body, functions_among(body.tools))
+            return conversation_of(without_data(body), functions_among(body.tools), markers)
 
-        rendered: LlamaPrompt = {"prompt": await render_prompt(make, loaded, caller(request))}
+        prompt = await render_prompt(make, loaded, caller(request))
+        for marker in set(markers.values()):
+            prompt = prompt.replace(marker, MARKER)
+        rendered: LlamaPrompt = {"prompt": prompt}
         return json_answer(rendered, headers=response_headers(loaded, ignored))
 
     @routes.get("/props", responses=gives(LlamaProps))

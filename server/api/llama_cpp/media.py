@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,10 +13,11 @@ from server.api.answer.generate import Job
 from server.api.context import Caller
 from server.api.llama_cpp.body import LlamaCompletionBody, MediaPrompt
 from server.api.openai.chat import markers_of
+from server.api.openai.completions import check_num_choices
 from server.api.request.conversation import text_of
-from server.api.request.media import excerpts_of, media_of
-from server.api.request.prepare import context_of, invalid, off_loop
-from server.api.request.schema import ChatBody, ContentPart, GivenAudio, GivenImage, InputAudio, Message
+from server.api.request.media import Found, Place, decoded, excerpts_of
+from server.api.request.prepare import context_of, invalid, off_loop, require_generator
+from server.api.request.schema import ContentPart, GivenAudio, GivenImage, InputAudio
 from server.api.request.texts import encode_prompts
 from server.audio.compressed import format_of
 from server.audio.wav import is_wav
@@ -47,46 +47,61 @@ class WrittenPrompts:
         return [replace(job, submit=msgspec.structs.replace(job.submit, excerpts=excerpts)) for job, excerpts in pairs]
 
 
+@dataclass(frozen=True, slots=True)
+class _Divided:
+    """A prompt with files: texts and files in turn. It begins and ends with a text."""
+
+    where: str  # path of its text in the request
+    texts: list[str]
+    files: list[Place]
+
+
+Around = Mapping[str, tuple[str, str]]  # special tokens before and after a file, by the type of its part
+
+
 async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> WrittenPrompts:
-    """Return the prompts. Those that are objects become token ids, with the tokens of their images and recordings. Raise ApiError if the
-    model reads none of their kind, or if one cannot be decoded."""
+    """Return the prompts. An object with files becomes token ids, with the tokens of its images and recordings; another is its text. Raise
+    ApiError if the model reads none of their kind, or if one cannot be decoded."""
     is_one = isinstance(body.prompt, MediaPrompt)
     prompts: list[object] = [body.prompt] if is_one else list(body.prompt) if isinstance(body.prompt, list) else []
     if not any(isinstance(prompt, MediaPrompt) for prompt in prompts):
         return WrittenPrompts(body.prompt)
-    excerpts: list[tuple[Excerpt, ...]] = []
+    require_generator(model, loaded)
+    check_num_choices(len(prompts) * (body.n_cmpl or 1), settings)
+    divided: dict[int, _Divided] = {}
     for index, prompt in enumerate(prompts):
-        excerpts.append(())
-        if isinstance(prompt, MediaPrompt):
-            where = "prompt" if is_one else f"prompt[{index}]"
-            prompts[index], excerpts[-1] = await _written(prompt, where, body.truncate_prompt_tokens, model, loaded, who, settings)
+        if not isinstance(prompt, MediaPrompt):
+            continue
+        if prompt.multimodal_data or MARKER in prompt.prompt_string:
+            divided[index] = _divided(prompt, "prompt" if is_one else f"prompt[{index}]", loaded)
+        else:
+            prompts[index] = prompt.prompt_string
+    files = [one.files for one in divided.values()]
+    media = await decoded(files, "prompt", body.truncate_prompt_tokens, model, loaded, who, settings)
+    around = await _around({part.type for one in files for _, part in one}, loaded)
+    excerpts: list[tuple[Excerpt, ...]] = [()] * len(prompts)
+    for (index, one), found in zip(divided.items(), media, strict=True):
+        prompts[index], excerpts[index] = await _written(one, found, around, loaded)
     return WrittenPrompts(prompts, tuple(excerpts))
 
 
-async def _written(
-    prompt: MediaPrompt, where: str, truncates: int | None, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings
-) -> tuple[list[int], tuple[Excerpt, ...]]:
-    parts = await _with_surroundings(_parts(prompt, where, loaded), loaded)
-    asked = ChatBody.model_construct(messages=[Message.model_construct(role="user", content=parts)], truncate_prompt_tokens=truncates)
-    emptied, found = await media_of(asked, model, loaded, who, settings)
-    text = text_of(emptied.messages[0].content, where, markers_of(loaded))
-    text, ordered = loaded.senses.filled(text, found)
+async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded: Loaded) -> tuple[list[int], tuple[Excerpt, ...]]:
+    """Return the tokens of a prompt, and the excerpts of its files."""
+    text, ordered = loaded.senses.filled(_joined(one, around, loaded), found)
     begins = any(sense.markers.begin and text.startswith(sense.markers.begin) for sense in loaded.senses.senses)
-    encode = partial(encode_prompts, [text], loaded.tokenizer, where, special=not begins, context=context_of(loaded))
+    encode = partial(encode_prompts, [text], loaded.tokenizer, one.where, special=not begins, context=context_of(loaded))
     (ids,) = await off_loop(len(text), encode)
     return ids, excerpts_of(ordered)
 
 
-def _parts(prompt: MediaPrompt, where: str, loaded: Loaded) -> list[ContentPart]:
-    """Return the texts and the files of a prompt in turn. It begins and ends with a text."""
-    texts, files = prompt.prompt_string.split(MARKER), prompt.multimodal_data or []
+def _divided(prompt: MediaPrompt, where: str, loaded: Loaded) -> _Divided:
+    files, is_text = prompt.multimodal_data or [], f"{where}.prompt_string"
+    texts = text_of(prompt.prompt_string, is_text, markers_of(loaded)).split(MARKER)
     if len(texts) != len(files) + 1:
         have = f"{where} has {len(texts) - 1} of the marker {MARKER} and {len(files)} files in multimodal_data"
         raise invalid(f"{where}.multimodal_data", f"{have}; expected a marker in prompt_string for each file")
-    parts = [ContentPart(type="text", text=texts[0])]
-    for index, (data, text) in enumerate(zip(files, texts[1:], strict=True)):
-        parts += [_file(data, f"{where}.multimodal_data[{index}]", loaded), ContentPart(type="text", text=text)]
-    return parts
+    places = [f"{where}.multimodal_data[{index}]" for index in range(len(files))]
+    return _Divided(is_text, texts, [(place, _file(data, place, loaded)) for place, data in zip(places, files, strict=True)])
 
 
 def _file(data: str, place: str, loaded: Loaded) -> ContentPart:
@@ -101,16 +116,20 @@ def _file(data: str, place: str, loaded: Loaded) -> ContentPart:
     return GivenImage(image_url=f"data:image;base64,{data}", place=place)
 
 
-async def _with_surroundings(parts: Sequence[ContentPart], loaded: Loaded) -> list[ContentPart]:
-    """Return the parts with the special tokens that the model expects around a file, unless the texts have them already."""
-    texts = [part.text or "" for part in parts[::2]]
-    markers = markers_of(loaded)
-    known = {kind: await _surroundings(markers[kind], loaded) for kind in {part.type for part in parts[1::2]} & markers.keys()}
-    for index, part in enumerate(parts[1::2]):
-        before, after = known.get(part.type, ("", ""))
-        texts[index] += "" if texts[index].endswith(before) else before
+def _joined(one: _Divided, around: Around, loaded: Loaded) -> str:
+    """Return the text with a marker for each file, and with the special tokens that the model expects around a file, unless the text has
+    them already."""
+    texts, markers = list(one.texts), markers_of(loaded)
+    for index, (_, part) in enumerate(one.files):
+        before, after = around[part.type]
+        texts[index] += ("" if texts[index].endswith(before) else before) + markers[part.type]
         texts[index + 1] = ("" if texts[index + 1].startswith(after) else after) + texts[index + 1]
-    return [ContentPart(type="text", text=texts[number // 2]) if number % 2 == 0 else part for number, part in enumerate(parts)]
+    return "".join(texts)
+
+
+async def _around(kinds: Collection[str], loaded: Loaded) -> Around:
+    markers = markers_of(loaded)
+    return {kind: await _surroundings(markers[kind], loaded) for kind in kinds}
 
 
 async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
@@ -122,6 +141,23 @@ async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
         shown = await loaded.renderer.render(messages, None, add_generation_prompt=False, continue_final_message=False, variables={})
     except TemplateError:
         return "", ""
-    special = "|".join(re.escape(text.decode(errors="replace")) for text in loaded.tokenizer.special_texts.values() if text)
-    found = re.search(rf"{EARLIER}.*?((?:{special})*){re.escape(marker)}((?:{special})*).*?{LATER}", shown, re.DOTALL)
-    return (found[1], found[2]) if found else ("", "")
+    _, _, shown = shown.partition(EARLIER)
+    before, _, after = shown.partition(marker)
+    after, is_between, _ = after.partition(LATER)
+    if not is_between:
+        return "", ""
+    special = {text.decode(errors="replace") for text in loaded.tokenizer.special_texts.values()}
+    return specials_at_end(before, special), specials_at_begin(after, special)
+
+
+def specials_at_end(text: str, special: Collection[str]) -> str:
+    """Return the special tokens at the end of a text. Look each candidate up: a vocabulary has thousands of them."""
+    lengths, begin = sorted({len(one) for one in special if one}, reverse=True), len(text)
+    while found := next((size for size in lengths if size <= begin and text[begin - size : begin] in special), 0):
+        begin -= found
+    return text[begin:]
+
+
+def specials_at_begin(text: str, special: Collection[str]) -> str:
+    """Return the special tokens at the beginning of a text."""
+    return specials_at_end(text[::-1], {one[::-1] for one in special})[::-1]

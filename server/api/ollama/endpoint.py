@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from server.api.answer.generate import Generation
-from server.api.answer.respond import Pieces, json_answer, respond, response_headers
+from server.api.answer.respond import Pieces, in_pieces, json_answer, respond, response_headers
 from server.api.answer.sse import Framing
 from server.api.context import Context, caller
 from server.api.health import distribution_version
@@ -29,7 +29,7 @@ from server.api.ollama.description import OllamaModels, OllamaRunningModels, Oll
 from server.api.ollama.keeping import Keeping
 from server.api.openai.chat import plan_chat
 from server.api.openai.completions import plan_completion
-from server.api.request.fields import Options, check_unknown
+from server.api.request.fields import Options
 from server.api.request.limits import check_sizes
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, off_loop, require_generator
@@ -144,17 +144,22 @@ def router(context: Context) -> APIRouter:
     @routes.post("/api/embed", responses=gives(OllamaEmbedded))
     async def embed(request: Request, body: OllamaEmbedBody) -> Response:
         """Turn texts into vectors. A text that is too long is truncated at its end, unless `truncate` is false."""
-        ignored, began_s = check_unknown(body, strict=settings.strict), time.monotonic()
-        model, loaded = context.serve(request, body.model)
+        began_s = time.monotonic()
+        model, loaded, ignored = context.begin(request, body, body.model)
         keep = None if body.truncate is False else -1
         asked = EmbeddingBody.model_construct(
             input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep, truncation_side="right"
         )
         vectors, num_tokens = await _embedded(request, asked, model, loaded, context)
-        further = {"total_duration": round((time.monotonic() - began_s) * 1e9), "load_duration": 0, "prompt_eval_count": num_tokens}
-        pieces = [b'{"model":' + encode(body.model) + b',"embeddings":[']
-        pieces += [(b"," if index else b"") + encode(vector.tolist()) for index, vector in enumerate(vectors)]
-        return Pieces([*pieces, b"]," + encode(further)[1:]], response_headers(loaded, ignored))
+        embedded: OllamaEmbedded = {
+            "model": body.model,
+            "embeddings": [],
+            "total_duration": round((time.monotonic() - began_s) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": num_tokens,
+        }
+        pieces = in_pieces(embedded, "embeddings", (encode(vector.tolist()) for vector in vectors))
+        return Pieces(pieces, response_headers(loaded, ignored))
 
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:

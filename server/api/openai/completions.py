@@ -135,11 +135,15 @@ def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
     return cast("Sequence[str | list[int]]", [prompt] if is_one else prompt)
 
 
+def check_num_choices(num_choices: int, settings: ServerSettings) -> None:
+    if num_choices > settings.max_choices:
+        raise invalid("n", f"the number of prompts times n is {num_choices}; expected at most {settings.max_choices}")
+
+
 def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
-    if num_choices > settings.max_choices:
-        raise invalid("n", f"the number of prompts times n is {num_choices}; expected at most {settings.max_choices}")
+    check_num_choices(num_choices, settings)
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid("best_of", f"best_of is {body.best_of}; expected at least n, {body.n}")
     if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:

@@ -13,7 +13,7 @@ from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
 from server.api.request.paging import NO_ID, Ends, page_of
 from server.api.request.prepare import invalid
-from server.api.request.uploads import limited
+from server.api.request.uploads import limited, sized
 from server.api.routes import gives, new_router
 from server.batches.records import FileRecord, now
 from server.http.multipart import Form
@@ -55,7 +55,7 @@ def router(context: Context) -> APIRouter:
         owner = caller(request).tenant
         upload = batches.store.new_upload()
         try:
-            form = Form(request.headers.get("content-type", ""), upload.write)
+            form = Form(request.headers.get("content-type", ""), sized(upload.write, settings, "max_file_bytes"))
             await form.read(limited(request, settings, "max_file_bytes"), "file")
             return json_answer(describe(upload.finish(lambda file_id, size: _record(file_id, size, owner, form))))
         except BaseException:

@@ -11,7 +11,6 @@ from server.api.request.schema import (
     AUDIO_PART,
     AUDIO_PARTS,
     IMAGE_PART,
-    IMAGE_PARTS,
     ITEM_IMAGE,
     TEXT_PARTS,
     VIDEO_PARTS,
@@ -24,8 +23,10 @@ from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
 NO_MARKERS: Mapping[str, str] = MappingProxyType({})
 NOT_UNDERSTOOD = {
-    **dict.fromkeys((*IMAGE_PARTS, "image"), f"an image is a part of type {IMAGE_PART} in chat, and {ITEM_IMAGE} in /v1/responses"),
-    **dict.fromkeys((*AUDIO_PARTS, "audio"), f"audio is a part of type {AUDIO_PART}, and only in some messages"),
+    IMAGE_PART: "no images are understood here; send only texts, or ask a vision model in chat",
+    **dict.fromkeys((ITEM_IMAGE, "image"), f"an image is a part of type {IMAGE_PART} in chat, and {ITEM_IMAGE} in /v1/responses"),
+    **dict.fromkeys(AUDIO_PARTS, "no audio is understood here; send only texts, or ask a model that hears in chat"),
+    "audio": f"audio is a part of type {AUDIO_PART}",
     **dict.fromkeys(VIDEO_PARTS, "no model here understands video; send some of its images, or its sound"),
 }
 

@@ -29,6 +29,7 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Found = Picture | HeardRecording
+Place = tuple[str, ContentPart]  # path of an image or of a recording in the request, and its part
 MOST_BYTES = 240 << 20  # decoded pixels and samples of a request, which its worker gets: an hour of audio has 220 MiB
 
 
@@ -38,39 +39,64 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, se
     places = list(_media_in(body.messages))
     if not places:
         return body, []
+    (found,) = await decoded([places], "messages", body.truncate_prompt_tokens, model, loaded, who, settings)
+    return without_data(body), found
+
+
+async def decoded(
+    prompts: Sequence[Sequence[Place]],
+    param: str,
+    truncates: int | None,
+    model: Model,
+    loaded: Loaded,
+    who: Caller,
+    settings: ServerSettings,
+) -> list[list[Found]]:
+    """Return the images and recordings of each prompt of a request. The limits hold for all prompts together, and the context for each.
+    `param`: the field with the prompts. `truncates`: how many tokens of a prompt the request wants to keep. Raise ApiError as `media_of`
+    does."""
+    places = [place for prompt in prompts for place in prompt]
     for where, part in places:
         _require_sense(where, part, model, loaded)
-    _require_few(places, settings)
-    if body.truncate_prompt_tokens is not None:
+    _require_few(places, param, settings)
+    if places and truncates is not None:
         what = _named([part for _, part in places], "audio")
-        message = f"truncate_prompt_tokens is given, and the messages have {what}, which cannot be truncated"
+        message = f"truncate_prompt_tokens is given, and the request has {what}, which cannot be truncated; leave one of them out"
         raise invalid("truncate_prompt_tokens", message)
-    found = await while_connected(who, _decoded(places, loaded))
-    return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]}), found
+    return await while_connected(who, _decoded(prompts, param, loaded))
 
 
-async def _decoded(places: Sequence[tuple[str, ContentPart]], loaded: Loaded) -> list[Found]:
-    """Return the images and recordings. Raise ApiError as soon as they are more than a request may have."""
-    found: list[Found] = []
-    num_tokens, num_bytes, context = 0, 0, context_of(loaded)
-    for number, (where, part) in enumerate(places, 1):
-        found.append(await (_picture(where, part, loaded) if part.type == IMAGE_PART else _recording(where, part, loaded)))
-        num_tokens += found[-1].num_tokens
-        num_bytes += sum(excerpt.num_bytes for excerpt in excerpts_of(found[-1:]))
-        what, less = _named([before for _, before in places[:number]], "recordings"), "smaller" if part.type == IMAGE_PART else "shorter"
-        if num_tokens > context:
-            raise too_long(context, f"the {what} up to {where} alone have {num_tokens} tokens", "messages")
-        if num_bytes > MOST_BYTES:
-            has = f"the {what} up to {where} have {num_bytes} bytes when they are decoded"
-            raise invalid("messages", f"{has}; expected at most {MOST_BYTES}: send fewer, or {less} ones")
+async def _decoded(prompts: Sequence[Sequence[Place]], param: str, loaded: Loaded) -> list[list[Found]]:
+    """Return the images and recordings of each prompt. Raise ApiError as soon as they are more than a request may have."""
+    found: list[list[Found]] = []
+    before: list[ContentPart] = []
+    num_bytes, context = 0, context_of(loaded)
+    for prompt in prompts:
+        found.append([])
+        for where, part in prompt:
+            one = await (_picture(where, part, loaded) if part.type == IMAGE_PART else _recording(where, part, loaded))
+            found[-1].append(one)
+            before.append(part)
+            num_bytes += sum(excerpt.num_bytes for excerpt in excerpts_of([one]))
+            what, less = _named(before, "recordings"), "smaller" if part.type == IMAGE_PART else "shorter"
+            if (num_tokens := sum(each.num_tokens for each in found[-1])) > context:
+                raise too_long(context, f"the {what} up to {where} alone have {num_tokens} tokens", param)
+            if num_bytes > MOST_BYTES:
+                has = f"the {what} up to {where} have {num_bytes} bytes when they are decoded"
+                raise invalid(param, f"{has}; expected at most {MOST_BYTES}: send fewer, or {less} ones")
     return found
+
+
+def without_data(body: ChatBody) -> ChatBody:
+    """Return a conversation without the data of its images and recordings, which would count as text."""
+    return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]})
 
 
 def excerpts_of(found: Sequence[Found]) -> tuple[Excerpt, ...]:
     return tuple(chain.from_iterable(one.crops if isinstance(one, Picture) else one.clips for one in found))
 
 
-def _media_in(messages: list[Message]) -> Iterator[tuple[str, ContentPart]]:
+def _media_in(messages: list[Message]) -> Iterator[Place]:
     """Yield each image and each recording with its path in the request."""
     for number, message in enumerate(messages):
         if isinstance(message.content, list):
@@ -94,14 +120,14 @@ def _require_sense(where: str, part: ContentPart, model: Model, loaded: Loaded) 
     raise ApiError(UNSUPPORTED_CONTENT, message, param=where if isinstance(part, GivenImage | GivenAudio) else f"{where}.type")
 
 
-def _require_few(places: Sequence[tuple[str, ContentPart]], settings: ServerSettings) -> None:
+def _require_few(places: Sequence[Place], param: str, settings: ServerSettings) -> None:
     num_images = sum(part.type == IMAGE_PART for _, part in places)
     for count, most, names, limit in (
         (num_images, settings.max_images, "images", "max_images"),
         (len(places) - num_images, settings.max_recordings, "recordings", "max_recordings"),
     ):
         if count > most:
-            raise invalid("messages", f"messages have {count} {names}; expected at most {most} ({limit})")
+            raise invalid(param, f"the request has {count} {names}; expected at most {most} ({limit}): send fewer")
 
 
 def _named(parts: Sequence[ContentPart], audio: str) -> str:
@@ -132,7 +158,8 @@ async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardReco
     if part.type == AUDIO_PART:
         if part.input_audio is None:
             raise invalid(f"{where}.input_audio", f"{where}.input_audio is absent; expected an object with data and format")
-        given, param, is_url = part.input_audio.data, f"{where}.input_audio.data", False
+        param = where if isinstance(part, GivenAudio) else f"{where}.input_audio.data"
+        given, is_url = part.input_audio.data, False
     else:
         url = part.audio_url
         if url is None:
@@ -142,7 +169,6 @@ async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardReco
 
 
 def _emptied(message: Message) -> Message:
-    """Return a message without the data of its images and recordings, which would count as text."""
     if not isinstance(message.content, list) or all(part.type not in MEDIA_PARTS for part in message.content):
         return message
     parts = [ContentPart(type=part.type) if part.type in MEDIA_PARTS else part for part in message.content]

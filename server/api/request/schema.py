@@ -206,7 +206,7 @@ class GivenAudio(ContentPart):
     """A recording of another API's request, converted to a part. No body is validated as this class."""
 
     type: Label = AUDIO_PART
-    place: str  # path of the part in that request
+    place: str  # path of the recording in that request
 
 
 def joined(parts: Sequence[ContentPart]) -> str | list[ContentPart]:

@@ -9,17 +9,35 @@ import anyio
 from fastapi import Request
 
 from server.errors import BODY_TOO_LARGE, REQUEST_TIMEOUT, ApiError
+from server.http.multipart import MAX_FORM_BYTES, Sink
 from server.settings import ServerSettings
 
 SLOWEST = 64 << 10  # bytes per second of an upload that may take longer than body_timeout_s
 
 
+def sized(sink: Sink, settings: ServerSettings, setting: str) -> Sink:
+    """Return a sink for a file that raises ApiError if the file is larger than the setting of this name allows."""
+    num_bytes = 0
+
+    def take(data: bytes) -> None:
+        nonlocal num_bytes
+        num_bytes += len(data)
+        if num_bytes > getattr(settings, setting):
+            raise _too_large(settings, setting)
+        sink(data)
+
+    return take
+
+
+def _too_large(settings: ServerSettings, setting: str) -> ApiError:
+    return ApiError(BODY_TOO_LARGE, f"the file is larger than {getattr(settings, setting)} bytes ({setting})")
+
+
 async def limited(request: Request, settings: ServerSettings, setting: str) -> AsyncIterator[bytes]:
-    """Yield the body. `setting` is the name of the setting that limits its file."""
-    most, declared = getattr(settings, setting), request.headers.get("content-length", "")
-    too_large = ApiError(BODY_TOO_LARGE, f"the file is larger than {most} bytes ({setting})")
-    if declared.isdigit() and int(declared) > most + (64 << 10):
-        raise too_large
+    """Yield the body. `setting` is the name of the setting that limits its file; other parts of the form may take MAX_FORM_BYTES."""
+    most, declared = getattr(settings, setting) + MAX_FORM_BYTES, request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(settings, setting)
     began_s, num_bytes, stream = time.monotonic(), 0, request.stream()
     while True:
         late_s = began_s + settings.body_timeout_s + num_bytes / SLOWEST - time.monotonic()
@@ -34,5 +52,5 @@ async def limited(request: Request, settings: ServerSettings, setting: str) -> A
             return
         num_bytes += len(data)
         if num_bytes > most:
-            raise too_large
+            raise _too_large(settings, setting)
         yield data

@@ -12,10 +12,10 @@ from server.api.answer.generate import Generation, Job
 from server.api.answer.respond import json_answer, response_headers, while_connected
 from server.api.answer.sse import EventStream, Framing
 from server.api.context import Context, caller
-from server.api.request.uploads import limited
+from server.api.request.uploads import limited, sized
 from server.api.routes import gives, new_router
 from server.api.speech import transcribe
-from server.api.speech.form import FILE, MOST_FIELD_BYTES, SpeechForm, read_form
+from server.api.speech.form import FILE, SpeechForm, read_form
 from server.api.speech.prepare import request_of
 from server.api.speech.shapes import (
     Transcript,
@@ -86,7 +86,7 @@ def router(context: Context) -> APIRouter:
 
     async def answer(request: Request, task: str) -> Response:
         data = bytearray()
-        form = Form(request.headers.get("content-type", ""), data.extend, MOST_FIELD_BYTES)
+        form = Form(request.headers.get("content-type", ""), sized(data.extend, settings, "max_audio_bytes"))
         await form.read(limited(request, settings, "max_audio_bytes"), FILE)
         asked = read_form(form, strict=settings.strict, translates=task == "translate")
         model, loaded = context.serve(request, asked.model)
@@ -98,7 +98,7 @@ def router(context: Context) -> APIRouter:
         def run(job: Job) -> Generation:
             return Generation(loaded, job, series, who)
 
-        wanted = request_of(asked, task, loaded, loaded.speech, who)
+        wanted = await request_of(asked, task, loaded, loaded.speech, who)
         if wanted.language is None and wanted.tokens.languages:
             wanted = await while_connected(request, transcribe.with_language(wanted, recording, run))
         speech, headers = _Speech(asked, wanted, recording, run, loaded.tokenizer), response_headers(loaded, list(asked.ignored))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,28 +12,14 @@ from server.errors import MISSING_FIELD, UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiEr
 from server.http.multipart import Form
 
 FILE = "file"
-MOST_FIELD_BYTES = 64 << 10  # a prompt may be the whole transcript so far, of which a window reads the end
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
-GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # lists; the brackets may be missing
+GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # lists
+ITEM = re.compile(r"\[\d{0,3}\]$")  # follows the name of a list, or is missing; PHP and axios write the number of an item
 LOGPROBS = "logprobs"
-CHUNKING = (
-    "chunking_strategy"  # no effect: the model's own stamps say where windows begin. Its parts may have names of their own in brackets
-)
-KNOWN = (
-    "model",
-    "language",
-    "prompt",
-    "response_format",
-    "temperature",
-    "stream",
-    "seed",
-    "user",
-    "include",
-    "timestamp_granularities",
-    CHUNKING,
-)
+CHUNKING = "chunking_strategy"  # no effect: the model's own stamps say where windows begin. Its parts have names in brackets
+KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", "seed", "user", CHUNKING, GRANULARITIES, INCLUDE)
 WHOLE = ("srt", "vtt")  # formats that no event has
 UNSUPPORTED = {
     "known_speaker_names[]": "speakers are not told apart",
@@ -57,19 +44,19 @@ class SpeechForm:
 def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
     """Check the fields of a form. Raise ApiError for a value that is not accepted."""
     fields = form.fields
+    given: dict[str, list[str]] = {}  # values that are not empty, by the name of the field
+    for field, values in form.values.items():
+        given.setdefault(_name_of(field), []).extend(value for value in values if value)
     if form.filename is None:
         raise ApiError(MISSING_FIELD, "file is absent; expected a form with an audio file", param=FILE)
     for name, reason in UNSUPPORTED.items():
-        if fields.get(name):
-            raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
-    if translates and fields.get("language"):
+        if given.get(name):
+            raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}; leave it out", param=name)
+    if translates and any(values and name.partition("[")[0] == "language" for name, values in given.items()):
         raise ApiError(UNSUPPORTED_FIELD, "language is not a field of translations, which are into English; leave it out", param="language")
-    ignored = tuple(name for name in fields if name not in UNSUPPORTED and name.partition("[")[0] not in KNOWN)
+    ignored = tuple(field for field in fields if _name_of(field) not in (*KNOWN, *UNSUPPORTED))
     if strict and ignored:
         raise ApiError(UNKNOWN_FIELD, f"{ignored[0]!r:.60} is not a field of this request", param=ignored[0][:60])
-    granularities, includes = (
-        [*form.values.get(name, ()), *form.values.get(name.removesuffix("[]"), ())] for name in (GRANULARITIES, INCLUDE)
-    )
     format, stream = _format(fields.get("response_format") or "json"), _flag("stream", fields.get("stream", ""))
     if stream and format in WHOLE:
         raise invalid("response_format", f"response_format is {format!r}, which is written as a whole; leave out stream, or ask for json")
@@ -81,10 +68,18 @@ def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
         temperature=_temperature(fields.get("temperature") or "0"),
         stream=stream,
         seed=_seed(fields.get("seed") or "0"),
-        times=_times(granularities, format),
-        tells_logprobs=_includes(includes, format),
+        times=_times(given.get(GRANULARITIES, ()), format),
+        tells_logprobs=_includes(given.get(INCLUDE, ()), format),
         ignored=ignored,
     )
+
+
+def _name_of(field: str) -> str:
+    """Return the name of a field as this module writes it: that of a list ends with [], whatever brackets follow it in the form."""
+    name = ITEM.sub("", field)
+    if f"{name}[]" in (GRANULARITIES, INCLUDE, *UNSUPPORTED):
+        return f"{name}[]"
+    return CHUNKING if field.startswith(f"{CHUNKING}[") else field
 
 
 def _format(text: str) -> Format:
@@ -103,7 +98,7 @@ def _times(asked: Sequence[str], format: Format) -> frozenset[str]:
 
 
 def _includes(asked: Sequence[str], format: Format) -> bool:
-    if unknown := set(asked) - {LOGPROBS, ""}:
+    if unknown := set(asked) - {LOGPROBS}:
         raise invalid(INCLUDE, f"{INCLUDE} is {min(unknown)!r:.40}; expected {LOGPROBS}")
     if LOGPROBS in asked and format != "json":
         raise invalid(INCLUDE, f"{INCLUDE} is {LOGPROBS!r}, which only json shows; response_format is {format!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.api.context import Caller
-from server.api.request.prepare import context_of, invalid
+from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.texts import encode_prompts
 from server.api.speech import transcribe
 from server.api.speech.form import SpeechForm
@@ -13,7 +13,7 @@ from server.speech.languages import code_of
 from server.speech.tokens import MOST_BEFORE, SpeechTokens
 
 
-def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:
+async def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:
     language = None if asked.language is None else code_of(asked.language)
     if not tokens.languages:
         if task == "translate" or language not in (None, "en"):
@@ -24,6 +24,8 @@ def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechToken
             "language",
             f"language is {asked.language!r:.40}; expected a code such as en, one of {len(tokens.languages)} that the model knows",
         )
+    text = asked.prompt.strip()
+    prompt_ids = await off_loop(len(text), lambda: _prompt_ids(text, loaded, tokens))
     params = SamplingParams(max_tokens=1, seed=asked.seed)
     common = Submit("", (), params, priority=IDLE if who.is_idle else 0, fairness_key=who.key_digest, cache_salt=who.salt())
     return transcribe.Request(
@@ -34,7 +36,7 @@ def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechToken
         most_context=context_of(loaded),
         language=language,
         task=task,
-        prompt_ids=_prompt_ids(asked.prompt.strip(), loaded, tokens),
+        prompt_ids=prompt_ids,
         align=loaded.worker.embed if "word" in asked.times else None,
         temperatures=transcribe.TEMPERATURES if asked.temperature == 0 else (asked.temperature,),
     )

@@ -137,7 +137,7 @@ class _Talk:
         match event["type"]:
             case "session.update":
                 session = updated(self._session, event)
-                self._speech.check(session)
+                await self._speech.check(session)
                 if session.turns != self._session.turns:
                     self._voice = self._new_voice(session)
                 self._session = session
@@ -249,10 +249,10 @@ class Speech:
         settings = context.settings
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
 
-    def check(self, session: Session) -> None:
+    async def check(self, session: Session) -> None:
         """Raise ApiError unless the session can be served."""
         _, loaded, tokens = self._model(session.model)
-        request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
+        await request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
     def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
         model, loaded = self._context.serve(self._request, name, has_begun=has_begun)
@@ -273,7 +273,7 @@ class Speech:
             return Generation(loaded, job, series, who)
 
         recording = await self._decoder.decode(pcm_file(item.samples, RATE), loaded.ready.num_mels)
-        wanted = request_of(_form(item.session), "transcribe", loaded, tokens, who)
+        wanted = await request_of(_form(item.session), "transcribe", loaded, tokens, who)
         if wanted.language is None and tokens.languages:
             wanted = await transcribe.with_language(wanted, recording, run)
         async with aclosing(transcribe.segments_of(wanted, recording, run)) as segments:
@@ -295,7 +295,7 @@ def router(context: Context) -> APIRouter:
             await _Talk(connection, speech, model, Share(memory, caller(request).quota_key)).serve()
 
         socket = WebSocket(request, serve, limits=limits, is_stopping=lambda: context.registry.closing)
-        speech.check(Session(model))
+        await speech.check(Session(model))
         return socket
 
     return routes

@@ -70,6 +70,11 @@ def test_the_short_fields_of_a_form_are_read() -> None:
     assert received(whole[:70], whole[70:], **{"content-type": FORM["content-type"]}).fields == {"model": "hears"}
 
 
+def test_a_long_prompt_does_not_hide_the_model_behind_it() -> None:
+    whole = form(('name="prompt"', b"x" * (64 << 10)), ('name="model"', b"hears"))
+    assert received(whole, **{"content-type": FORM["content-type"]}).fields["model"] == "hears"
+
+
 @pytest.mark.parametrize("wrong", [b"", b"--c\r\n", form(('name="model"', b"a"))[:-9], form(("", b""))])
 def test_a_form_that_cannot_be_read_is_passed_on(wrong: bytes) -> None:
     assert received(wrong, **{"content-type": FORM["content-type"]}).fields == {}

@@ -32,6 +32,12 @@ def raw(kind: int, bits: int, data: bytes, *, rate: int = RATE, channels: int = 
     return b"RIFF\0\0\0\0WAVE" + b"fmt " + struct.pack("<I", len(format)) + format + b"data" + struct.pack("<I", size) + data
 
 
+@pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis"])
+def test_pictures_in_the_container_of_m4a_are_no_audio(brand: bytes) -> None:
+    assert compressed.format_of(b"\0\0\0\x18ftyp" + brand) is None
+    assert compressed.format_of(b"\0\0\0\x18ftypM4A ") == "M4A"
+
+
 @pytest.mark.parametrize(("sample_bytes", "most"), [(1, 1e-2), (2, 1e-4), (3, 1e-6), (4, 1e-6)])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_integers_of_every_width(sample_bytes: int, most: float, channels: int) -> None:

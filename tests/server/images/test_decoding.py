@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from runtime.fits import Free, Tiles
 from server.errors import ApiError
@@ -93,6 +93,25 @@ def test_images_are_turned_upright(decoder: ImageDecoder) -> None:
     exif[0x0112] = 6  # turned by 90 degrees
     turned = decoded(decoder, data_url(encoded(given, "PNG", exif=exif)))
     assert (turned.rows, turned.columns) == (2, 1)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_damaged_tag_does_not_hide_the_orientation(format: str, orientation: int) -> None:
+    """The maker of the camera is a fraction here, and not the text that it should be."""
+    maker, turn = struct.pack("<HHII", 0x010F, 5, 1, 38), struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + maker + turn + struct.pack("<III", 0, 1, 1)
+    whole = Image.Exif()
+    whole[0x0112] = orientation
+    damaged, expected = (_opened(encoded(image(48, 24), format, exif=one), MOST) for one in (exif, whole))
+    plain = _opened(encoded(image(48, 24), format), MOST)
+    assert (np.asarray(damaged) == np.asarray(expected)).all()
+    assert (np.asarray(damaged) == np.asarray(ImageOps.exif_transpose(_with(plain, orientation)))).all()
+
+
+def _with(given: Image.Image, orientation: int) -> Image.Image:
+    given.getexif()[0x0112] = orientation
+    return given
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])

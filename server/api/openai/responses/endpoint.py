@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from server.api.answer.generate import Generation
 from server.api.answer.respond import Pieces, json_answer, respond, response_headers
 from server.api.answer.sse import Framing
-from server.api.context import Caller, Context, caller
+from server.api.context import Caller, Context, caller, stays
 from server.api.openai.chat import num_prompt_tokens, plan_chat
 from server.api.openai.responses.answer import ResponseAnswer
 from server.api.openai.responses.body import CountedBody, McpOffer, ResponseBody
@@ -22,7 +22,6 @@ from server.api.openai.responses.mcp.answer import McpAnswer, Round
 from server.api.openai.responses.mcp.calls import McpCalls
 from server.api.openai.responses.shapes import InputItemList, InputTokens, ResponseDeleted, ResponseEvent, ResponseObject
 from server.api.openai.responses.store import Items, ResponseStore, Stored
-from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
 from server.api.request.paging import NO_ID
 from server.api.request.prefix import prefix_header
@@ -79,8 +78,8 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
     async def create(request: Request, body: ResponseBody) -> Response:
         """Answer a conversation. The server may store the response."""
-        ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
-        model, loaded = context.serve(request, body.model)
+        model, loaded, ignored = context.begin(request, body, body.model)
+        ignored += ineffective(body)
         who = caller(request)
         _check_fields(body, settings)
         owner = owner_of(who)
@@ -97,13 +96,15 @@ def router(context: Context) -> APIRouter:
         if calls is None:
             answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
         else:
+            # A background response goes on after its request was answered, which `receive` reports like a client that has left.
+            planner = replace(who, receive=stays) if body.background else who
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
                 said = await off_loop(size, lambda: as_items([*items, *given.output]))
                 turn = await off_loop(size, lambda: chat_of(asked, said, len(said), given.functions))
-                return await plan_turn(turn, model, loaded, who, deadline=plan.job.submit.deadline)
+                return await plan_turn(turn, model, loaded, planner, deadline=plan.job.submit.deadline)
 
             said = await off_loop(who.num_body_bytes, lambda: as_items(items))
             answer = McpAnswer(body, plan, generation, model, loaded, keep=keep, calls=calls, context=said, plan_round=plan_round)
@@ -116,10 +117,10 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/responses/input_tokens", responses=gives(InputTokens))
     async def input_tokens(request: Request, body: CountedBody) -> Response:
         """Count the tokens of a conversation, without generating. Tools of MCP servers are not counted."""
-        ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
+        model, loaded, ignored = context.begin(request, body, body.model)
+        ignored += ineffective(body)
         ignored += [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpOffer)]
         McpCalls(body, servers)  # refuses servers that may not be called
-        model, loaded = context.serve(request, body.model)
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)

@@ -185,7 +185,10 @@ def _content(content: str | Sequence[ItemPart], where: str) -> str | list[Conten
     parts: list[ContentPart] = []
     for index, part in enumerate(content):
         if part.type == AUDIO_PART:
-            parts.append(GivenAudio(input_audio=part.input_audio, place=f"{where}[{index}]"))
+            place = f"{where}[{index}].input_audio"
+            if part.input_audio is None:
+                raise invalid(place, f"{place} is absent; expected an object with data and format")
+            parts.append(GivenAudio(input_audio=part.input_audio, place=f"{place}.data"))
             continue
         if part.type != ITEM_IMAGE:
             parts.append(ContentPart(type="text", text=part_text(part, f"{where}[{index}]")))

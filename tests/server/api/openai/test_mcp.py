@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,12 +17,14 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from server.messages import Submit
+from runtime.fits import Tiles
+from server.messages import Submit, Vision
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
 from tests.doubles.mcp_server import Behaviour, serving, tool
 from tests.doubles.worker import NullScript
 from tests.server.api.vendors.test_openai import RESPONSES, WHOLE, event_validator, events_of, require_valid, validator
+from tests.server.images.files import data_url, encoded, image
 
 HERMES = (ModelSpec("null", "null", tool_parser="hermes"),)
 ADD = {"type": "function", "name": "local", "parameters": {"type": "object", "properties": {}}}
@@ -33,7 +36,8 @@ class Both:
 
     def __init__(self, serve: Any, url: str, behaviour: Behaviour, turns: list[str], options: dict[str, Any]) -> None:
         self.behaviour, self.url, self.turns = behaviour, url, turns
-        self.server = serve(script=NullScript(answer=self._answer), initial=HERMES, **{"mcp_servers": (f"math={url}",), **options})
+        script = NullScript(answer=self._answer, vision=options.pop("vision", None))
+        self.server = serve(script=script, initial=HERMES, **{"mcp_servers": (f"math={url}",), **options})
         self.http: httpx.Client = self.server.http()
 
     def _answer(self, submit: Submit, _choice: int) -> list[list[int]]:
@@ -325,6 +329,20 @@ def test_a_background_response_can_be_cancelled_during_a_call(both: Start) -> No
     cancelled = one.http.post(f"/v1/responses/{made['id']}/cancel").json()
     require_valid(validator(RESPONSES, WHOLE), cancelled, None)
     assert cancelled["status"] == "cancelled" and cancelled["output"][1]["status"] == "incomplete"
+
+
+def test_a_background_response_with_calls_sees_images(both: Start) -> None:
+    """Each turn decodes them, also after the request was answered."""
+    one = both(call("add", a=2, b=3), "Five.", vision=Vision(16, edge_tokens=1, image_token=256, fit=Tiles(longest_edge=32), filter=1))
+    seen = {"type": "input_image", "image_url": data_url(encoded(image())), "detail": "auto"}
+    made = one.ask(background=True, input=[{"role": "user", "content": [seen, {"type": "input_text", "text": "What is it?"}]}])
+    for _ in range(2000):
+        if made["status"] not in ("queued", "in_progress"):
+            break
+        time.sleep(0.01)
+        made = one.http.get(f"/v1/responses/{made['id']}").json()
+    assert (made["status"], made["error"]) == ("completed", None)
+    assert kinds(made) == ["mcp_list_tools", "mcp_call", "message"]
 
 
 def test_secrets_reach_the_server_and_nobody_else(both: Start, caplog: pytest.LogCaptureFixture) -> None:

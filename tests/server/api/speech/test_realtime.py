@@ -67,7 +67,7 @@ class Client:
                 raise text
             yield text
 
-    def check(self, session: object) -> None: ...
+    async def check(self, session: object) -> None: ...
 
     def texts(self, given: Any) -> AsyncGenerator[Any, None]:
         return self._texts_of(given) if isinstance(given, _Item) else self.texts_of_client(given)
