@@ -29,6 +29,7 @@ class Directory:
         self._reports: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
         self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with times of this process
         self._failed_s: dict[str, float] = {}  # when a replica last failed a request, by name
+        self._is_told = False
         self._lock = threading.Lock()  # Ray's router may run in a thread of its own
 
     def hear(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
@@ -40,13 +41,18 @@ class Directory:
                 self._owners.forget(stats.keys())
             for name in [name for name, count in list(self.requests.items()) if not count and name not in stats]:
                 del self.requests[name]
-            self._reports, self._stats = stats, dated
+            self._reports, self._stats, self._is_told = stats, dated, True
             self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
 
     @property
-    def is_known(self) -> bool:
-        """Whether any replica was reported."""
-        return bool(self._stats)
+    def is_told(self) -> bool:
+        """Whether Ray has named the replicas, if only to say that there are none. From then on it names each new one."""
+        return self._is_told
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no replica is known."""
+        return not self._stats
 
     def has(self, place: bytes) -> bool:
         """Return whether a replica is there that has made ids with this beginning."""
@@ -73,7 +79,8 @@ class Directory:
         `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
-        failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
+        # What failed another request is avoided, but not by a request for a response that only this replica stores.
+        failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S and place_of(name) != wish.place}
         order = self.rank(replace(wish, avoided=wish.avoided | failed), {name: 0 for name in stats if "url" in stats[name]})
         if not order or order[0] in wish.avoided:
             return None

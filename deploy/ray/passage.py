@@ -108,14 +108,10 @@ class Passage(Response):
             if why and self.started:
                 raise GivenUp(f"{self.method} {self.target}: {why}")
             if why:
-                await self.refuse(why, send)
+                await self._send_error(ApiError(NO_REPLICA, why), send)
                 return
             await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**num_pauses))
             num_pauses += 1
-
-    async def refuse(self, why: str, send: Send) -> None:
-        """Answer that no replica serves the request."""
-        await self._send_error(ApiError(NO_REPLICA, why), send)
 
     async def _send_error(self, error: ApiError, send: Send) -> None:
         await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)

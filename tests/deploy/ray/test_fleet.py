@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from deploy.ray.lists import LISTS
 from tests.deploy.ray.cluster import START_S, Cluster, running_fleet
 from tests.deploy.ray.streams import TIMEOUT_S, comparable, request, require_whole, streams
 
@@ -30,12 +31,14 @@ pytestmark = [
 NUM_STREAMS = int(os.environ.get("FLEET_STREAMS", "200"))  # of the long test
 NUM_KILLS = int(os.environ.get("FLEET_KILLS", "20"))
 MOST_TRIES = 20
+START_LOOK_S = 3.0  # time after which Ray has begun to start a replica that a request waits for
 
 
 @pytest.fixture(scope="module")
 def fleet(cache_folder: Path) -> Iterator[Cluster]:
     pool = {"models": ["demo"], "num_cpus": 0.1}
-    with running_fleet(cache_folder, {"replicas": pool}, 2) as cluster:
+    spare = {"models": ["demo=spare"], "num_cpus": 0.1, "min_replicas": 0, "max_replicas": 1}
+    with running_fleet(cache_folder, {"replicas": pool, "spare": spare}, 2) as cluster:
         yield cluster
 
 
@@ -110,6 +113,16 @@ def test_a_response_goes_on_where_it_is_stored(fleet: Cluster) -> None:
         again = {"input": "And then?", "max_output_tokens": 4, "previous_response_id": first["id"]}
         assert httpx.post(f"{fleet.url}/v1/responses", json=again, timeout=TIMEOUT_S).status_code == 200
         assert httpx.get(f"{fleet.url}/v1/responses/{first['id']}").json()["id"] == first["id"]
+
+
+def test_a_pool_without_replicas_is_not_started_for_lists_and_stored_responses(fleet: Cluster) -> None:
+    for path, entries in LISTS.items():
+        answer = httpx.get(fleet.url + path, timeout=TIMEOUT_S)
+        assert [entry.get("id", entry.get("name")).partition(":")[0] for entry in answer.json()[entries]] == ["demo"]
+    lost = httpx.get(f"{fleet.url}/v1/responses/resp_{'0' * 32}", timeout=TIMEOUT_S)
+    assert lost.status_code == 404
+    time.sleep(START_LOOK_S)
+    assert fleet.processes(b"ray::ServeReplica", b":spare") == []
 
 
 @pytest.mark.slow
