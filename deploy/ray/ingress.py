@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -72,18 +73,24 @@ class Ingress:
             body = await receive(request.stream(), request.headers)
         except ApiError as error:
             return refusal(path, error)
-        reading = read(request.method, path, request.headers, body, request.url.query)
+        reading = self._located(read(request.method, path, request.headers, body, request.url.query))
         target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
 
         def passage(name: str) -> Passage:
-            borrow, requests = partial(self._borrow, name), directory_of(name).requests
+            borrow, directory = partial(self._borrow, name), directory_of(name)
             given = request.method, target, request.headers, body.content, reading
-            return Passage(self._session(), borrow, requests, *given, self._patience_s)
+            return Passage(self._session(), borrow, directory.requests, *given, self._patience_s, directory.move)
 
         if request.method == "GET" and path in LISTS and len(self._pools) > 1:
             await self._meet()
             return ModelLists(path, [passage(name) for name in self._pools if not directory_of(name).is_empty])
         return passage(await self._pool_of(reading))
+
+    def _located(self, reading: Reading) -> Reading:
+        """Return a reading that wants the replica to which the stored response has moved, if it has moved."""
+        places = (directory_of(name).place_of_moved(reading.stored) for name in self._pools)
+        place = next((place for place in places if place is not None), None)
+        return reading if place is None else replace(reading, wish=replace(reading.wish, place=place))
 
     async def _pool_of(self, reading: Reading) -> str:
         """Return the name of the pool that serves the named model, or has the replica that stores the named response, or is the first."""

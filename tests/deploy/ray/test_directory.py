@@ -118,6 +118,14 @@ def test_a_pool_without_replicas_is_not_one_that_ray_has_not_named() -> None:
     assert (directory.is_told, directory.is_empty) == (True, False)
 
 
+def test_the_replica_of_a_moved_response_is_remembered_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.ray.directory.MOST_MOVED", 2)
+    directory = Directory()
+    for number in range(3):
+        directory.move(f"resp_{number}", "b")
+    assert [directory.place_of_moved(f"resp_{number}") for number in range(4)] == [None, place_of("b"), place_of("b"), None]
+
+
 def test_what_lost_replicas_had_is_forgotten() -> None:
     directory = Directory()
     directory.hear({"a": reported("a")})

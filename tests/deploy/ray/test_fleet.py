@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ pytestmark = [
 NUM_STREAMS = int(os.environ.get("FLEET_STREAMS", "200"))  # of the long test
 NUM_KILLS = int(os.environ.get("FLEET_KILLS", "20"))
 MOST_TRIES = 20
+RESPONSE_AT = 3  # number of a request of /v1/responses
 START_LOOK_S = 3.0  # time after which Ray has begun to start a replica that a request waits for
 
 
@@ -79,6 +81,21 @@ def test_a_stream_survives_the_death_of_its_replica(fleet: Cluster) -> None:
                 break
         assert killed, f"{MOST_TRIES} streams had ended before their replica could be killed"
         fleet.wait_for(2)
+
+
+def test_a_response_is_found_where_its_stream_ends(fleet: Cluster) -> None:
+    killed: list[int] = []
+    for _ in range(MOST_TRIES):
+        received, killed = interrupted(fleet, RESPONSE_AT)
+        found = re.search(rb'"id":"(resp_\w+)"', received)
+        assert found is not None
+        response = found[1].decode()
+        fleet.wait_for(2)  # the new replica has no response
+        answer = httpx.get(f"{fleet.url}/v1/responses/{response}", timeout=TIMEOUT_S)
+        assert (answer.status_code, answer.json().get("id")) == (200, response)
+        if killed:
+            break
+    assert killed, f"{MOST_TRIES} streams had ended before their replica could be killed"
 
 
 def test_what_means_one_server_is_refused(fleet: Cluster) -> None:

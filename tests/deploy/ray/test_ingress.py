@@ -89,6 +89,19 @@ def test_a_pool_that_ray_has_not_named_is_asked_once() -> None:
     run(go())
 
 
+def test_a_response_that_has_moved_is_found() -> None:
+    async def go() -> None:
+        ingress = ingress_of(small=Handle("small", ["r0"]), large=Handle("large", ["r1"]))
+        response = f"resp_{place_of('gone').hex()}00"
+        reading = Reading(Wish(place=place_of("gone")), stored=response)
+        assert ingress._located(reading) == reading
+        directory_of("large").move(response, "r1")
+        assert ingress._located(reading).wish.place == place_of("r1")
+        assert await ingress._pool_of(ingress._located(reading)) == "large"
+
+    run(go())
+
+
 async def list_models(ingress: Ingress) -> Client:
     """Ask an ingress for the models of all its pools."""
     client, given = Client(), [{"type": "http.request", "body": b"", "more_body": False}]
