@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from deploy.ray.ranking import ranked
 from deploy.ray.wish import Lease, Wish, place_of
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
+MOST_MOVED = 10_000  # ids of responses that are remembered because another replica stores them than the one they name
 AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
 
 
@@ -29,6 +30,8 @@ class Directory:
         self._reports: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
         self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with times of this process
         self._failed_s: dict[str, float] = {}  # when a replica last failed a request, by name
+        self._is_told = False
+        self._moved: OrderedDict[str, str] = OrderedDict()  # the replica that stores a response, by the id of the response
         self._lock = threading.Lock()  # Ray's router may run in a thread of its own
 
     def hear(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
@@ -40,17 +43,34 @@ class Directory:
                 self._owners.forget(stats.keys())
             for name in [name for name, count in list(self.requests.items()) if not count and name not in stats]:
                 del self.requests[name]
-            self._reports, self._stats = stats, dated
+            self._reports, self._stats, self._is_told = stats, dated, True
             self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
 
     @property
-    def is_known(self) -> bool:
-        """Whether any replica was reported."""
-        return bool(self._stats)
+    def is_told(self) -> bool:
+        """Whether Ray has named the replicas, if only to say that there are none. From then on it names each new one."""
+        return self._is_told
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no replica is known."""
+        return not self._stats
 
     def has(self, place: bytes) -> bool:
         """Return whether a replica is there that has made ids with this beginning."""
         return any(place_of(name) == place for name in self._stats)
+
+    def move(self, response: str, replica: str) -> None:
+        """Remember that a replica stores a response whose id names another one, because it has continued the response's stream."""
+        with self._lock:
+            self._moved[response] = replica
+            while len(self._moved) > MOST_MOVED:
+                self._moved.popitem(last=False)
+
+    def place_of_moved(self, response: str) -> bytes | None:
+        """Return the place of the replica that stores a response, or None if the response is not known to have moved."""
+        replica = self._moved.get(response)
+        return None if replica is None else place_of(replica)
 
     def rank(self, wish: Wish, more: Mapping[str, int]) -> Sequence[str]:
         """Return the replicas that `more` names, the best one first. `more` counts requests that are not open yet."""
@@ -73,7 +93,8 @@ class Directory:
         `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
-        failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S}
+        # What failed another request is avoided, but not by a request for a response that only this replica stores.
+        failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S and place_of(name) != wish.place}
         order = self.rank(replace(wish, avoided=wish.avoided | failed), {name: 0 for name in stats if "url" in stats[name]})
         if not order or order[0] in wish.avoided:
             return None

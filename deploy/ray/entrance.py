@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 from server.errors import ONE_SERVER, ApiError
 
 POLICY_VIOLATION = 1008  # the code with which a WebSocket is closed
+REASON = "this path means one server"  # at most 123 bytes (RFC 6455, 5.5)
 
 
 async def entrance(scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,4 +43,4 @@ async def _refuse(socket: WebSocket) -> None:
     offered = socket.scope.get("subprotocols") or [None]
     await socket.accept(subprotocol=offered[0])
     await socket.send_json({"type": "error", **json.loads(error.body())})
-    await socket.close(POLICY_VIOLATION, error.message[:120])
+    await socket.close(POLICY_VIOLATION, REASON)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from deploy.ray.body import receive
 from deploy.ray.destination import means_one_server, pool_of
 from deploy.ray.directory import directory_of
 from deploy.ray.entrance import entrance
-from deploy.ray.lists import LIST_S, LISTS, ModelLists
+from deploy.ray.lists import LISTS, ModelLists
 from deploy.ray.options import prefill_name
 from deploy.ray.passage import Passage
 from deploy.ray.prefill import Prefill
@@ -35,6 +36,7 @@ from server.errors import ONE_SERVER, ApiError
 log = logging.getLogger(__name__)
 
 LEASE_S = 10.0
+MEET_S = 2.0  # time for a replica to answer the question that lets Ray begin to name replicas of its pool
 MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 
@@ -71,26 +73,43 @@ class Ingress:
             body = await receive(request.stream(), request.headers)
         except ApiError as error:
             return refusal(path, error)
-        reading = read(request.method, path, request.headers, body, request.url.query)
+        reading = self._located(read(request.method, path, request.headers, body, request.url.query))
         target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
 
-        def passage(name: str, patience_s: float) -> Passage:
-            borrow, requests = partial(self._borrow, name), directory_of(name).requests
+        def passage(name: str) -> Passage:
+            borrow, directory = partial(self._borrow, name), directory_of(name)
             given = request.method, target, request.headers, body.content, reading
-            return Passage(self._session(), borrow, requests, *given, patience_s)
+            return Passage(self._session(), borrow, directory.requests, *given, self._patience_s, directory.move)
 
         if request.method == "GET" and path in LISTS and len(self._pools) > 1:
-            return ModelLists(path, [passage(name, LIST_S) for name in self._pools])
-        return passage(await self._pool_of(reading), self._patience_s)
+            await self._meet()
+            return ModelLists(path, [passage(name) for name in self._pools if not directory_of(name).is_empty])
+        return passage(await self._pool_of(reading))
+
+    def _located(self, reading: Reading) -> Reading:
+        """Return a reading that wants the replica to which the stored response has moved, if it has moved."""
+        places = (directory_of(name).place_of_moved(reading.stored) for name in self._pools)
+        place = next((place for place in places if place is not None), None)
+        return reading if place is None else replace(reading, wish=replace(reading.wish, place=place))
 
     async def _pool_of(self, reading: Reading) -> str:
         """Return the name of the pool that serves the named model, or has the replica that stores the named response, or is the first."""
-        name = pool_of(reading.model, self._models)
-        if name is None and reading.wish.place and len(self._pools) > 1:
-            new = [name for name in self._pools if not directory_of(name).is_known]
-            await asyncio.gather(*(_leased(self._pools[name], Wish()) for name in new))  # Ray fills a directory after it was asked once
-            name = next((name for name in self._pools if directory_of(name).has(reading.wish.place)), None)
+        name, place = pool_of(reading.model, self._models), reading.wish.place
+        if name is None and place and len(self._pools) > 1:
+            name = self._pool_with(place)
+            if name is None:
+                await self._meet()
+                name = self._pool_with(place)
         return next(iter(self._pools)) if name is None else name
+
+    def _pool_with(self, place: bytes) -> str | None:
+        return next((name for name in self._pools if directory_of(name).has(place)), None)
+
+    async def _meet(self) -> None:
+        """Ask Ray for a replica of each pool that has some, but whose replicas Ray has not named. It then names them all, and each new one.
+        Ray is not asked for a replica of a pool that has never had one, because it would start one."""
+        new = [pool for name, pool in self._pools.items() if not directory_of(name).is_told and pool.running_replicas_populated()]
+        await asyncio.gather(*(_leased(pool, Wish(), MEET_S) for pool in new))
 
     async def _borrow(self, name: str, wish: Wish) -> Lease | None:
         """Return a lease of the pool's best replica, or None if there was none in time."""
@@ -105,10 +124,10 @@ class Ingress:
         return self._client
 
 
-async def _leased(lease: DeploymentHandle, wish: Wish) -> Lease | None:
+async def _leased(lease: DeploymentHandle, wish: Wish, within_s: float = LEASE_S) -> Lease | None:
     asked = lease.remote(wish)
     try:
-        async with asyncio.timeout(LEASE_S):
+        async with asyncio.timeout(within_s):
             return await asked
     except TimeoutError:
         asked.cancel()

@@ -12,17 +12,19 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deploy.ray.passage import Passage
+from deploy.ray.refusal import refusal
 from server.api.answer.sse import run_until_disconnect
+from server.errors import NO_REPLICA, ApiError
 
 LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}  # the field with the entries, by path
-LIST_S = 5.0  # time for the answer of a pool; a pool without replicas has none
+LIST_S = 5.0  # time for the answer of a pool
 
 
 @dataclass(slots=True)
 class _Answer:
     """Collects the answer that a passage sends."""
 
-    status: int = 503
+    status: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     body: bytes = b""
 
@@ -34,19 +36,24 @@ class _Answer:
 
 
 class ModelLists(Response):
-    """An ASGI response: the entries that the pools list, each once. If no pool lists any, it is the answer of the first pool."""
+    """An ASGI response: the entries that the pools list, each once. If no pool lists any, it is the first answer of a pool, or a refusal if
+    none has answered."""
 
     def __init__(self, path: str, passages: Sequence[Passage]) -> None:
-        """`passages`: the same request, on its way to each pool."""
+        """`passages`: the same request, on its way to each pool that has a replica."""
         super().__init__()
+        self._path = path
         self._entries = LISTS[path]
         self._passages = passages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await run_until_disconnect(self._run(send), receive)
+        await run_until_disconnect(self._run(scope, receive, send), receive)
 
-    async def _run(self, send: Send) -> None:
-        answers = await asyncio.gather(*(_answer(passage) for passage in self._passages))
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers = [answer for answer in await asyncio.gather(*map(_answer, self._passages)) if answer is not None]
+        if not answers:
+            await refusal(self._path, ApiError(NO_REPLICA, self._why))(scope, receive, send)
+            return
         listed = [answer for answer in answers if answer.status == 200]
         chosen = listed[0] if listed else answers[0]
         body = merged([answer.body for answer in listed], self._entries) if listed else chosen.body
@@ -54,14 +61,21 @@ class ModelLists(Response):
         await send({"type": "http.response.start", "status": chosen.status, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
+    @property
+    def _why(self) -> str:
+        if self._passages:
+            return f"no replica has answered within {LIST_S:g} s; try again later"
+        return "no pool has a replica, and a list starts none; a request that names a model starts one"
 
-async def _answer(passage: Passage) -> _Answer:
+
+async def _answer(passage: Passage) -> _Answer | None:
+    """Return the answer of a pool, or None if it is late."""
     answer = _Answer()
     try:
         async with asyncio.timeout(LIST_S):
             await passage.run(answer.send)
     except TimeoutError:
-        await passage.refuse(f"no replica has answered within {LIST_S:g} s; try again later", answer.send)
+        return None
     return answer
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from yarl import URL
 
 from deploy.ray.progress import Progress
 from deploy.ray.refusal import refusal
-from deploy.ray.wish import Lease, Reading, Wish, place_of
+from deploy.ray.wish import RESPONSES, Lease, Reading, Wish, place_of
 from deploy.replicas.events import Events, is_comment
 from server.api.answer.sse import run_until_disconnect
 from server.errors import NO_REPLICA, REPLICA_LOST, ApiError
@@ -37,6 +38,7 @@ PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts; doubled each time
 MOST_BUSY = 2  # replicas that may say that their queue is full before the client hears it
 MOST_LOST = 5  # replicas that a request may lose: it may itself be the reason
 QUEUE_FULL = b'"queue_full"'
+RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
 HELD = ("application/json", "text/plain")  # sent on when they are complete, so that another replica can give them
 OWN_HEADERS = frozenset(
@@ -59,6 +61,7 @@ LEFT_OUT = OWN_HEADERS | {"date", "server", "x-request-id"}  # of an answer; the
 
 # Leases a replica, or returns None if there was none in time. May be called again.
 Borrow = Callable[[Wish], Awaitable[Lease | None]]
+Move = Callable[[str, str], None]  # hears which replica continues the stream of a response, whose id may name another one
 
 
 class GivenUp(Exception):
@@ -78,6 +81,7 @@ class Passage(Response):
     content: bytes  # of the request
     reading: Reading
     patience_s: float
+    move: Move
     started: bool = False
     nonce: bytes = b""
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -108,14 +112,10 @@ class Passage(Response):
             if why and self.started:
                 raise GivenUp(f"{self.method} {self.target}: {why}")
             if why:
-                await self.refuse(why, send)
+                await self._send_error(ApiError(NO_REPLICA, why), send)
                 return
             await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**num_pauses))
             num_pauses += 1
-
-    async def refuse(self, why: str, send: Send) -> None:
-        """Answer that no replica serves the request."""
-        await self._send_error(ApiError(NO_REPLICA, why), send)
 
     async def _send_error(self, error: ApiError, send: Send) -> None:
         await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)
@@ -171,12 +171,13 @@ class Passage(Response):
             self.failed.add(lease.replica)
             self.num_busy += 1
             return False
+        heir = lease.replica if self.started else ""
         if not self.started:
             self.fingerprint = answer.headers.get(HEADER, "")
             await send({"type": "http.response.start", "status": answer.status, "headers": _passed(answer.headers)})
             self.started = True
         if is_stream:
-            await self._stream(answer, send)
+            await self._stream(answer, heir, send)
         elif not is_held:
             self.reading = replace(self.reading, repeatable=False)
             async for data in answer.content.iter_any():
@@ -184,11 +185,17 @@ class Passage(Response):
         await send({"type": "http.response.body", "body": whole, "more_body": False})
         return True
 
-    async def _stream(self, answer: aiohttp.ClientResponse, send: Send) -> None:
+    async def _stream(self, answer: aiohttp.ClientResponse, heir: str, send: Send) -> None:
+        """`heir`: the replica, if it continues the stream of another one."""
         events = Events(answer.content_type)
         self.progress.again()
+        moves = heir and self.target.partition("?")[0] == RESPONSES
         async for data in answer.content.iter_any():
-            new = [event for event in events.push(data) if is_comment(event) or self.progress.takes(event)]
+            arrived = events.push(data)
+            if moves and (found := next(filter(None, map(RESPONSE_ID.search, arrived)), None)):
+                self.move(found[1].decode(), heir)
+                moves = False
+            new = [event for event in arrived if is_comment(event) or self.progress.takes(event)]
             if new:
                 self.lost_s, self.num_lost = None, 0
                 await send({"type": "http.response.body", "body": b"".join(new), "more_body": True})

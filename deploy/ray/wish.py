@@ -25,7 +25,7 @@ BEFORE = ("model", "system", "instructions", "tools", "functions")
 TURNS = ("messages", "input", "prompt", "contents", "token_ids")
 SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 
-RESPONSES = "/v1/responses/"  # the id of a stored response follows
+RESPONSES = "/v1/responses"
 OF_MODELS = ("/v1/models/", "/v2/models/", "/web/")  # the name of a model follows
 
 # Paths whose requests only compute: sending one again changes nothing but the counts.
@@ -93,31 +93,33 @@ class Reading:
     wish: Wish = Wish()
     model: str = ""
     repeatable: bool = False
+    stored: str = ""  # the id of the stored response that the request names
 
 
 def read(method: str, path: str, headers: Mapping[str, str], body: Body, query: str = "") -> Reading:
     """Read a request. A body without fields has no keys; the server says what is wrong with it."""
     named = _model_in(path, parse_qs(query))
-    stored = path.removeprefix(RESPONSES) if path.startswith(RESPONSES) else ""
+    stored = path.removeprefix(f"{RESPONSES}/").partition("/")[0] if path.startswith(f"{RESPONSES}/") else ""
     if method in ("GET", "HEAD", "OPTIONS"):
-        return Reading(Wish(place=_place_in(stored)), named, repeatable=True)
+        return Reading(Wish(place=_place_in(stored)), named, repeatable=True, stored=stored)
     fields = body.fields
     model = fields.get("model", fields.get("name") if path.startswith("/api/") else None)
-    acts = not body.is_decoded and path == "/v1/responses"
+    acts = not body.is_decoded and path == RESPONSES
     acts = (
         acts
         or fields.get("background") is True
         or any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(fields.get("tools")))
     )
     earlier = fields.get("previous_response_id")
-    place = _place_in(earlier) if isinstance(earlier, str) else _place_in(stored)
+    if path.startswith(RESPONSES) and isinstance(earlier, str):
+        stored = earlier
     keys = chain(fields, headers.get("authorization", headers.get("x-api-key", "")))
     num_blocks = len(keys)
     session = headers.get("x-session-id") or next((value for name in SESSIONS if isinstance(value := fields.get(name), str) and value), "")
     if session:
         keys += (blake2b(session.encode(errors="replace"), digest_size=KEY_BYTES, person=b"session").digest(),)
-    wish = Wish(keys, place if path.startswith("/v1/responses") else b"", num_blocks=num_blocks)
-    return Reading(wish, model if isinstance(model, str) and model else named, path in REPEATABLE and not acts)
+    wish = Wish(keys, _place_in(stored), num_blocks=num_blocks)
+    return Reading(wish, model if isinstance(model, str) and model else named, path in REPEATABLE and not acts, stored)
 
 
 def _model_in(path: str, query: Mapping[str, list[str]]) -> str:

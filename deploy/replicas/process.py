@@ -162,7 +162,7 @@ class ServerProcess:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+        self.wait()
         self.clean()
 
     def clean(self) -> None:

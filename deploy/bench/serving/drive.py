@@ -47,6 +47,7 @@ class Stream:
     began_s: float
     num_tokens: int = 0
     times_s: list[float] = field(default_factory=list[float])
+    num_at_first: int = 1  # tokens that the client had at the first time of `times_s`: more than one if the first ones have no text
 
     @property
     def ttft_s(self) -> float:
@@ -58,8 +59,8 @@ class Stream:
 
     @property
     def decoding_rate(self) -> float:
-        """Tokens per second after the first one."""
-        return (self.num_tokens - 1) / (self.times_s[-1] - self.times_s[0])
+        """Tokens per second from the first to the last time of `times_s`."""
+        return (self.num_tokens - self.num_at_first) / (self.times_s[-1] - self.times_s[0])
 
 
 class Driver(Protocol):
@@ -139,6 +140,8 @@ class InProcess:
         if isinstance(message, Tokens):
             for event in message.events:
                 stream = self._streams[event.request_id]
+                if not stream.times_s:
+                    stream.num_at_first = len(event.token_ids)
                 stream.times_s += [now_s] * len(event.token_ids)
                 stream.num_tokens += len(event.token_ids)
 
@@ -152,7 +155,7 @@ class OverHttp:
         assert parts.hostname is not None and parts.port is not None, url
         self._address = parts.hostname, parts.port
         self._body: dict[str, Any] = {"model": model, "temperature": temperature, "ignore_eos": True}
-        self._body |= {"stream_options": {"include_usage": True}}
+        self._body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}  # other servers ignore the second one
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
         return asyncio.run(self._run(prompts, late))
@@ -178,11 +181,13 @@ class OverHttp:
         await asyncio.sleep(prompt.at_s)
         stream.began_s = time.perf_counter()
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
-            if any(choice["text"] or choice["finish_reason"] for choice in event["choices"]):
-                stream.times_s.append(time.perf_counter())
-                look()
             if usage := event.get("usage"):
                 stream.num_tokens = usage["completion_tokens"]
+            if any(choice["text"] or choice["finish_reason"] for choice in event["choices"]):
+                if not stream.times_s:
+                    stream.num_at_first = max(1, stream.num_tokens)
+                stream.times_s.append(time.perf_counter())
+                look()
 
 
 async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = "") -> AsyncGenerator[dict[str, Any], None]:

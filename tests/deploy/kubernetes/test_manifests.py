@@ -348,6 +348,16 @@ def patched_container() -> dict[str, Any]:
     return container
 
 
+def merged_mounts() -> dict[str, dict[str, Any]]:
+    """Return the mounts of replicas that share a cache, by path. They are merged as kubectl does it: the patch removes fields by null."""
+    (base,) = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    found = {mount["mountPath"]: mount for mount in base["volumeMounts"]}
+    for mount in patched_container()["volumeMounts"]:
+        both = {**found.get(mount["mountPath"], {}), **mount}
+        found[mount["mountPath"]] = {name: value for name, value in both.items() if value is not None}
+    return found
+
+
 def test_settings_exist() -> None:
     values, models = read_config(FOLDER / "base" / "relaxserve.yaml")
     assert ServerSettings(**values).open_metrics and [model.source for model in models] == ["demo"]
@@ -493,10 +503,20 @@ def test_replicas_that_share_a_cache_share_a_key_outside_of_it() -> None:
     claim = of_kind(folder, "PersistentVolumeClaim")
     assert where["/cache"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert merged_mounts()["/cache"] == {"name": "shared-cache", "mountPath": "/cache"}, "the kubelet would make a folder in it for root"
     values = {entry["name"]: Path(entry["value"]) for entry in container["env"]}
     secret = where[str(values[f"{PREFIX}CACHE_KEY_FILE"].parent)]["secret"]
     assert secret["defaultMode"] == 0o440
-    assert values[f"{PREFIX}BATCH_DIR"].parent == Path("/state"), "each replica has batches of its own"
+
+
+def test_each_replica_keeps_batches_of_its_own_outside_of_its_cache() -> None:
+    """A cache may be removed, or shared."""
+    stateful = of_kind(FOLDER / "base", "StatefulSet")
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    (claim,) = stateful["spec"]["volumeClaimTemplates"]
+    folder = Path(read_config(FOLDER / "base" / "relaxserve.yaml")[0]["batch_dir"])
+    for mounts in ({mount["mountPath"]: mount for mount in container["volumeMounts"]}, merged_mounts()):
+        assert mounts[str(folder.parent)] == {"name": claim["metadata"]["name"], "mountPath": "/state", "subPath": "state"}
 
 
 def test_both_autoscalers_follow_the_requests_that_ray_follows() -> None:
@@ -509,6 +529,9 @@ def test_both_autoscalers_follow_the_requests_that_ray_follows() -> None:
     assert float(metric["pods"]["target"]["averageValue"]) == float(trigger["metadata"]["threshold"]) == TARGET_REQUESTS
     labels = of_kind(FOLDER / "overlays/keda", "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert set(re.findall(r'job="(\w+)"', trigger["metadata"]["query"])) == {labels[NAME]}
+    (kustomization,) = load(FOLDER / "overlays/keda/kustomization.yaml")
+    spaces = [re.findall(r'namespace="([^"]*)"', selector) for selector in re.findall(r"\{([^}]*)\}", trigger["metadata"]["query"])]
+    assert spaces == 2 * [[kustomization.get("namespace", "default")]], "replicas in other namespaces do not count"
 
 
 def test_the_autoscaler_reads_what_the_adapter_makes() -> None:

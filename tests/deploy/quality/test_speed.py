@@ -135,6 +135,13 @@ def test_answers_without_text_have_no_speed(serve: Any) -> None:
         speed_at(server.url, "null", TEXT)
 
 
+def test_first_tokens_without_text_are_no_part_of_a_speed(serve: Any) -> None:
+    """Their time ends before the first event with text."""
+    server = serve(script=with_answer(b"", max_context=16, interval_s=DELAY_S))
+    server.script.answer = lambda _submit, _choice: [[257]] * 5 + [[ord("x")]] * 15
+    assert speed_at(server.url, "null", TEXT).tokens_per_s <= 1 / DELAY_S
+
+
 def test_a_request_that_fails_is_a_load_error(serve: Any) -> None:
     server = serve(script=with_answer("x" * 300, fail_after=4))
     with pytest.raises(

@@ -40,6 +40,7 @@ class Replicas:
     seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     wishes: list[Wish] = field(default_factory=list)
     open_requests: Counter[str] = field(default_factory=Counter)
+    moved: dict[str, str] = field(default_factory=dict)  # the replica that stores a response, by the id of the response
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.raw_path, {name.lower(): value for name, value in request.headers.items()}, await request.read()))
@@ -111,7 +112,7 @@ async def passage_of(
 ) -> Passage:
     given = Headers({name.replace("_", "-"): value for name, value in headers.items()})
     reading = read(method, path.partition("?")[0], given, await receive(_whole(body), given))
-    return Passage(session, made.borrow, made.open_requests, method, path, given, body, reading, patience_s)
+    return Passage(session, made.borrow, made.open_requests, method, path, given, body, reading, patience_s, made.moved.__setitem__)
 
 
 async def _whole(body: bytes) -> AsyncIterator[bytes]:

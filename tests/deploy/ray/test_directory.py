@@ -10,7 +10,7 @@ import pytest
 
 from deploy.ray.directory import AVOID_S, LEAST_BLOCKS, Directory, directory_of
 from deploy.ray.prefill import Prefill
-from deploy.ray.wish import BLOCK, Lease, Wish
+from deploy.ray.wish import BLOCK, Lease, Wish, place_of
 
 KEYS = tuple(bytes([at]) * 8 for at in range(6))
 
@@ -93,6 +93,37 @@ def test_a_replica_that_failed_a_request_is_avoided_by_others_for_a_while() -> N
     directory.hear({"b": reported("b")})
     directory.hear({"a": reported("a"), "b": reported("b", 9)})
     assert chosen() == "a", "it has started again"
+
+
+def test_a_replica_that_failed_another_request_is_asked_for_what_only_it_stores() -> None:
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b", 9)})
+    assert directory.choose(Wish(avoided=frozenset("a"))) is not None
+
+    def chosen(wish: Wish) -> str | None:
+        found = directory.choose(wish)
+        return None if found is None else found.replica
+
+    assert chosen(Wish()) == "b"
+    assert chosen(Wish(place=place_of("a"))) == "a", "b would say that there is no such response"
+    assert chosen(Wish(place=place_of("a"), avoided=frozenset("a"))) == "b", "it has failed this request itself"
+
+
+def test_a_pool_without_replicas_is_not_one_that_ray_has_not_named() -> None:
+    directory = Directory()
+    assert (directory.is_told, directory.is_empty) == (False, True)
+    directory.hear({})
+    assert (directory.is_told, directory.is_empty) == (True, True)
+    directory.hear({"a": reported("a")})
+    assert (directory.is_told, directory.is_empty) == (True, False)
+
+
+def test_the_replica_of_a_moved_response_is_remembered_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.ray.directory.MOST_MOVED", 2)
+    directory = Directory()
+    for number in range(3):
+        directory.move(f"resp_{number}", "b")
+    assert [directory.place_of_moved(f"resp_{number}") for number in range(4)] == [None, place_of("b"), place_of("b"), None]
 
 
 def test_what_lost_replicas_had_is_forgotten() -> None:

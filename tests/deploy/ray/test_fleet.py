@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from deploy.ray.lists import LISTS
 from tests.deploy.ray.cluster import START_S, Cluster, running_fleet
 from tests.deploy.ray.streams import TIMEOUT_S, comparable, request, require_whole, streams
 
@@ -30,12 +32,15 @@ pytestmark = [
 NUM_STREAMS = int(os.environ.get("FLEET_STREAMS", "200"))  # of the long test
 NUM_KILLS = int(os.environ.get("FLEET_KILLS", "20"))
 MOST_TRIES = 20
+RESPONSE_AT = 3  # number of a request of /v1/responses
+START_LOOK_S = 3.0  # time after which Ray has begun to start a replica that a request waits for
 
 
 @pytest.fixture(scope="module")
 def fleet(cache_folder: Path) -> Iterator[Cluster]:
     pool = {"models": ["demo"], "num_cpus": 0.1}
-    with running_fleet(cache_folder, {"replicas": pool}, 2) as cluster:
+    spare = {"models": ["demo=spare"], "num_cpus": 0.1, "min_replicas": 0, "max_replicas": 1}
+    with running_fleet(cache_folder, {"replicas": pool, "spare": spare}, 2) as cluster:
         yield cluster
 
 
@@ -78,6 +83,21 @@ def test_a_stream_survives_the_death_of_its_replica(fleet: Cluster) -> None:
         fleet.wait_for(2)
 
 
+def test_a_response_is_found_where_its_stream_ends(fleet: Cluster) -> None:
+    killed: list[int] = []
+    for _ in range(MOST_TRIES):
+        received, killed = interrupted(fleet, RESPONSE_AT)
+        found = re.search(rb'"id":"(resp_\w+)"', received)
+        assert found is not None
+        response = found[1].decode()
+        fleet.wait_for(2)  # the new replica has no response
+        answer = httpx.get(f"{fleet.url}/v1/responses/{response}", timeout=TIMEOUT_S)
+        assert (answer.status_code, answer.json().get("id")) == (200, response)
+        if killed:
+            break
+    assert killed, f"{MOST_TRIES} streams had ended before their replica could be killed"
+
+
 def test_what_means_one_server_is_refused(fleet: Cluster) -> None:
     for path in ("/admin/models", "/metrics", "/v1/files", "/v1/realtime", "/sleep"):
         answer = httpx.get(fleet.url + path)
@@ -110,6 +130,16 @@ def test_a_response_goes_on_where_it_is_stored(fleet: Cluster) -> None:
         again = {"input": "And then?", "max_output_tokens": 4, "previous_response_id": first["id"]}
         assert httpx.post(f"{fleet.url}/v1/responses", json=again, timeout=TIMEOUT_S).status_code == 200
         assert httpx.get(f"{fleet.url}/v1/responses/{first['id']}").json()["id"] == first["id"]
+
+
+def test_a_pool_without_replicas_is_not_started_for_lists_and_stored_responses(fleet: Cluster) -> None:
+    for path, entries in LISTS.items():
+        answer = httpx.get(fleet.url + path, timeout=TIMEOUT_S)
+        assert [entry.get("id", entry.get("name")).partition(":")[0] for entry in answer.json()[entries]] == ["demo"]
+    lost = httpx.get(f"{fleet.url}/v1/responses/resp_{'0' * 32}", timeout=TIMEOUT_S)
+    assert lost.status_code == 404
+    time.sleep(START_LOOK_S)
+    assert fleet.processes(b"ray::ServeReplica", b":spare") == []
 
 
 @pytest.mark.slow

@@ -50,11 +50,20 @@ async def hangs(_request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
+async def begins(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"content-type": "application/octet-stream"})  # which a passage sends on as it comes
+    await answer.prepare(request)
+    await answer.write(b'{"data": [')
+    return await hangs(request)
+
+
 @pytest.mark.parametrize(
     ("scripts", "status", "body"),
     [
         ((answers(200, listed("a")), answers(200, listed("b"))), 200, json.loads(listed("a", "b"))),
         ((hangs, answers(200, listed("b"))), 200, json.loads(listed("b"))),
+        ((begins, answers(200, listed("b"))), 200, json.loads(listed("b"))),
+        ((hangs, answers(401, b'{"error":{}}')), 401, {"error": {}}),
         ((answers(200, listed("a")), answers(500, b"{}")), 200, json.loads(listed("a"))),
         ((answers(401, b'{"error":{}}'), answers(401, b"{}")), 401, {"error": {}}),
     ],
@@ -66,7 +75,10 @@ def test_pools_are_asked_together(scripts: tuple[Script, ...], status: int, body
     assert client.headers["content-length"] == str(len(client.body))
 
 
-def test_pools_that_do_not_answer_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scripts", "why"), [((hangs, hangs), "within"), ((begins, hangs), "within"), ((), "no pool has a replica")])
+def test_a_list_is_refused_once_if_no_pool_answers(scripts: tuple[Script, ...], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists, "LIST_S", 0.05)
-    client = run(ask_all(hangs, hangs))
-    assert (client.status, json.loads(client.body)["error"]["code"]) == (503, "no_replica")
+    client = run(ask_all(*scripts))
+    error = json.loads(client.body)["error"]
+    assert (client.status, error["code"], client.is_whole) == (503, "no_replica", True)
+    assert why in error["message"]

@@ -22,7 +22,7 @@ from deploy.ray.progress import Departure  # noqa: E402
 from deploy.ray.wish import Lease, Wish, place_of  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
-from tests.deploy.ray.scripted import SSE, Client, Script, answers, ask, dies, replicas, run, streams  # noqa: E402
+from tests.deploy.ray.scripted import CHAT, SSE, Client, Script, answers, ask, dies, replicas, run, streams  # noqa: E402
 from tests.network import can_cut, other_machine  # noqa: E402
 
 
@@ -110,6 +110,26 @@ def test_a_stream_goes_on_where_the_dead_replica_ended(cut: int) -> None:
             assert "if-match" not in first
             assert second.get("if-match") == "fp_1"
             assert made.wishes[1].avoided == {"r0"}
+
+    run(go())
+
+
+def test_a_response_is_stored_where_its_stream_ends() -> None:
+    """Its id still names the replica that has begun it."""
+    created = (
+        b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_00ff","previous_response_id":"resp_1"}}\n\n'
+    )
+    whole = created + b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"resp_00ff"}}\n\n'
+
+    async def go() -> None:
+        for path, moved in (("/v1/responses", {"resp_00ff": "r1"}), (CHAT, {})):
+            async with replicas(streams(whole[:-30], dies=True), streams(whole)) as made:
+                assert (await ask(made, path=path)).body == whole
+                assert made.moved == moved
+        for scripts in ((streams(whole),), (answers(503, b"{}"), streams(whole))):
+            async with replicas(*scripts) as made:
+                assert (await ask(made, path="/v1/responses")).body == whole
+                assert made.moved == {}, "the replica that its id names has it"
 
     run(go())
 

@@ -90,7 +90,10 @@ def test_a_stored_response_is_sought_where_it_was_made() -> None:
     stored = f"resp_{place.hex()}00112233"
     assert read("GET", f"/v1/responses/{stored}", {}, Body()).wish.place == place
     assert read("DELETE", f"/v1/responses/{stored}", {}, Body()).wish.place == place
-    assert read("POST", "/v1/responses", {}, body(previous_response_id=stored)).wish.place == place
+    assert read("POST", f"/v1/responses/{stored}/cancel", {}, Body()).stored == stored
+    for path in ("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"):
+        found = read("POST", path, {}, body(previous_response_id=stored))
+        assert (found.wish.place, found.stored) == (place, stored)
     assert read("POST", "/v1/responses", {}, body(previous_response_id="x")).wish.place == b""
     assert read("POST", CHAT, {}, body(previous_response_id=stored)).wish.place == b""
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 
+from deploy.replicas.passed_log import PassedLog
 from deploy.replicas.process import FOLDER, ServerEnded, ServerProcess, StagePlaces, _in_stages
 from deploy.settings import ModelSpec, gather
 from server.settings import SettingsError
@@ -105,6 +107,30 @@ def test_a_server_that_ends_early_says_why(tmp_path: Path, capfd: pytest.Capture
         server.wait_until_ready()
     server.clean()
     assert "config.json" in capfd.readouterr().err, "the log of the engine has it, too"
+
+
+def test_a_server_has_stopped_when_its_last_lines_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    awaited = threading.Event()
+    pass_on = PassedLog._pass_on
+
+    def late(log: PassedLog) -> None:
+        awaited.wait()
+        pass_on(log)
+
+    def wait(log: PassedLog) -> None:
+        awaited.set()
+        log._thread.join()
+
+    monkeypatch.setattr(PassedLog, "_pass_on", late)
+    monkeypatch.setattr(PassedLog, "wait", wait)
+    server = ServerProcess([f"{tmp_path}=empty"], {}, address="127.0.0.1")
+    server._process.wait()
+    server.stop()
+    found = capfd.readouterr().err
+    awaited.set()
+    assert "config.json" in found
 
 
 def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

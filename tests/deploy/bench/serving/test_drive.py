@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from deploy.bench.serving.drive import post_stream
+from deploy.bench.serving.drive import OverHttp, Prompt, Stream, post_stream
 
 EVENTS = b'data: {"at":1}\n\n: still working\n\ndata: {"at":2}\n\ndata: [DONE]\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -18,14 +21,21 @@ def chunked(data: bytes, size: int) -> bytes:
     return HEAD + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-async def read(answer: bytes) -> list[object]:
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[int]:
+    """Yield the port of a server that gives this answer."""
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+        yield server.sockets[0].getsockname()[1]
+
+
+async def read(answer: bytes) -> list[object]:
+    async with answering(answer) as port:
         return [event async for event in post_stream("127.0.0.1", port, {"model": "m"})]
 
 
@@ -51,3 +61,29 @@ def test_a_body_may_have_no_chunks() -> None:
 def test_an_answer_that_is_no_whole_stream_is_an_error(answer: bytes, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         asyncio.run(read(answer))
+
+
+@pytest.mark.parametrize(("in_each_event", "num_at_first"), [(True, 3), (False, 1)])
+def test_tokens_before_the_first_text_are_counted_if_the_server_tells(in_each_event: bool, num_at_first: int) -> None:
+    """Two tokens complete no character. Of servers that tell the number of tokens only at the end, it is taken that the first one does."""
+    texts = ["", "", "a", "b", "c"]
+    events = [
+        {"choices": [{"text": text, "finish_reason": "length" if at == 5 else None}], "usage": {"completion_tokens": at}}
+        for at, text in enumerate(texts, 1)
+    ]
+    if not in_each_event:
+        events = [{**event, "usage": None} for event in events]
+    events.append({"choices": [], "usage": {"completion_tokens": 5}})
+    answer = PLAIN + b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+
+    async def go() -> Stream:
+        async with answering(answer) as port:
+            (stream,) = await OverHttp(f"http://127.0.0.1:{port}", "m", temperature=0.0)._run([Prompt((1,), 5)], None)
+            return stream
+
+    stream = asyncio.run(go())
+    assert (stream.num_at_first, stream.num_tokens, len(stream.times_s)) == (num_at_first, 5, 3)
+
+
+def test_a_speed_counts_the_tokens_between_the_times_it_divides_by() -> None:
+    assert Stream(0.0, 9, [1.0, 2.0, 4.0], num_at_first=3).decoding_rate == pytest.approx(2.0)
