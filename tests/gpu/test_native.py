@@ -78,7 +78,5 @@ def test_fused_multiply_adds(both: Callable[..., tuple[Array, Array]]) -> None:
         near = -(a.astype(np.float64) * b).astype(np.float32)  # so that almost everything cancels
         for arguments in ((a, b, c), (a, b, near), (a, b[:1], c), (a[:1], b[:1], c[:1])):
             fast, slow = both(fused_multiply_add, *arguments)
-            np.testing.assert_array_equal(fast, slow)
             assert fast.shape == slow.shape and fast.dtype == slow.dtype
-            numeric = ~np.isnan(slow)
-            np.testing.assert_array_equal(fast.view(np.uint32)[numeric], slow.view(np.uint32)[numeric])
+            np.testing.assert_array_equal(fast.view(np.uint32), slow.view(np.uint32))

@@ -142,6 +142,19 @@ def test_a_product_and_a_sum_are_rounded_once(type_: str) -> None:
     )
 
 
+@pytest.mark.parametrize("type_", ["half", "bfloat", "float"])
+def test_every_nan_of_a_product_and_a_sum_has_the_same_bits(type_: str) -> None:
+    """As on a card, which keeps neither the sign nor the payload of an operand."""
+    name, bits = f"@llvm.fma.{SUFFIX[type_]}", np.dtype(f"u{np.dtype(DTYPES[type_]).itemsize}")
+    text = f"declare {type_} {name}({type_}, {type_}, {type_})\n%r = call {type_} {name}({type_} %a, {type_} %b, {type_} %c)"
+    random = np.random.default_rng(0)
+    arrays = [values(type_, random) for _ in range(3)]
+    with np.errstate(all="ignore"):
+        found, plain = run(text, type_, (type_,) * 3, arrays, lambda a, b, c: a * b + c)
+    is_nan = np.isnan(found)
+    assert {int(x) for x in plain.view(bits)[is_nan]} != {int(x) for x in found.view(bits)[is_nan]} == {np.iinfo(bits).max >> 1}
+
+
 @pytest.mark.parametrize("type_", ["float", "double"])
 @pytest.mark.parametrize("name", ["fabs", "sqrt", "floor", "ceil", "trunc", "rint"])
 def test_functions_of_a_float(name: str, type_: str) -> None:

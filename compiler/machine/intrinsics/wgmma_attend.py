@@ -1,7 +1,8 @@
-"""Attention of 128 rows to pages of bf16 by `wgmma`, the tensor core instruction of sm_90a: the tile, its sizes and its meaning.
+"""Attention of 128 rows, or of 64 to latents (wgmma_attend_parts.py), to pages of bf16 by `wgmma`, the tensor core instruction of sm_90a:
+the tile, its sizes and its meaning.
 
-A row is a pair of a token and a head. A block has two warpgroups, which compute 64 rows each. A thread holds its part of the scores and of
-the means in registers:
+A row is a pair of a token and a head. A block has two warpgroups. They compute 64 rows each, or for latents half of each value of the same
+64 rows. A thread holds its part of the scores and of the means in registers:
 
     for each split of 128 keys {
       scores  <- queries * keys
@@ -10,10 +11,10 @@ the means in registers:
       joined  <- join(joined, found)
     }
 
-The warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other computes weights. A block has
-no warps that only copy: with them, a thread would have 168 registers, too few for all this. Sums have the same order as
-those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py) and of the joins
-there, so a row has the same bits.
+Unless they attend to latents, the warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other
+computes weights. A block has no warps that only copy: with them, a thread would have 168 registers, too few for all this. Sums have the
+same order as those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py)
+and of the joins there, so a row has the same bits.
 
 In shared memory, keys and values lie as `wgmma` reads operands whose rows are not adjacent along the summed axis. A key page holds lines of
 16 keys, one per element, and a value page holds lines of elements, one per key. Lines are cut into parts of `width` bytes; parts of

@@ -4,7 +4,12 @@
 #include <string.h>
 
 void software_gpu_fma(const float *restrict a, const float *restrict b, const float *restrict c, float *restrict out, int64_t count) {
-  for (int64_t i = 0; i < count; i++) out[i] = fmaf(a[i], b[i], c[i]);
+  const uint32_t canonical = 0x7fffffff; /* the NaN that a GPU returns for any other */
+  for (int64_t i = 0; i < count; i++) {
+    float sum = fmaf(a[i], b[i], c[i]);
+    if (sum != sum) memcpy(&sum, &canonical, sizeof sum);
+    out[i] = sum;
+  }
 }
 
 enum { ZERO = -300, LEAST = -126, MOST_COLUMNS = 256 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,11 @@ from deploy.bench.compute.case import Case
 from tests.lab.compute import cuda_model
 from tests.lab.compute.cuda_model import CARDS, TARGET, Step, as_json, code_of, predicted, square
 from tests.lab.planned import Sizes
-from tests.lab.sass.model import predict
-from tests.lab.sass.step import ProgramCode, StepCode
+from tests.lab.sass.model import copies_early, predict
+from tests.lab.sass.step import Launched, ProgramCode, StepCode
 from tests.lab.sass.tools import ToolMissing
 
-ONE, MANY = Case(1, 1, 1024), Case(64, 64, 1024)
+ONE, MANY, PREFILL = Case(1, 1, 1024), Case(64, 64, 1024), Case(2048, 1, 2048)
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +44,71 @@ def test_a_faster_memory_makes_a_step_faster_but_its_share_smaller(code: StepCod
 
 
 def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
-    """Predicted shares of the limit on an H100: a change of a kernel that makes the steps slower fails here."""
-    assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.88
-    assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.85
+    """Predicted shares of the limit on an H100 are 0.91 and 0.87: a change of a kernel that makes the steps slower fails here."""
+    assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.89
+    assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.855
 
 
-def test_a_product_of_4_bits_is_as_fast_as_it_was() -> None:
-    """With one row, thin tiles give nearly every multiprocessor a block. With many rows, the tensor cores are the bound."""
+@pytest.fixture(scope="module")
+def int4() -> ProgramCode:
     given = "x: bf16[n, 4096], weight q: u8[4096, 2048], weight s: bf16[4096, 32]"
     body = "{ dataflow { w = dequantize(q, s, bits=4, group=128) y = linear(x, w) } return y }"
-    try:
-        code = ProgramCode(parse(f"func main({given}) -> object where n in 0..2048 {body}"), TARGET)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-    (one,), (many,) = (code.launched("main", Sizes({"n": count}, 1, 1)) for count in (1, 2048))
-    assert one.blocks == 128 and predict(CARDS[0], one, ONE).share > 0.52
-    assert many.blocks == 512 and predict(CARDS[0], many, Case(2048, 1, 2048)).share > 0.75
+    return assembled(f"func main({given}) -> object where n in 0..2048 {body}")
+
+
+def test_a_product_of_4_bits_is_as_fast_as_it_was(int4: ProgramCode) -> None:
+    """With one row, thin tiles give nearly every multiprocessor a block. With many rows, the tensor cores are the bound. The model predicts
+    0.57 and 0.86 of the limit on an H100."""
+    one, many = launch_of(int4, 1), launch_of(int4, 2048)
+    assert one.blocks == 128 and predict(CARDS[0], one, ONE).share > 0.555
+    assert many.blocks == 512 and predict(CARDS[0], many, PREFILL).share > 0.845
+
+
+@pytest.mark.parametrize("case", [ONE, PREFILL], ids=["narrow", "wide"])
+def test_an_early_begin_saves_each_wait_once(case: Case, int4: ProgramCode) -> None:
+    """A launch that begins early saves as much if the bandwidth is its bound as if the work of its blocks is."""
+    late = launch_of(int4, case.tokens)
+    early = replace(late, before=replace(late, blocks=1))  # leaves room for other blocks
+
+    def saved(num_bytes: int) -> float:
+        before, after = (predict(CARDS[0], replace(x, num_bytes=num_bytes), case).seconds for x in (late, early))
+        return (before - after) * CARDS[0].clock_hz
+
+    assert saved(0) == pytest.approx(saved(1 << 40))
+
+
+def test_only_narrow_tiles_copy_weights_before_they_wait(int4: ProgramCode) -> None:
+    assert [copies_early(launch_of(int4, count)) for count in (1, 64, 2048)] == [True, True, False]
 
 
 def test_a_product_of_many_columns_and_several_rows_takes_one_round() -> None:
-    """A wide tile of one block: narrow tiles would be 224 blocks, which 132 multiprocessors run in two rounds."""
+    """A wide tile of one block: narrow tiles would be 224 blocks, which 132 multiprocessors run in two rounds. The model predicts 0.57 of
+    the limit on an H100."""
     given = "x: bf16[n, 2048], " + ", ".join(f"weight q{i}: u8[14336, 1024], weight s{i}: bf16[14336, 16]" for i in range(2))
     body = "v = dequantize(q0, s0, bits=4, group=128) w = dequantize(q1, s1, bits=4, group=128) a = linear(x, v) b = linear(x, w)"
     text = f"func main({given}) -> object where n in 0..2048 {{ dataflow {{ {body} s = silu(a) y = multiply(s, b) }} return y }}"
+    assert predict(CARDS[0], launch_of(assembled(text), 64), MANY).share > 0.55
+
+
+def test_a_product_of_8_bits_with_many_columns_is_as_fast_as_it_was() -> None:
+    """Such a product is the head of a model, whose kernel has at most 64 rows. The wide tile for 9 to 64 rows leaves no room for a second
+    block, but narrow tiles would be slower even with one. The model predicts 0.99 of the limit on an H100."""
+    given = "x: bf16[n, 4096], weight q: i8[151936, 4096], weight s: f32[151936, 1]"
+    code = assembled(f"func main({given}) -> object where n in 0..64 {{ dataflow {{ w = dequantize(q, s) y = linear(x, w) }} return y }}")
+    few, many = (predict(CARDS[0], launch_of(code, count), Case(count, count, 1024)).share for count in (16, 64))
+    assert few > 0.97 and many > 0.97
+
+
+def assembled(text: str) -> ProgramCode:
     try:
-        code = ProgramCode(parse(text), TARGET)
+        return ProgramCode(parse(text), TARGET)
     except ToolMissing as missing:
         pytest.skip(str(missing))
-    (found,) = code.launched("main", Sizes({"n": 64}, 1, 1))
-    assert predict(CARDS[0], found, MANY).share > 0.55
+
+
+def launch_of(code: ProgramCode, rows: int) -> Launched:
+    (found,) = code.launched("main", Sizes({"n": rows}, 1, 1))
+    return found
 
 
 def test_a_product_of_square_matrices_is_near_its_goal() -> None:
@@ -95,13 +132,9 @@ func main(q: f32[t, 32, 128], cache: bf16[1, 2, 256, 8, 2048], tables: i32[s, p]
 
 def test_attention_of_a_prefill_meets_its_goal() -> None:
     """On an H100. All launches of attention count, also those that find no work."""
-    case = Case(2048, 1, 2048)
-    try:
-        code = ProgramCode(parse(ATTENTION), TARGET)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-    kernels = [predict(CARDS[0], x, case) for x in code.launched("main", Sizes({"t": 2048, "s": 1, "p": 128}, 1, 2048))]
-    step = Step("bf16", case, CARDS[0], tuple(kernels))
+    code = assembled(ATTENTION)
+    kernels = [predict(CARDS[0], x, PREFILL) for x in code.launched("main", Sizes({"t": 2048, "s": 1, "p": 128}, 1, 2048))]
+    step = Step("bf16", PREFILL, CARDS[0], tuple(kernels))
     assert step.attention_operations_per_s > cuda_model.ATTENTION_GOAL
     assert all(k.launched.kernel.usage.spilled_bytes == 0 for k in kernels)
 

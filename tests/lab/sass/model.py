@@ -116,17 +116,20 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     turns = work.turns + work.tensor * (card.slowdown - 1) if work.turns else 0.0
     trip = max(work.trip, work.issue * on_unit, work.tensor * on_unit * card.slowdown, turns, copies, from_l2)
     rounds = math.ceil(active / (card.units * resident))
-    # While the kernel before still runs, the first blocks do what they do before they wait for its end. Those of products do all that they
-    # do before their first trip, and their first weights arrive.
+    # While the kernel before still runs, the first blocks do what they do before they wait for its end. Those that copy weights early do
+    # all that they do before their first trip, and their first weights arrive: then `first`, the wait for the first bytes, is short.
     ends, hidden, first = work.before + work.after, 0.0, DRAM
     awaited = DRAM if kernel.tiles else 0  # the first operands of a product, by each block
-    if begins_early and start.copies_early:
-        hidden, first = work.before + awaited - L2, L2
+    done = 0.0  # the part of `hidden` that is no wait
+    if begins_early and copies_early(launched):
+        done, hidden, first = work.before, work.before + awaited - L2, L2
     elif begins_early and start.wait is not None:
-        hidden = cycles_of(kernel.listing, 0, start.wait, L2, lambda _: 1)
+        done = hidden = cycles_of(kernel.listing, 0, start.wait, L2, lambda _: 1)
+        if kernel.tiles:  # the first wait may be that of another tile, which comes after its early copies
+            done = hidden = min(hidden, work.before)
     transfer_s, operations = launched.num_bytes / card.bytes_per_s, _operations(launched, case)
     seconds = _gap_s(kernel) + max(
-        transfer_s + (max(0.0, ends - hidden) + first) / card.clock_hz,
+        transfer_s + (max(0.0, ends - done) + first) / card.clock_hz,
         (rounds * (ends + awaited + work.trips * trip) - hidden) / card.clock_hz,
     )
     return Prediction(
@@ -194,6 +197,12 @@ def start_of(listing: Listing) -> Start:
     kinds = [x.kind for x in listing.instructions]
     wait = kinds.index("ACQBULK") if "ACQBULK" in kinds else None
     return Start(wait, wait is not None and "UBLKCP" in kinds[:wait])
+
+
+def copies_early(launched: Launched) -> bool:
+    """Return whether the tile of a launch copies weights before it waits. Wide tiles only wait, also if narrow tiles of the kernel copy."""
+    kernel = launched.kernel
+    return start_of(kernel.listing).copies_early and (not kernel.tiles or loops_for(kernel, launched.rows).tile.is_narrow)
 
 
 def _work(launched: Launched, case: Case) -> _Work:

@@ -46,6 +46,8 @@ from compiler.machine.products import ProductTile, ProductTiles
 MOST_SUMS = 2
 MANY_COLUMNS = 264 * NARROW  # number of columns of all matrices above which narrow tiles are too many blocks to run at once
 FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles are blocks for half of the multiprocessors
+# The same for weights of 16 bits, in kernels with wide tiles: with more columns, thin tiles lose more by copying rows twice as often.
+FEW_BF16_COLUMNS = FEW_COLUMNS // 2
 ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
 
@@ -149,20 +151,18 @@ class _Blocks:
 
     @property
     def lone_size(self) -> tuple[int, int] | None:
-        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once."""
+        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once. Also
+        for 9 rows this tile is faster than narrow ones, whose second block it leaves no room for."""
         columns, size = self.product.num_columns, self.shallow(EIGHT, NARROW).lone_size
         is_wide = self.product.choice is None and columns.is_const and columns.const * self.num_sums > MANY_COLUMNS
-        return size if is_wide and size is not None and not prove_le(self.num_rows, self.below(size[0])) else None
-
-    def below(self, height: int) -> int:
-        """Return the number of rows of the highest narrow tile that is lower."""
-        return max((h for h in self.heights if h < height), default=0)
+        return size if is_wide and size is not None and not prove_le(self.num_rows, EIGHT) else None
 
     @property
     def thin(self) -> BlockProduct | None:
-        """The tile of a product with few rows whose other tiles would leave half of the multiprocessors without work."""
+        """The tile of a product with few rows whose other tiles would leave half of the multiprocessors without work, or more."""
         p, (operands, *_) = self.product, self.operands
-        if self.apart or self.num_sums > 1 or not p.num_columns.is_const or p.num_columns.const > FEW_COLUMNS:
+        most = FEW_BF16_COLUMNS if operands.scale is None and self.fills else FEW_COLUMNS
+        if self.apart or self.num_sums > 1 or not p.num_columns.is_const or p.num_columns.const > most:
             return None
         return self.op(EIGHT, NARROW).thin(p.extent.const, operands.group)
 
@@ -205,14 +205,14 @@ class _Blocks:
         row_tiles = ceil_div(num_rows, tall * cluster) * cluster  # number of tiles for all rows, rounded up to whole clusters
         wide_blocks = batch * ceil_div(p.num_columns, wide) * row_tiles
         # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
-        few = most if few_only or wide > NARROW else self.below(most)
+        few = most if few_only or wide > NARROW else (0, *heights)[-2]
         thin, size = self.thin, self.lone_size
         lone = None if size is None else self.op(*size, lone=True)
         if lone is not None and not few_only and tall == lone.rows:
             few = tall  # the widest tile computes more rows than the lone one
         # Narrow tiles compute these numbers of rows, more than the first up to the second.
         least = 0 if thin is None else EIGHT
-        ranges = [(least, few)] if lone is None else [(least, self.below(lone.rows)), (lone.rows, few)]
+        ranges = [(least, few)] if lone is None else [(least, EIGHT), (lone.rows, few)]
         ranges = [(low, high) for low, high in ranges if low < high and not prove_le(num_rows, low)]
         narrow = [self.op(h, NARROW) for low, high in ranges for h in heights if low < h <= high]
         tiles = [*([] if thin is None else [thin]), *narrow, *([] if lone is None else [lone])]
@@ -231,7 +231,7 @@ class _Blocks:
                     at, number = self.unravel(k, b, others, NARROW)
                     _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k, high, low)
             if lone is not None:
-                fits = less(self.below(lone.rows), num_rows) & less(num_rows, lone.rows + 1)
+                fits = less(EIGHT, num_rows) & less(num_rows, lone.rows + 1)
                 with k.when(fits & less(b, batch * ceil_div(p.num_columns, lone.columns))):
                     at, number = self.unravel(k, b, others, lone.columns)
                     _Place(self, c, at, self.column(number, lone.columns), ZERO, num_rows).write(k, lone)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ptx.faults import UnknownPtx
-from tests.gpu.ptx.instructions.floats import fused_multiply_add
+from tests.gpu.ptx.instructions.floats import fused_multiply_add, nan_of
 from tests.gpu.ptx.program import DTYPES, PACKED, Array, Assembler, Instruction, Step, rule
 from tests.gpu.ptx.text import Immediate
 
@@ -57,12 +57,7 @@ def _of_signed_zeros(choose: Any, a: Array, b: Array, *, negative: bool) -> Arra
     if zeros.any():
         x, y = np.ascontiguousarray(a).view(kind), np.ascontiguousarray(b).view(kind)
         result = np.where(zeros, ((x | y) if negative else (x & y)).view(a.dtype), result)
-    return np.where(np.isnan(a) & np.isnan(b), _nan(a.dtype), result)
-
-
-def _nan(dtype: Any) -> Array:
-    bits = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[dtype.itemsize]
-    return np.array(bits, f"u{dtype.itemsize}").view(dtype)
+    return np.where(np.isnan(a) & np.isnan(b), nan_of(a.dtype), result)
 
 
 def absolute(a: Array) -> Array:

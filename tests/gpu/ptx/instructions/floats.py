@@ -1,4 +1,4 @@
-"""Floating-point operations of the GPU in NumPy: fused multiply-add and conversions to narrow types."""
+"""Floating-point operations of the GPU in NumPy: fused multiply-add, sums rounded to odd, and the NaN in place of all others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ _libm.fma.restype, _libm.fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
 _fma64 = np.frompyfunc(_libm.fma, 3, 1)
 
 
+def nan_of(dtype: Any) -> Array:
+    """Return the canonical NaN of a float type of 16, 32 or 64 bits."""
+    size = np.dtype(dtype).itemsize
+    return np.array({2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[size], f"u{size}").view(dtype)
+
+
+def with_one_nan(values: Array) -> Array:
+    """Return floats with the canonical NaN in place of any other."""
+    is_nan = np.isnan(values)
+    return np.where(is_nan, nan_of(values.dtype), values) if is_nan.any() else values
+
+
 def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
     """Return a * b + c, rounded once."""
     dtype = a.dtype
@@ -26,7 +38,7 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
     if dtype == np.float64:
         return np.asarray(_fma64(a, b, c), np.float64)
     product = a.astype(np.float64) * b.astype(np.float64)  # exact: float64 has more than twice the significand bits
-    return to_odd_sum(product, c.astype(np.float64)).astype(dtype)
+    return with_one_nan(to_odd_sum(product, c.astype(np.float64)).astype(dtype))
 
 
 def to_odd_sum(a: Array, b: Array) -> Array:

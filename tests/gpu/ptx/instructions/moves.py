@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.gpu.ptx.faults import UnknownPtx
+from tests.gpu.ptx.instructions.floats import with_one_nan
 from tests.gpu.ptx.program import DTYPES, LOCAL_WINDOW, PACKED, SHARED_WINDOW, Array, Assembler, Index, Instruction, Step, bits_of, rule
 from tests.gpu.ptx.text import Vector
 
@@ -177,7 +178,7 @@ def to_integer(values: Array, dtype: Any) -> Array:
 
 def to_float(values: Array, dtype: Any, modifiers: tuple[str, ...]) -> Array:
     """Convert to a float type. Round to nearest even, or as the modifier .rz, .rm or .rp says. On overflow return infinity, or with
-    .satfinite the largest finite number."""
+    .satfinite the largest finite number. Every NaN becomes the canonical one in a type of 16 bits."""
     result = values.astype(dtype)
     directed = next((m for m in ("rz", "rm", "rp") if m in modifiers), None)
     if directed is not None:
@@ -187,7 +188,8 @@ def to_float(values: Array, dtype: Any, modifiers: tuple[str, ...]) -> Array:
         result = np.where(wrong, np.nextafter(result, toward.astype(dtype)), result)
     if "relu" in modifiers:
         result = np.where(result < 0, dtype(0), result)
-    return result.astype(dtype)
+    result = result.astype(dtype)
+    return with_one_nan(result) if result.dtype.itemsize == 2 else result
 
 
 def _convert(values: Array, to: Any, modifiers: tuple[str, ...]) -> Array:

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.gpu.ptx.instructions.floats import nan_of
 from tests.gpu.ptx.native import MOST_COLUMNS, native
 from tests.gpu.ptx.program import Array
 
@@ -87,4 +88,4 @@ def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: i
         return result
     finite = np.isfinite(products).all(0) & np.isfinite(wide)
     special = (products.sum(0) + wide).astype(np.float32)
-    return np.where(finite, result, np.where(np.isnan(special), np.uint32(0x7FFFFFFF).view(np.float32), special))
+    return np.where(finite, result, np.where(np.isnan(special), nan_of(np.float32), special))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ func main(x: bf16[n, {length}], y: f32[n, {size}], {given}) -> object where n in
 CASES = {
     "many steps": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 640),)),
     "few columns": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((72, 1792),)),  # thin tiles, whose stages are used again
-    "fewer steps than stages": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 96),)),
+    "fewer steps than stages": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 64),)),
     "gated": Case(
         'a = linear(x, w0, out_dtype="f32") s = silu(a) b = linear(x, w1, out_dtype="f32") c = multiply(s, b) out = cast(c, dtype="bf16")',
         ((72, 320), (72, 320)),
@@ -88,9 +88,9 @@ CASES = {
         ("u8", "bf16") * 2,
     ),
     "int8 in groups, gated": Case(
-        "v = dequantize(w0, w1, group=32) w = dequantize(w2, w3, group=32) "
+        "v = dequantize(w0, w1, group=64) w = dequantize(w2, w3, group=64) "
         'a = linear(x, v, out_dtype="f32") s = silu(a) b = linear(x, w, out_dtype="f32") out = multiply(s, b)',
-        ((72, 96), (72, 3)) * 2,
+        ((72, 320), (72, 5)) * 2,
         ("i8", "f32") * 2,
     ),
 }
@@ -113,21 +113,28 @@ def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, target: s
 
 @pytest.mark.parametrize("name", ["int8", "int4 in short groups, in turns", "int4 in groups, gated, in turns"])
 def test_a_tile_of_a_lone_block_has_the_bits_of_other_tiles(name: str, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a tile computes 33 to 64 rows of products with more columns than those here."""
+    """Such a tile computes 9 to 64 rows of products with more columns than those here."""
     monkeypatch.setattr(product, "MANY_COLUMNS", 0)
     check(CASES[name], "sm_90a")
 
 
-def check(case: Case, target: str) -> None:
+def test_several_tiles_of_lone_blocks_compute_their_own_columns(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of three tiles has 88 of its 256 columns. All steps of a sum fit one stage."""
+    monkeypatch.setattr(product, "MANY_COLUMNS", 0)
+    check(replace(CASES["int8"], weights=((600, 64), (600, 1))), "sm_90a", (64, 40, 8))
+
+
+def check(case: Case, target: str, counts: tuple[int, ...] = COUNTS) -> None:
     module = parse(case.program)
     executable = compile_module(module, Options(get(target)))
     assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
+    assert (b"wgmma.mma_async" in executable.object_code) == (target == "sm_90a")
     weights = {f"w{i}": random(i, *shape, dtype=case.dtypes[i]) for i, shape in enumerate(case.weights)}
-    x, y = (random(8 + i, COUNTS[0], p.type.shape[1].const, dtype=str(p.type.dtype)) for i, p in enumerate(module.graph("main").params[:2]))
+    x, y = (random(8 + i, counts[0], p.type.shape[1].const, dtype=str(p.type.dtype)) for i, p in enumerate(module.graph("main").params[:2]))
     session = Session(executable)
     bind_values(session, executable, "main", weights)
     meaning = Interpreter(module).call("main", x, y, *weights.values()).astype(np.float32)
     all_rows = session.call("main", x, y)
     np.testing.assert_allclose(all_rows.astype(np.float32), meaning, rtol=case.rtol, atol=1e-5 * abs(meaning).max())
-    for count in COUNTS[1:]:
+    for count in counts[1:]:
         np.testing.assert_array_equal(session.call("main", x[-count:], y[-count:]), all_rows[-count:])

@@ -26,9 +26,10 @@ from tests.runtime.device.cuda.test_products import random
 pytestmark = needs_pycuda
 
 ROWS, COLUMNS, DEPTH, GROUP = 8, 64, 768, 128
+LONG = 1792  # so that thin tiles of bf16, which have deep stages, use them again
 MANY_ROWS, MANY_COLUMNS, SHORT = 130, 72, 384  # a cluster of two blocks, and enough steps that stages are used again
 BF16 = f"""
-func main(x: bf16[n, {DEPTH}], w: bf16[{COLUMNS}, {DEPTH}]) -> object where n in 0..{ROWS} {{
+func main(x: bf16[n, {LONG}], w: bf16[{COLUMNS}, {LONG}]) -> object where n in 0..{ROWS} {{
   dataflow {{ y = linear(x, w, out_dtype="f32") }} return y
 }}
 """

@@ -42,6 +42,7 @@ CASES = {
     "capped scores": Case(heads=2, kv_heads=1, size=32, softcap=1.5, rows=LONG),
     "heads of 256, in parts": Case(heads=2, kv_heads=1, size=256, window=150, rows=LONG),
     "latents": Case(heads=8, kv_heads=1, size=192, value_size=128, rows=LONG),
+    "latents of several tiles, whose tokens do not divide them": Case(heads=3, kv_heads=1, size=128, value_size=128, rows=ROWS),
 }
 
 
@@ -128,9 +129,15 @@ def test_a_mistake_is_a_fault(mistake: Mistake, software_gpu: SoftwareGpu) -> No
     assert re.search(mistake.fault, software_gpu.faults[-1]), software_gpu.faults[-1]
 
 
-@pytest.mark.parametrize("name", ["heads of 256, in parts", "latents"])
-def test_a_part_that_is_filled_before_all_warps_have_multiplied_it_is_a_fault(name: str, software_gpu: SoftwareGpu) -> None:
-    case = CASES[name]
+TOO_EARLY = {
+    "two stages": Case(heads=4, kv_heads=1, rows=LONG),
+    "heads of 256, in parts": CASES["heads of 256, in parts"],
+    "latents": CASES["latents"],
+}
+
+
+@pytest.mark.parametrize("case", TOO_EARLY.values(), ids=list(TOO_EARLY))
+def test_memory_that_is_filled_before_all_warps_have_multiplied_it_is_a_fault(case: Case, software_gpu: SoftwareGpu) -> None:
     kernel = executable(case.program)
     mistake = Mistake(r"bar\.sync %r\d+, 128;", "", OVERWRITES)
     with pytest.raises(DeviceFault):

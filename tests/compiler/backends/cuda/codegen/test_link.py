@@ -136,6 +136,7 @@ func main(x: bf16[n, 256], q: u8[8, 200, 128], s: bf16[8, 200, 2], e: i32[n]) ->
   dataflow { w = dequantize(q, s, bits=4, group=128) a = expert_linear(x, w, e, out_dtype="f32") } return a
 }
 """
+WIDE_HEADS = ATTENTION.replace("128]", "256]").replace("2048]", "4096]")
 PROGRAMS = {
     "elements": PROGRAM,
     "product": PRODUCT,
@@ -144,7 +145,7 @@ PROGRAMS = {
     "integers": INTEGERS,
     "experts": EXPERTS,
     "attention and rows": ATTENTION,
-    "attention of wide heads": ATTENTION.replace("128]", "256]").replace("2048]", "4096]"),
+    "attention of wide heads": WIDE_HEADS,
     "attention in f32": ATTENTION.replace("bf16[", "f32["),
 }
 
@@ -155,8 +156,8 @@ def test_kernels_assemble_without_spills(name: str, program: str) -> None:
     said = assembled(program, name).said
     # For sm_100a, the assembler gives attention in f32 64 registers, so that more blocks run at once, and stores and loads one address.
     # For sm_90a, the products of 4 bits keep one number on the stack if their columns are no multiple of the tile's; the next test makes
-    # sure that no loop does.
-    allowed = 8 if name == "sm_100a" or (name, program) == ("sm_90a", INTEGERS) else 0
+    # sure that no loop does. So does attention of wide heads (decision 0166), for whose loop a test in test_speed.py makes sure.
+    allowed = 8 if name == "sm_100a" or (name, program) == ("sm_90a", INTEGERS) else 56 if (name, program) == ("sm_90a", WIDE_HEADS) else 0
     assert max(map(int, re.findall(r"(\d+) bytes spill", said))) <= allowed
     assert not SERIALISED.search(said), "the assembler serialised operations that should overlap"
 
