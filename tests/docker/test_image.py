@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "cpu.Dockerfile").read_text()
 BASE_BYTES = 125_000_000  # unpacked size of the base image python:3.12-slim-bookworm
 LIMIT_BYTES = 450_000_000
+REMOVED = (".pyi", ".a", ".pxd")  # suffixes of files that the Dockerfile removes
 
 
 def installed() -> set[str]:
@@ -41,12 +42,12 @@ def installed() -> set[str]:
 
 
 def test_what_is_installed_leaves_the_image_below_450_mb(stripped: Path) -> None:
-    assert "-type d -name tests -prune" in DOCKERFILE and "-name '*.pyi' -delete" in DOCKERFILE
+    assert "-type d -name tests -prune" in DOCKERFILE and all(f"-name '*{suffix}' -delete" in DOCKERFILE for suffix in REMOVED)
     own = (path for top in ("server", "compiler", "runtime", "deploy") for path in (ROOT / top).rglob("*"))
     num_bytes = sum(path.stat().st_size for path in own if path.is_file())
     for name in installed():
-        # The Dockerfile removes the folders `tests` of packages, and stubs.
-        files = [file for file in distribution(name).files or () if "tests" not in file.parts[:-1] and file.suffix != ".pyi"]
+        # The Dockerfile removes the folders `tests` of packages, and files for type checkers and C compilers.
+        files = [file for file in distribution(name).files or () if "tests" not in file.parts[:-1] and file.suffix not in REMOVED]
         paths = [Path(str(file.locate())) for file in files]
         paths = [stripped if path.name == stripped.name else path for path in paths]
         num_bytes += sum(path.stat().st_size for path in paths if path.is_file())

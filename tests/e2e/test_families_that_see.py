@@ -38,7 +38,7 @@ OTHER_FAMILIES = (
 @pytest.fixture(scope="module")
 def server(cache_folder: Path) -> Iterator[DemoServer]:
     """Yield one server for all families, of which it serves one at a time. It begins with the first."""
-    first = SUBJECTS[OTHER_FAMILIES[0]].folder
+    first, *_ = [SUBJECTS[name].folder for name in OTHER_FAMILIES]  # with the weights of all, which are drawn on first use
     with serving_demo(cache_folder, str(first), "--quantize", "f32", "--max-batch", "32", "--model-root", str(first.parent)) as server:
         yield server
 

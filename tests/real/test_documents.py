@@ -57,6 +57,7 @@ ELSEWHERE = {
     "docker build": "it needs an engine for containers; tests/docker checks what goes into the image",
     "docker run": "it needs an engine for containers",
     "kubectl create": "it needs a cluster",
+    "kubectl exec": "it needs a cluster",
     "codex -c": "the agent is no dependency: `python -m tests.lab agents` installs and runs it",
     "claude": "the agent is no dependency: `python -m tests.lab agents` installs and runs it",
     "export ": "the variables of agents, which `python -m tests.lab agents` sets",

@@ -53,9 +53,20 @@ def opened(form: str, folder: Path = SUBJECT.folder) -> Servable:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of an export whose page takes the most probable tokens."""
+    return exported(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def brief_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of such an export whose answers end at a frequent letter, so that a second question fits into the context."""
+    vocabulary = json.loads((SUBJECT.folder / "tokenizer.json").read_text())["model"]["vocab"]
+    return exported(tmp_path_factory, eos_token_id=[SUBJECT.config["text_config"]["eos_token_id"], vocabulary["|"]])
+
+
+def exported(tmp_path_factory: pytest.TempPathFactory, **generation: Any) -> Path:
     folder, model = tmp_path_factory.mktemp("sight"), tmp_path_factory.mktemp("model")
     shutil.copytree(SUBJECT.folder, model, dirs_exist_ok=True)
-    (model / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    (model / "generation_config.json").write_text(json.dumps({"do_sample": False, **generation}))
     export_web(opened("f32", model), "idefics3", folder, levels=["wasm-relaxed"])
     return folder
 
@@ -361,14 +372,14 @@ def chosen(page: Page, number: int) -> None:
     page.wait(f"document.querySelectorAll('#chosen canvas').length === {number}")
 
 
-def test_the_page_answers_about_images(page: Page, site: Path) -> None:
+def test_the_page_answers_about_images(page: Page, brief_site: Path) -> None:
     """Images that are pasted, dropped and chosen get the answers that their pixels get in Node, and no request leaves the page."""
     turns = [user(shown(ODD[0]), shown(ODD[1]), text("Tell me."))]
-    [[first]] = asked(site, {"messages": turns})
+    [[first]] = asked(brief_site, {"messages": turns})
     turns += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}, user(shown(ODD[2]), text("And?"))]
-    [[second]] = asked(site, {"messages": turns})
+    [[second]] = asked(brief_site, {"messages": turns})
     expected = [one["choices"][0]["message"]["content"] for one in (first, second)]
-    with serving(site) as (address, asked_for):
+    with serving(brief_site) as (address, asked_for):
         page.open(f"{address}/chat.html")
         page.see("Ready, wasm-relaxed", "#status")
         loaded_files = len(asked_for)

@@ -15,7 +15,7 @@ FORMATS = ("bf16", "int4-128", "int8")
 SHAPE = "shape "  # begins the name of a step that measures the 8B shape; the format of its weights follows
 KERNELS = (
     *("rows", "branches", "products", "experts", "attention", "tensor_attention", "warpgroup_attention"),
-    *("region", "sampling", "hostile_indices"),
+    *("region", "sampling", "hostile_indices", "casts"),
 )
 OF_KERNELS = "tests/runtime/device/cuda/test_{}.py"
 PLUGIN = "tests.lab.gpu_day.plugin"

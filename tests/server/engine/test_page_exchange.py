@@ -318,7 +318,9 @@ def test_no_name_of_a_page_is_made_before_it_is_read(monkeypatch: pytest.MonkeyP
     """A prompt may have thousands of pages, and the engine must not wait for all of their names."""
     one, giver, num_names = submit("a", 300), Rig(limits=limits(WHOLE)), 0
     giver.run([one])
-    exchange = page_exchange.PageExchange(giver.model, giver.engine.scheduler, lambda _: None, peering=PEERING, fingerprint="")
+    exchange = page_exchange.PageExchange(
+        giver.model, giver.engine.scheduler, lambda _: None, peering=PEERING, fingerprint="", clock=lambda: 0.0
+    )
     (pool,) = giver.engine.scheduler.pool.pools
     monkeypatch.setattr(type(giver.engine.scheduler.pool), "touch", lambda _pool, _chain, _ids, most: most)
     name = type(pool).name

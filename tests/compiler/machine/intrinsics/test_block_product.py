@@ -18,8 +18,11 @@ from compiler.machine.intrinsics.wgmma import Wgmma
         (Mma(12, 64), "rows are 12, expected a multiple of 8 up to 64"),
         (Wgmma(136, 64), "rows are 136, expected a multiple of 8 up to 128"),
         (Mma(8, 80), "columns are 80, expected a multiple of 64"),
-        (Wgmma(8, 32), "columns are 32, expected a multiple of 64, or 8 rows whose groups are summed in turns"),
-        (Wgmma(16, 32, bits=4, fold=16, turns=2), "columns are 32, expected a multiple of 64, or 8 rows whose groups are summed in turns"),
+        (Wgmma(8, 32), "columns are 32, expected a multiple of 64, or 8 rows whose groups are summed in turns, or deep stages"),
+        (
+            Wgmma(16, 32, bits=4, fold=16, turns=2),
+            "columns are 32, expected a multiple of 64, or 8 rows whose groups are summed in turns, or deep stages",
+        ),
         (Mma(8, 64, bits=4, e4m3=True), "bits are 4 (e4m3), expected 16, 8, 8 (e4m3), 4"),
         (Mma(8, 64, bits=2), "bits are 2, expected 16, 8, 8 (e4m3), 4"),
         (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns exceed a block's 49152 bytes of shared memory"),
