@@ -19,6 +19,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -122,10 +123,10 @@ def picture(number: int) -> str:
 
 async def ask(client: httpx.AsyncClient, text: str, image: str | None = None) -> Stream:
     """Ask one question. Tokens are drawn, because the most probable ones of random weights may all be special ones without text."""
-    content = [{"type": "text", "text": text}]
+    content: list[dict[str, Any]] = [{"type": "text", "text": text}]
     if image is not None:
         content.insert(0, {"type": "image_url", "image_url": {"url": image}})
-    body = {"model": NAME, "messages": [{"role": "user", "content": content}], "max_tokens": NUM_NEW, "seed": 0}
+    body: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": content}], "max_tokens": NUM_NEW, "seed": 0}
     body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
     stream = Stream(time.perf_counter())
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
