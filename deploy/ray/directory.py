@@ -93,7 +93,7 @@ class Directory:
         `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
         self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
-        # What failed another request is avoided, but not by a request for a response that only this replica stores.
+        # A request avoids a replica that has failed another one, unless only this replica stores the response that the request names.
         failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S and place_of(name) != wish.place}
         order = self.rank(replace(wish, avoided=wish.avoided | failed), {name: 0 for name in stats if "url" in stats[name]})
         if not order or order[0] in wish.avoided:

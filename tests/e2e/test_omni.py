@@ -120,7 +120,7 @@ def test_the_ai_sdk_sends_both(server: DemoServer, client: openai.OpenAI, tmp_pa
 
 
 def test_prompts_of_llama_cpp_have_both(server: DemoServer, client: openai.OpenAI) -> None:
-    """What stands for a file in the prompt follows from its first bytes."""
+    """The first bytes of a file decide whether the prompt gets tokens of an image or of audio."""
     kinds = [kind for kind, _ in CONVERSATIONS[1] if kind in (IMAGE, AUDIO)]
     assert {*kinds} == {IMAGE, AUDIO}
     files = [part(*one) for one in CONVERSATIONS[1] if one[0] in kinds]

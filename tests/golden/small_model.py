@@ -33,5 +33,5 @@ class SmallModel:
 
     @cached_property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the other program has computed."""
+        """Return the arrays that the other program has computed."""
         return dict(np.load(self.place / "golden.npz"))

@@ -233,7 +233,7 @@ def test_files_are_stored_listed_and_deleted(serve, folder) -> None:
 
 
 def test_a_file_may_have_all_of_its_bytes(serve, folder) -> None:
-    """What else the form has does not count."""
+    """The limit counts the bytes of the file, without those of the other fields."""
     client = serve(batch_dir=folder, max_file_bytes=1000).openai()
     assert client.files.create(file=("whole", b"x" * 1000), purpose="batch").bytes == 1000
     with pytest.raises(openai.APIStatusError, match="larger than 1000 bytes"):

@@ -62,6 +62,17 @@ class Stream:
         """Tokens per second from the first to the last time of `times_s`."""
         return (self.num_tokens - self.num_at_first) / (self.times_s[-1] - self.times_s[0])
 
+    def hear(self, event: Mapping[str, Any]) -> bool:
+        """Count the tokens of an event that arrives now, of a completion or a chat. Return whether it has text or ends the stream."""
+        if usage := event.get("usage"):
+            self.num_tokens = usage["completion_tokens"]
+        if not any(choice.get("text") or choice.get("delta", {}).get("content") or choice["finish_reason"] for choice in event["choices"]):
+            return False
+        if not self.times_s:
+            self.num_at_first = max(1, self.num_tokens)
+        self.times_s.append(time.perf_counter())
+        return True
+
 
 class Driver(Protocol):
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
@@ -181,21 +192,18 @@ class OverHttp:
         await asyncio.sleep(prompt.at_s)
         stream.began_s = time.perf_counter()
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
-            if usage := event.get("usage"):
-                stream.num_tokens = usage["completion_tokens"]
-            if any(choice["text"] or choice["finish_reason"] for choice in event["choices"]):
-                if not stream.times_s:
-                    stream.num_at_first = max(1, stream.num_tokens)
-                stream.times_s.append(time.perf_counter())
+            if stream.hear(event):
                 look()
 
 
-async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = "") -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of `/v1/completions`. Raise RuntimeError for any answer that is not a complete stream, or that reports an error."""
+async def post_stream(
+    host: str, port: int, body: Mapping[str, Any], key: str = "", path: str = "/v1/completions"
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a streamed answer. Raise RuntimeError for any answer that is not a complete stream, or that reports an error."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         content = json.dumps({**body, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n"
         permission = f"authorization: Bearer {key}\r\n" if key else ""
         writer.write(f"{head}{permission}\r\n".encode() + content)
         if b" 200 " not in (status := await reader.readline()):

@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 from PIL import Image
 from safetensors.numpy import save_file
 
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import OverHttp, Prompt, Stream, served
+from deploy.bench.serving.drive import OverHttp, Prompt, Stream, post_stream, served
 from server.load_settings import MAX_GAP_MS
 from server.models.state import ModelSpec
 from tests.golden.vision import SUBJECTS
@@ -82,16 +82,20 @@ class Round:
 def write_model(folder: Path) -> None:
     for file in SMALL.place.glob("*.json"):
         shutil.copy(file, folder)
-    config = json.loads((SMALL.place / "config.json").read_text())
-    for part, fields in CONFIG.items():
-        config[part] |= fields
-    (folder / "config.json").write_text(json.dumps({**config, "scale_factor": SCALE_FACTOR}))
+    (folder / "config.json").write_text(json.dumps(configuration()))
     processor = json.loads((SMALL.place / "preprocessor_config.json").read_text())
     crop = CONFIG["vision_config"]["image_size"]
     processor |= {"max_image_size": {"longest_edge": crop}, "size": {"longest_edge": CROPS * crop}}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     random = np.random.default_rng(0)
     save_file({name: _drawn(random, *tensor) for name, tensor in tensors().items()}, folder / "model.safetensors")
+
+
+def configuration() -> dict[str, Any]:
+    config = json.loads((SMALL.place / "config.json").read_text())
+    for part, fields in CONFIG.items():
+        config[part] |= fields
+    return {**config, "scale_factor": SCALE_FACTOR}
 
 
 def tensors() -> dict[str, tuple[list[int], float]]:
@@ -121,37 +125,29 @@ def picture(number: int) -> str:
     return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
-async def ask(client: httpx.AsyncClient, text: str, image: str | None = None) -> Stream:
+async def ask(url: str, text: str, image: str | None = None) -> Stream:
     """Ask one question. Tokens are drawn, because the most probable ones of random weights may all be special ones without text."""
     content: list[dict[str, Any]] = [{"type": "text", "text": text}]
     if image is not None:
         content.insert(0, {"type": "image_url", "image_url": {"url": image}})
-    body: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": content}], "max_tokens": NUM_NEW, "seed": 0}
-    body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    body = {"model": NAME, "messages": [{"role": "user", "content": content}], "max_tokens": NUM_NEW, "seed": 0, "ignore_eos": True}
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None, url
     stream = Stream(time.perf_counter())
-    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"the server answered {answer.status_code}: {(await answer.aread()).decode()}")
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if any(choice["delta"].get("content") or choice["finish_reason"] for choice in event["choices"]):
-                stream.times_s.append(time.perf_counter())
-            if usage := event.get("usage"):
-                stream.num_tokens = usage["completion_tokens"]
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async for event in post_stream(parts.hostname, parts.port, {**body, **options}, path="/v1/chat/completions"):
+        stream.hear(event)
     return stream
 
 
 async def run_round(url: str, number: int) -> Round:
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        first = await ask(client, QUESTIONS[0], picture(2 * number))
-        second = await ask(client, QUESTIONS[1], picture(2 * number))
-        read = await ask(client, QUESTIONS[0])
-        other = asyncio.create_task(asyncio.to_thread(_beside, url))
-        await asyncio.sleep(1.0)  # the other stream decodes
-        beside = await ask(client, QUESTIONS[0], picture(2 * number + 1))
-        stream = await other
+    first = await ask(url, QUESTIONS[0], picture(2 * number))
+    second = await ask(url, QUESTIONS[1], picture(2 * number))
+    read = await ask(url, QUESTIONS[0])
+    other = asyncio.create_task(asyncio.to_thread(_beside, url))
+    await asyncio.sleep(1.0)  # the other stream decodes
+    beside = await ask(url, QUESTIONS[0], picture(2 * number + 1))
+    stream = await other
     pairs = zip(stream.times_s, stream.gaps_s, strict=False)
     during = [gap_s for at_s, gap_s in pairs if beside.began_s - gap_s < at_s < beside.times_s[0]]
     if not during or stream.times_s[-1] < beside.times_s[0]:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from compiler.frontend.config import ModelConfig
 from compiler.frontend.registry import parse_config
 from tests.lab.serving import sight
-from tests.lab.serving.sight import CONFIG, SCALE_FACTOR, SMALL, Round, figures_of, tensors
+from tests.lab.serving.sight import SCALE_FACTOR, Round, configuration, figures_of, tensors
 
 ROUND = Round(first_s=20.0, second_s=0.5, seen_token_s=0.011, read_token_s=0.01, gap_s=0.4, usual_gap_s=0.01)
 
 
-def large() -> ModelConfig:
-    config = json.loads((SMALL.place / "config.json").read_text())
-    for part, fields in CONFIG.items():
-        config[part] |= fields
-    return parse_config({**config, "scale_factor": SCALE_FACTOR})
-
-
 def test_the_tensors_are_those_of_the_configuration() -> None:
-    config, found = large(), tensors()
+    config, found = parse_config(configuration()), tensors()
     vision = config.vision
     assert vision is not None
     places = {name.split(".layers.")[1].split(".")[0] for name in found if name.startswith("model.vision_model.encoder.layers")}

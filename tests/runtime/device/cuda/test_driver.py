@@ -1,4 +1,4 @@
-"""What the runtime asks of the CUDA driver when it loads a kernel."""
+"""The runtime sets attributes of a kernel when it loads it."""
 
 from __future__ import annotations
 
