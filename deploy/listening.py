@@ -29,12 +29,19 @@ def holder_of(port: int) -> str:
     wanted = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(Path("/proc/net", table), port)}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if any(os.readlink(file) in wanted for file in (process / "fd").iterdir()):
+            if any(_target(file) in wanted for file in (process / "fd").iterdir()):
                 said = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f" by process {process.name} ({said:.80})"
         except OSError:  # the process has ended, or belongs to another user
             continue
     return ""
+
+
+def _target(file: Path) -> str:
+    try:
+        return os.readlink(file)
+    except OSError:  # another thread of that process has closed the file since it was listed
+        return ""
 
 
 def _inodes(table: Path, port: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,21 @@ def test_a_taken_port_names_its_holder() -> None:
 def test_an_own_socket_is_found_too() -> None:
     with listen("127.0.0.1", 0) as socket:
         assert f"process {os.getpid()} " in holder_of(socket.getsockname()[1])
+
+
+def test_a_file_that_closes_meanwhile_hides_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, closed = os.readlink, list[str]()
+
+    def readlink(path: Path) -> str:
+        if path.parts[2] == str(os.getpid()) and not closed:
+            closed.append(str(path))
+            raise FileNotFoundError(path)
+        return real(path)
+
+    with listen("127.0.0.1", 0) as socket:
+        monkeypatch.setattr("deploy.listening.os.readlink", readlink)
+        assert f"process {os.getpid()} " in holder_of(socket.getsockname()[1])
+    assert closed
 
 
 def test_a_name_that_does_not_exist_has_its_own_reason() -> None:
