@@ -1,8 +1,8 @@
 """Measure a running fleet for the simulator: how long prompts, tokens and the way of a request take while others of its replicas are busy.
 
 Replicas share the cores of this machine with each other, with Ray and with the clients. So each time is measured while one replica is busy,
-while two are, and so on up to all: the others decode meanwhile, which is what replicas do most of the time. Times are those that clients
-see. A time of the whole request consists of the step, and of a way (HTTP, proxy, ingress, processes that wake up).
+while two are, and so on up to all: the others compute requests of the sizes that the trace has. It matters what they do, because two cores
+of a virtual machine may be two threads of one core, on which prefill disturbs more than decoding. Times are those that clients see. A time of the whole request consists of the step, and of a way (HTTP, proxy, ingress, processes that wake up).
 
 Other work on this machine comes and goes, so `Calibration.add` is called several times between the runs that it is to explain. It measures
 everything once or twice, in a random order. A cost is the mean of the middle half of its samples. Where three processes share two cores,
@@ -21,11 +21,11 @@ from typing import TypeVar
 
 from deploy.bench.fleet.costs import NEAR, Costs
 from deploy.bench.fleet.traces import Arrival
-from tests.lab.serving.played import Answered, decoding, played
+from tests.lab.serving.played import Answered, kept_busy, played
 
 PROMPTS, STREAMS = (1, 16, 64, 128, 256), (1, 2, 4, 8, 16)  # measured sizes: tokens of a prompt, streams of a replica
 LONG = 2 * PROMPTS[-1]  # tokens of a prompt that takes several steps
-NUM_RUNS, NUM_NEW, NUM_BEHIND = 2, 24, 256  # runs of a prompt in a pass; tokens of a measured stream, and of one in the background
+NUM_RUNS, NUM_NEW = 2, 24  # runs of a prompt in a pass; tokens of a measured stream
 SHORT, NUM_SHORT, GAP_S = 16, 10, 0.3  # prompt tokens of the requests that measure the way, their number in a pass, and their mean distance
 Thing = TypeVar("Thing")
 _NEW_SESSIONS = count(-1, -1)  # no trace has these
@@ -42,11 +42,12 @@ class Measured:
 
 @dataclass(slots=True)
 class Calibration:
-    """`url` is that of the fleet, `urls` those of its replicas' servers."""
+    """`url` is that of the fleet, `urls` those of its replicas' servers. Requests in the background have the sizes of those of `trace`."""
 
     url: str
     urls: Sequence[str]
     model: str
+    trace: Sequence[Arrival]
     chance: random.Random = field(default_factory=lambda: random.Random(5))
     prompt_s: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))  # by busy replicas and size
     decode_s: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))  # by busy replicas and streams
@@ -59,7 +60,7 @@ class Calibration:
     async def _pass(self) -> None:
         for busy in self._mixed(range(1, len(self.urls) + 1)):
             first, *others = self._mixed(self.urls)[:busy]
-            async with decoding(others, self.model, NUM_BEHIND):
+            async with kept_busy(others, self.model, self.trace):
                 for size in self._mixed((*PROMPTS, LONG) * NUM_RUNS):
                     (one,) = await self._ask([first], Arrival(0.0, 0, size, NUM_NEW if size == LONG else 1, ()))
                     self.prompt_s[busy, size].append(one.first_s)
@@ -68,7 +69,7 @@ class Calibration:
             for num in self._mixed(STREAMS):
                 found = await self._ask([first, *others], Arrival(0.0, 0, 4, NUM_NEW, ()), num)
                 self.decode_s[busy, num] += [one.token_s for one in found]
-            async with decoding([self.url] * (busy - 1), self.model, NUM_BEHIND):
+            async with kept_busy([self.url] * (busy - 1), self.model, self.trace):
                 for _ in range(NUM_SHORT):
                     await asyncio.sleep(self.chance.expovariate(1 / GAP_S))
                     (one,) = await self._ask([self.url], Arrival(0.0, 0, SHORT, 1, ()))

@@ -78,20 +78,21 @@ async def played(urls: Sequence[str], model: str, trace: Sequence[Arrival]) -> l
 
 
 @asynccontextmanager
-async def decoding(urls: Sequence[str], model: str, num_new: int) -> AsyncGenerator[None]:
-    """Keep one stream running at each of these addresses, which may repeat. They have begun when the body of the context does."""
+async def kept_busy(urls: Sequence[str], model: str, trace: Sequence[Arrival]) -> AsyncGenerator[None]:
+    """Keep one request running at each of these addresses, which may repeat. The requests have the sizes of those of a trace, in a random
+    order, and prompts of their own. The body of the context runs once each address has sent a token."""
     begun = [asyncio.Event() for _ in urls]
 
-    async def stream(url: str, number: int) -> None:
+    async def ask(url: str, number: int) -> None:
         while True:
-            prompt = [random.randrange(3, VOCAB) for _ in range(BLOCK_TOKENS // 4)]
-            async for _ in _stream(url, model, prompt, num_new):
+            one = random.choice(trace)
+            async for _ in _stream(url, model, random.choices(range(3, VOCAB), k=one.num_prompt), one.num_new):
                 begun[number].set()
 
-    running = [asyncio.create_task(stream(url, number)) for number, url in enumerate(urls)]
+    running = [asyncio.create_task(ask(url, number)) for number, url in enumerate(urls)]
     try:
         all_begun = asyncio.gather(*(one.wait() for one in begun))
-        await asyncio.wait((all_begun, *running), return_when=asyncio.FIRST_COMPLETED)  # a stream completes only if it fails
+        await asyncio.wait((all_begun, *running), return_when=asyncio.FIRST_COMPLETED)  # `ask` completes only if a request fails
         all_begun.cancel()
         yield
     finally:
@@ -100,7 +101,7 @@ async def decoding(urls: Sequence[str], model: str, num_new: int) -> AsyncGenera
         ends = await asyncio.gather(*running, return_exceptions=True)
     for error in ends:
         if not isinstance(error, asyncio.CancelledError):
-            raise RuntimeError("a stream in the background has failed") from error
+            raise RuntimeError("a request in the background has failed") from error
 
 
 def _stream(url: str, model: str, prompt: Sequence[int], num_new: int) -> AsyncGenerator[dict[str, Any]]:

@@ -143,8 +143,8 @@ def recorded(options: argparse.Namespace) -> Recording:
     runs: list[list[Answered]] = []
     with running_fleet(cache, {"replicas": pool}, options.replicas, has_haproxy=True) as cluster:
         urls = list(cluster.servers().values())
-        Calibration(cluster.url, urls, NAME).add()  # warms up
-        calibration = Calibration(cluster.url, urls, NAME)
+        Calibration(cluster.url, urls, NAME, trace).add()  # warms up
+        calibration = Calibration(cluster.url, urls, NAME, trace)
         for number in range(options.runs):
             calibration.add()
             runs.append(play(cluster.url, NAME, salted(trace, number))[0])

@@ -23,7 +23,7 @@ class Known:
         self.sent: list[list[int]] = []
         self.num_behind = 0
         monkeypatch.setattr(calibration, "played", self.played)
-        monkeypatch.setattr(calibration, "decoding", self.decoding)
+        monkeypatch.setattr(calibration, "kept_busy", self.kept_busy)
         monkeypatch.setattr(calibration, "GAP_S", 1e-6)
 
     async def played(self, urls: Sequence[str], model: str, trace: Sequence[Arrival]) -> list[Answered]:
@@ -39,7 +39,7 @@ class Known:
         return Answered(first_s, first_s + each_s * (one.num_new - 1), one.num_new, 0)
 
     @asynccontextmanager
-    async def decoding(self, urls: Sequence[str], model: str, num_new: int) -> AsyncGenerator[None]:
+    async def kept_busy(self, urls: Sequence[str], model: str, trace: Sequence[Arrival]) -> AsyncGenerator[None]:
         self.num_behind = len(urls)
         yield
         self.num_behind = 0
@@ -47,7 +47,7 @@ class Known:
 
 def test_known_costs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Known(monkeypatch)
-    made = Calibration("fleet", ["one", "other"], "model")
+    made = Calibration("fleet", ["one", "other"], "model", [])
     made.add()
     made.add()
     measured = made.measured(64)
