@@ -34,7 +34,6 @@ class SpeechTokens:
     silence: int
     languages: Mapping[str, int]  # by code; empty for models that only know English
     banned: tuple[int, ...]  # tokens that no transcript has
-    blank: tuple[int, ...]  # tokens that begin no transcript
 
     @property
     def first_stamp(self) -> int:
@@ -63,7 +62,6 @@ class SpeechTokens:
             silence=silence,
             languages={} if ids[END] == ENGLISH_END else languages,
             banned=tuple(sorted(special | _marks(tokenizer))),
-            blank=(*tokenizer.encode(" ", False), ids[END]),
         )
 
     def prompt(self, language: str | None, task: str, earlier: list[int]) -> list[int]:

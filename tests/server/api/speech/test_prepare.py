@@ -18,7 +18,7 @@ from server.models.model import Loaded
 from server.speech.tokens import MOST_BEFORE, SpeechTokens
 from tests.doubles.worker import ByteTokenizer
 
-TOKENS = SpeechTokens(end=256, start=257, before=258, no_stamps=259, tasks={}, silence=260, languages={}, banned=(), blank=())
+TOKENS = SpeechTokens(end=256, start=257, before=258, no_stamps=259, tasks={}, silence=260, languages={}, banned=())
 
 
 class Watched(ByteTokenizer):

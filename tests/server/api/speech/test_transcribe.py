@@ -19,7 +19,7 @@ from server.speech.placing import Part
 from server.speech.tokens import SpeechTokens
 from server.speech.transcript import Segment, compression_of, srt, text_of, vtt
 
-TOKENS = SpeechTokens(end=90, start=91, before=92, no_stamps=99, tasks={}, silence=93, languages={}, banned=(), blank=())
+TOKENS = SpeechTokens(end=90, start=91, before=92, no_stamps=99, tasks={}, silence=93, languages={}, banned=())
 
 
 @pytest.mark.parametrize(
