@@ -2,7 +2,8 @@
 
 Replicas share the cores of this machine with each other, with Ray and with the clients. So each time is measured while one replica is busy,
 while two are, and so on up to all: the others compute requests of the sizes that the trace has. It matters what they do, because two cores
-of a virtual machine may be two threads of one core, on which prefill disturbs more than decoding. Times are those that clients see. A time of the whole request consists of the step, and of a way (HTTP, proxy, ingress, processes that wake up).
+of a virtual machine may be two threads of one core, on which prefill disturbs more than decoding. Times are those that clients see. A time
+of the whole request consists of the step, and of a way (HTTP, proxy, ingress, processes that wake up).
 
 Other work on this machine comes and goes, so `Calibration.add` is called several times between the runs that it is to explain. It measures
 everything once or twice, in a random order. A cost is the mean of the middle half of its samples. Where three processes share two cores,
