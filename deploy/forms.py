@@ -62,8 +62,8 @@ class ServedForm:
 
 
 def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[ServedForm]:
-    """Return all formats, sorted by their rounding error, and by size if errors are equal. Leave out `auto` if the files already have one
-    of the other formats."""
+    """Return all formats that the model's matrices can have, sorted by their rounding error, and by size if errors are equal. Leave out
+    `auto` if the files already have one of the other formats."""
     formats = _formats(files, load)
     if files.held is None and formats.get("auto") == AS_STORED:
         del formats["auto"]

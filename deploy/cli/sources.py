@@ -31,7 +31,7 @@ class LoadOption:
     parser: Callable[[str], Any] | None = None
 
     def annotation(self, panel: str | None) -> Any:
-        """Return the annotation of a parameter for typer. `panel`: of the help."""
+        """Return the annotation of a parameter for typer. `panel`: title of the part of the help that shows the option."""
         about = typer.Option(
             *self.names, help=self.meaning, metavar=self.metavar, rich_help_panel=panel, show_default=False, parser=self.parser
         )
@@ -119,7 +119,8 @@ def name_of(field: str) -> str:
 
 
 def takes(*fields: str) -> Callable[[Command], Command]:
-    """Give a command the options that set these fields of a load. It gets the values of those that are given as keywords."""
+    """Give a command the options that set these fields of a load. The command is called with a keyword argument for each option that the
+    user gives."""
 
     def with_options(command: Command) -> Command:
         def run(**arguments: Any) -> None:

@@ -69,7 +69,7 @@ class FoundServer:
         self.events = events
 
     def require(self) -> None:
-        """A server that has ended does not answer."""
+        """Do nothing: the worker has no process of this server to look at. A server that has ended fails `require_answer`."""
 
     def require_answer(self) -> None:
         self.ask("/health/live")

@@ -1,7 +1,8 @@
-"""Follows the events of a server's prefix cache, and says from when on what was used is still there.
+"""Follows the events of a server's prefix cache, to find the time since which no page that the server has used is evicted.
 
-A replica sends its routers one number instead of its pages: pages are evicted in the order of their last use, so the time at which the
-latest evicted page was stored separates what is gone from what is left. Clocks of machines differ and jump, so the number is an age.
+A replica sends its routers this one number instead of a list of its pages. Pages are evicted in the order of their last use, so pages used
+after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an age in
+seconds, because the clocks of machines differ and jump.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Prefixes:
 
 
 class Replica:
-    """`costs_at` gives the costs where they change, as on a machine that replicas share; they have the limits of `costs`."""
+    """`costs_at` returns the costs at a time, if they change, as on a machine that replicas share. Their limits are those of `costs`."""
 
     def __init__(self, name: str, costs: Costs, costs_at: CostsAt | None = None) -> None:
         self.name = name

@@ -40,7 +40,7 @@ class Plan:
     policy: str = "prefix"
     most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
-    costs_at: CostsAt | None = None  # the costs where they change
+    costs_at: CostsAt | None = None  # returns the costs at a time, if they change
     network: Network | None = None  # None: replicas give each other no pages
     num_prefill: int = 0  # replicas of each cell that only compute long prompts
 
