@@ -125,9 +125,9 @@ class Free(Way, frozen=True, tag=True, kw_only=True):
 class Mixed(Free, frozen=True, tag=True, kw_only=True):
     """Like Free, but a large image is also cut into a grid of square crops, which precede the crop of the whole image."""
 
-    splits: bool  # False: only the whole
+    splits: bool  # whether a large image is cut; False: each image becomes one crop
     least_crops: int  # least number of crops of a large image besides that of the whole
-    most_crops: int  # largest number of these
+    most_crops: int  # largest number of crops of a large image besides that of the whole
     shows_whole: bool = True  # whether the crop of the whole follows those of a large image
     tile_edge: int  # pixels of an edge of the crops of a large image
     unsplit_pixels: int  # an image with more pixels, when its edges are rounded to squares, is a large one

@@ -81,7 +81,7 @@ def _filling(file: IO[bytes], sizes: Mapping[str, int], digest: Callable[[bytes]
         table[name] = msgspec.structs.replace(section, crc32=zlib.crc32(content))
         missing.discard(name)
 
-    # an empty last section also lies within the file
+    # Give the file its full size, also if the last section is empty: its offset must not lie beyond the file.
     if num_bytes := max((s.offset + s.size for s in table.values()), default=0):
         file.seek(num_bytes - 1)
         file.write(b"\0")

@@ -28,7 +28,7 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 @dataclass(frozen=True, slots=True)
 class Card:
     folder: Path
-    has_template: bool  # for conversations
+    has_template: bool  # whether the model has a chat template
 
 
 def write_card(source: str) -> Card:

@@ -57,7 +57,7 @@ class Engine(LLMEngine):
     """The engine of one worker."""
 
     def __init__(self, name: str, server: Server, card: Path) -> None:
-        """`name`: of the model. `card`: the folder with the files that Dynamo's frontend needs."""
+        """`name`: the name of the model. `card`: the folder with the files that Dynamo's frontend needs."""
         self._name = name
         self._server = server
         self._card = card
@@ -280,7 +280,7 @@ def run(argv: list[str]) -> None:
     )
     server = _server_of(options)
     engine = Engine(options.spec.name, server, card.folder)
-    # Dynamo's handlers also call those of before. Python's own would break off the drain.
+    # Dynamo's signal handlers also call the handlers that were installed before them. Python's own handlers would break off the drain.
     before = [(number, signal.signal(number, engine.end)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         uvloop.run(Worker(engine, config).run())

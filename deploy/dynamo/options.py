@@ -27,10 +27,10 @@ TYPES = "chat,completions"
 class Options:
     spec: ModelSpec
     entry: str | dict[str, Any]  # the model as in the configuration file of a server
-    settings: Mapping[str, Any]  # of the server that the worker starts
-    url: str | None  # of a server that runs already
-    events: str | None  # address of the cache events of that server
-    key: str | None  # of that server
+    settings: Mapping[str, Any]  # settings of the server that the worker starts
+    url: str | None  # URL of a server that runs already; None: the worker starts one
+    events: str | None  # address at which the server at `url` publishes its cache events
+    key: str | None  # API key of the server at `url`
     runtime: DynamoRuntimeConfig
     component: str
     endpoint: str

@@ -52,7 +52,7 @@ class Exact:
 
     ids: NDArray[np.int32]  # [tokens, MOST], the most probable first
     logprobs: Floats  # [tokens, MOST]
-    losses: Floats  # [tokens], of the token that follows; 0 after the last token of a window
+    losses: Floats  # [tokens], -log(probability) of the token that follows; 0 after the last token of a window
 
     @classmethod
     def of(cls, chunks: Sequence[Exact]) -> Self:

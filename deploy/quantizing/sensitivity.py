@@ -19,7 +19,7 @@ Kind = tuple[str, int]  # names without the layer's number, and the part of the 
 
 
 class Replaced(Derived):
-    """A source in which some tensors have other values."""
+    """A weight source that returns `values(name)` for the tensors `names`, and the tensors of `source` for all others."""
 
     def __init__(self, source: WeightSource, names: Sequence[str], values: Callable[[str], Floats]) -> None:
         super().__init__(source, source.tensors)

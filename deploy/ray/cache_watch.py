@@ -18,8 +18,8 @@ class CacheWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
         self._clock = clock
-        self._stored_s: dict[tuple[int, int], float] = {}  # by cache group and hash
-        self._numbers: dict[bytes, int] = {}  # of the last batch, by topic
+        self._stored_s: dict[tuple[int, int], float] = {}  # time at which a page was stored, by cache group and hash
+        self._numbers: dict[bytes, int] = {}  # number of the last batch, by topic
 
     def kept_s(self) -> float | None:
         """Return how long ago the latest evicted page was stored, or None if none was evicted."""

@@ -74,7 +74,7 @@ class Passage(Response):
 
     client: aiohttp.ClientSession
     borrow: Borrow
-    open_requests: Counter[str]  # by the name of the replica
+    open_requests: Counter[str]  # number of open requests, by the name of the replica
     method: str
     target: str
     given: Headers  # headers of the request

@@ -37,8 +37,8 @@ class _Part:
     """The events of one choice."""
 
     delivered: int = 0
-    hash: _Hash = field(default_factory=_new_hash)  # of the events that the client has
-    again: int = 0  # events of the present stream that were left out
+    hash: _Hash = field(default_factory=_new_hash)  # digest of the events that the client has
+    again: int = 0  # number of events of the present stream so far
     hash_again: _Hash = field(default_factory=_new_hash)
 
 

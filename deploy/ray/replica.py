@@ -38,7 +38,7 @@ class Replica:
         threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
 
     async def lease(self, wish: Wish) -> Lease:
-        """Return where the server is. The wish is for the router."""
+        """Return where the server is. Only the router reads the wish."""
         del wish
         return self._lease
 
@@ -71,7 +71,7 @@ class Replica:
             os._exit(1)
 
     def __del__(self) -> None:
-        """Ray calls this before it ends the replica, when routers do not choose it any more."""
+        """Let running requests end, then stop the server. Ray calls this before it ends the replica, when no router chooses it any more."""
         if hasattr(self, "_stops"):
             self._stops = True
             self._server.stop()

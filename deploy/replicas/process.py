@@ -116,7 +116,7 @@ class ServerProcess:
         self._log.wait()
 
     def wait_until_ready(self) -> None:
-        """Raise ServerEnded if the server ends first."""
+        """Wait until the server is ready. Raise ServerEnded if it ends first."""
         while True:
             self.require()
             try:
@@ -184,7 +184,8 @@ _opener = _direct()
 
 
 def ask(url: str, key: str | None) -> bytes:
-    """Raise OSError if the server answers late or not at all, and HTTPError, which is an OSError, if it answers with an error."""
+    """Return the body of the answer. Raise OSError if the server answers late or not at all, and HTTPError, which is an OSError, if it
+    answers with an error."""
     request = Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
         with _opener.open(request, timeout=ASK_S) as answer:

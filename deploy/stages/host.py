@@ -56,7 +56,7 @@ class Strangers:
             if len(self._held) >= MOST_STRANGERS:
                 oldest = next(iter(self._held))
                 del self._held[oldest]
-                with suppress(OSError):  # it was faster
+                with suppress(OSError):  # the connection has ended by itself
                     oldest.shutdown(socket.SHUT_RDWR)
             self._held[connection] = None
 

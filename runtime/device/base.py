@@ -77,12 +77,12 @@ class Launch:
     body: str  # name of the function that runs the phase; like `grid`, a symbol of the code
     grid: str
     buffers: tuple[tuple[int, int], ...]
-    dims: tuple[int, ...]  # heap slots
+    dims: tuple[int, ...]  # heap slots of the kernel's integers
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
     ranks: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.ranks` of runtime/executable.py
-    overlaps: bool = False  # whether it may begin before earlier launches have ended, because its kernel waits for their end itself
+    overlaps: bool = False  # whether the launch may begin before earlier ones have ended, because its kernel waits for their end itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Bases:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array in the arena."""
+    """The place, shape and element type of an array in the arena. `offset` is in bytes."""
 
     offset: int
     shape: tuple[int, ...]

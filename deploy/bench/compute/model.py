@@ -74,7 +74,7 @@ class Growth:
     """The largest number of pages of a cache group that a growing sequence holds at a time."""
 
     window: int | None
-    pages: list[int]  # until the sequence is one, two, three and four times as long as the longest window
+    pages: list[int]  # largest numbers until the sequence is one, two, three and four times as long as the longest window
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Measured:
     limits: Limits
     rows: list[Row]
     growth: list[Growth]  # empty for models without windows
-    lengthening: float | None  # None for models whose state grows with the context
+    lengthening: float | None  # time of a step after a long context over that after a short one: see the function `lengthening`
 
 
 class Model:

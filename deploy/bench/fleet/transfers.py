@@ -117,7 +117,8 @@ class Transfers:
             self._at(now_s + LOOK_S, self._look)
 
     def _send(self, delivery: Delivery, now_s: float) -> None:
-        """Let as many blocks arrive as arrive within the limit."""
+        """Begin a transfer when the taker and the giver are free. It ends when all blocks have arrived, or at the delivery's `limit_s`. The
+        job then reaches the taker with the blocks that have arrived."""
         taker, giver, rate = delivery.taker, delivery.giver, self._network.rate_bytes
         self._num_giving[giver] += 1
         block_s = BLOCK_TOKENS * self._costs.token_bytes / rate

@@ -89,7 +89,7 @@ class Beside(Protocol):
     """Work that runs in turns with the engine."""
 
     def catch_up(self, num_tokens: int) -> None:
-        """Work until this has computed as many tokens as the engine has since the run began: at most `num_tokens`."""
+        """Work as far as possible without computing more than `num_tokens` tokens since the run began: so many has the engine computed."""
         ...
 
 

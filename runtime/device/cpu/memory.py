@@ -15,7 +15,7 @@ from runtime.errors import OutOfMemory
 from runtime.sections import ALIGNMENT
 
 HUGE_PAGE = 2 << 20
-MADV_COLLAPSE = 25  # of Linux 6.1; Python has no name for it
+MADV_COLLAPSE = 25  # advice to Linux 6.1 and later to make a huge page of small pages now; Python has no name for it
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _madvise, _mincore = _libc.madvise, _libc.mincore

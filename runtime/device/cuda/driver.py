@@ -156,8 +156,8 @@ def unload_module(module: int) -> None:
 
 
 class Parameters:
-    """The parameters of a kernel: the address of its record, and whether it names itself when it begins. The driver copies them when the
-    kernel is launched."""
+    """The parameters of a kernel: the address of its record, and whether it names itself when it begins (`last_launch.py`). The driver
+    copies them when the kernel is launched."""
 
     def __init__(self, address: int, *, tells: bool = False) -> None:
         self.address, self._words = address, (c_ulonglong(address), c_uint(tells))

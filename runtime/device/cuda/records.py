@@ -52,7 +52,7 @@ class _Launched:
     threads: int
     shared_bytes: int
     parameters: Parameters
-    overlaps: bool  # whether it may begin before the launch before it has ended
+    overlaps: bool  # whether this launch may begin before the one before it has ended
     grid: Grid
     dims: int  # host address of the launch's integers
 
