@@ -159,10 +159,10 @@ def _parser() -> argparse.ArgumentParser:
         "--patience", type=_number, default=2.0, help="seconds for which a request waits for pages beyond the time of computing them"
     )
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
-    parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
+    parser.add_argument("--queue", type=_whole, default=128, help="requests of its least loaded replica at which a cell is full")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
-    parser.add_argument("--fail-replicas", type=_whole, help="replicas of each such cell that fail; all by default")
-    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which they are away")
+    parser.add_argument("--fail-replicas", type=_whole, help="number of replicas of each such cell that fail; all by default")
+    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which these replicas are away")
     parser.add_argument("--first", type=_number, default=1.0, help="the objective: seconds to the first token")
     parser.add_argument("--token", type=_number, default=0.1, help="the objective: seconds per further token")
     parser.add_argument("--price", type=_number, default=1.0, help="price of a replica for an hour")
