@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 16_000  # samples per second
-WINDOW, HOP = 400, 160  # samples of a Fourier transform; samples from the begin of one to the begin of the next
+WINDOW, HOP = 400, 160  # samples of the window of a Fourier transform; samples from the beginning of a window to that of the next one
 BEFORE = WINDOW // 2  # samples that the first hop of a piece of audio reads before the piece
 ROWS = -(-WINDOW // HOP)  # hops that a window touches
 AROUND = (ROWS - 1) * HOP  # samples that a piece of audio needs besides HOP per hop: BEFORE of them precede the piece, the others follow it

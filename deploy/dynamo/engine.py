@@ -50,7 +50,7 @@ LIST_EVERY = 10  # one of this many looks at the server asks whether it still ha
 DRAIN_POLL_S = 0.1
 MOST_FAILED = 3  # looks in turn at a server that is silent or lacks the model, after which the server counts as lost
 BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
-STOP_S = 60.0  # longest time in which a server without requests ends
+STOP_S = 60.0  # longest wait for the end of a server that has no requests; then it is killed
 
 
 class Engine(LLMEngine):
@@ -199,7 +199,7 @@ class Engine(LLMEngine):
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def _until_lost(self) -> str:
-        """Tell Dynamo the load of the server until the server is lost. Return why it is."""
+        """Tell Dynamo the load of the server until the server is lost. Return the reason in words."""
         num_failed = num_looks = 0
         while True:
             await asyncio.sleep(WATCH_S)

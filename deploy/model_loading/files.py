@@ -85,7 +85,7 @@ def find_source(known: Asked) -> Located:
 
 
 def open_source(known: Located) -> Opened:
-    """Open the files. If the load names no context, that of the file beside the model applies."""
+    """Open the files. If the load names no `max_context`, that in the file of the model's defaults applies (locate.py)."""
     files = open_files(known.path)
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)

@@ -89,7 +89,7 @@ class Beside(Protocol):
     """Work that runs in turns with the engine."""
 
     def catch_up(self, num_tokens: int) -> None:
-        """Work as far as possible without computing more than `num_tokens` tokens since the run began: so many has the engine computed."""
+        """Compute tokens until the next step would exceed `num_tokens`, the number of tokens that the engine has computed in this run."""
         ...
 
 

@@ -165,13 +165,14 @@ class Parameters:
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute. Its value is a union of 64 bytes, which begins with the integer of the only attribute that is used."""
+    """The driver's structure CUlaunchAttribute. Its value is a union of 64 bytes, which begins with the integer of the only attribute
+    that is used."""
 
     _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int), ("rest", c_int * 15))
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The driver's structure CUlaunchConfig."""
 
     _fields_ = (
         *((name, c_uint) for name in ("blocks", "blocks_y", "blocks_z", "threads", "threads_y", "threads_z", "shared_bytes")),
