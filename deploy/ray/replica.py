@@ -19,7 +19,7 @@ from deploy.replicas.process import ServerProcess
 
 STATS_S = 2.0  # interval at which routers hear of load and cache
 ROUTER: dict[str, Any] = {"request_router_class": "deploy.ray.router.PrefixRouter", "request_routing_stats_period_s": STATS_S}
-MOST_LEASES = 100_000  # the server refuses what is too much, and says when to come back
+MOST_LEASES = 100_000  # more requests than a server accepts, because only it can refuse one and say when to come back
 
 
 class Replica:
