@@ -46,7 +46,7 @@ class Kind:
     models: tuple[str, ...]
     folders: tuple[Path, ...]
     files: Callable[[], Mapping[str, bytes]]
-    code: str  # of the error
+    code: str  # code of the error
     part: Callable[[bytes], Mapping[str, Any]]
     where: str = "messages[0].content[0]"
 

@@ -155,7 +155,8 @@ def test_turns_with_images_and_recordings_in_any_order(client: openai.OpenAI) ->
 
 
 def test_the_beginning_of_a_recording_is_found_in_the_prefix_cache(client: openai.OpenAI) -> None:
-    """A recording is heard in windows of 2 s, so that one which goes on differently shares those before, if its loudest part does."""
+    """A prompt with the same recording and salt finds the recording in the prefix cache. A prompt with another recording of the same
+    length, or with another salt, does not."""
 
     def cached(file: bytes, salt: str) -> int:
         messages = [{"role": "user", "content": [audio_part(file), part(IMAGE, 1), {"type": "text", "text": "What is it?"}]}]

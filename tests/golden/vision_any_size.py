@@ -13,7 +13,7 @@ QWEN = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LATER_ENCODER = {  # of Qwen2.5-VL and Qwen3-VL
+LATER_ENCODER = {  # the encoder of Qwen2.5-VL and Qwen3-VL
     "depth": 3,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -373,7 +373,7 @@ def _glm4v() -> Subject:
 
 
 def _glm4v_moe() -> Subject:
-    """Return the same with experts, whose queries and keys rotate by halves."""
+    """Return a GLM-4V with experts, whose queries and keys are rotated by halves."""
     like = _glm4v()
     experts = {
         "num_hidden_layers": 3,
