@@ -112,7 +112,7 @@ INVALID_IMAGE = ErrorKind(
     "invalid_image",
     400,
     "The image is damaged, too large, in a format that the server does not read, or at a URL that it does not fetch.",
-    "Read the message; send PNG, JPEG, WebP or GIF in a `data:` URL.",
+    "Read the message; send PNG, JPEG, WebP or GIF in a `data:` URL, or at a host that `image_hosts` allows.",
 )
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,

@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m tests.lab web", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model that decodes")
-    parser.add_argument("--layers", type=int, help="in the place of the shape's own")
+    parser.add_argument("--layers", type=int, help="number of layers; that of the shape by default")
     parser.add_argument("--peer", choices=list(PEERS), help="measure only this engine, in Chromium")
     parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), help="folder in which npm installed the peer")
     parser.add_argument("--json", action="store_true")
