@@ -47,7 +47,8 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 
 
 def test_workers_need_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers whose files have different paths are workers of different models for Dynamo."""
+    """Without the cache, the files of each worker would have another path. Dynamo takes workers whose files have different paths for
+    workers of different models."""
     monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
     with pytest.raises(SettingsError, match=r"^RELAXSERVE_NO_CACHE is set; .*: unset it$"):
         write_card("demo")

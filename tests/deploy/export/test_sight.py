@@ -91,7 +91,7 @@ def in_text(data: bytes | memoryview) -> str:
 
 
 def drawn(seed: int) -> Image.Image:
-    """Return an image of any size, most of them opaque. Every pixel is another."""
+    """Return an image of a random size with random pixels. Two of three seeds give an opaque one."""
     random = np.random.default_rng(seed)
     width, height = (int(length) for length in random.integers(1, 400, 2))
     pixels = random.integers(0, 256, (height, width, 4), dtype=np.uint8)
