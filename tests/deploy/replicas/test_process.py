@@ -46,7 +46,7 @@ def test_a_server_starts_answers_and_stops() -> None:
 
 @pytest.mark.parametrize(("given", "found"), [(None, "3"), ("1", "1")])
 def test_models_compute_with_the_threads_of_the_replica(given: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of the cluster comes first."""
+    """RELAXSERVE_THREADS in the environment of the cluster takes precedence."""
     if given is None:
         monkeypatch.delenv("RELAXSERVE_THREADS", raising=False)
     else:
