@@ -29,8 +29,8 @@ END = "  st.global.u32 [%rd5], %r6; ret; }\n"
 
 
 def run(body: str, values: np.ndarray, block: int, seed: int = 0, **options: int) -> np.ndarray:
-    """Run a PTX body and return the value of %r6 in each thread. In the body, %r5 is the thread's number in the grid and %r1 its number in
-    the block."""
+    """Run a PTX body and return the value of %r6 in each thread. In the body, %r5 is the thread's element of `values`, and %r1 the thread's
+    number in its block."""
     card = Card(1 << 24)
     source, target = card.upload(values.astype(np.uint32)), card.empty(4 * len(values))
     card.run(card.load(PRELUDE + body + END), "k", len(values) // block, block, source, target, seed=seed, **options)
