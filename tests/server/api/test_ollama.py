@@ -317,7 +317,7 @@ def test_a_failure_in_a_stream_is_a_line(serve, answering, connect):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_token_has_a_log_probability(server, connect, stream):
-    """A whole answer has those of all tokens, a stream those of its lines."""
+    """A whole answer has the log-probabilities of all its tokens, and each line of a stream those of its own tokens."""
     fields = {"logprobs": True, "top_logprobs": 2}
     client = connect(server)
     for told in (client.chat(model="null", messages=HI, stream=stream, **fields), client.generate("null", "hi", stream=stream, **fields)):

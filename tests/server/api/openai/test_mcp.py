@@ -332,7 +332,7 @@ def test_a_background_response_can_be_cancelled_during_a_call(both: Start) -> No
 
 
 def test_a_background_response_with_calls_sees_images(both: Start) -> None:
-    """Each turn decodes them, also after the request was answered."""
+    """Each turn decodes the images, also after the request was answered."""
     one = both(call("add", a=2, b=3), "Five.", vision=Vision(16, edge_tokens=1, image_token=256, fit=Tiles(longest_edge=32), filter=1))
     seen = {"type": "input_image", "image_url": data_url(encoded(image())), "detail": "auto"}
     made = one.ask(background=True, input=[{"role": "user", "content": [seen, {"type": "input_text", "text": "What is it?"}]}])
