@@ -98,7 +98,7 @@ def test_images_are_turned_upright(decoder: ImageDecoder) -> None:
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_damaged_tag_does_not_hide_the_orientation(format: str, orientation: int) -> None:
-    """The maker of the camera is a fraction here, and not the text that it should be."""
+    """The tag with the camera's maker is a fraction here instead of a text."""
     maker, turn = struct.pack("<HHII", 0x010F, 5, 1, 38), struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0)
     exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + maker + turn + struct.pack("<III", 0, 1, 1)
     whole = Image.Exif()

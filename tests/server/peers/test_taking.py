@@ -32,7 +32,7 @@ def transfer_from(listener: socket.socket) -> Transfer:
 
 
 def answered(listener: socket.socket, body: bytes) -> tuple[list[Arrival], str]:
-    """Return what a transfer gets from a giver that answers so, and then waits, and why it ends."""
+    """Return what a transfer gets from a giver that answers with `body` and then waits, and why the transfer ends."""
     transfer, held = transfer_from(listener), list[socket.socket]()
 
     def answer() -> None:
