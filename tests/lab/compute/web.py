@@ -1,6 +1,6 @@
 """`python -m tests.lab web`: exports for browsers in Node, compared with the peak of Node's engine and with native code on one thread. If
-Chromium is installed, it also measures the time from the browser's cache to the demo's first token. With `--peer`, it also measures another
-engine with the same 4-bit weights in Chromium.
+Chromium is installed, it also measures the time from the browser's cache to the demo's first token. With `--peer`, it measures only the
+export beside another engine with the same 4-bit weights, in Chromium.
 
 The peak is measured by multiply-adds of registers, compiled by the same back end. The f32 product has 64 rows and 512 x 512 weights.
 Decoding is for one sequence with 128 tokens and 4-bit weights. All programs run in turn, because the speed of a shared machine changes from
