@@ -20,7 +20,7 @@ Change = Callable[[list[Arrival]], list[Arrival]]
 
 
 class LocalTransfer(Transfer):
-    """A transfer that is complete when it begins. `change` returns what arrives of that which was sent."""
+    """A transfer whose whole answer has arrived when it begins. `change` takes what the giver has sent, and returns what arrives."""
 
     def __init__(self, giver: Giver, ask: Ask, proofs: Proofs, *, answer: Callable[[Ask], list[Arrival]], change: Change) -> None:
         super().__init__(giver, ask, proofs)

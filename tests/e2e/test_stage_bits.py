@@ -82,7 +82,8 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
 
 
 def test_it_is_the_same_model(whole: LoadedModel, model: LoadedModel) -> None:
-    """A request may move from one to the other, since equal fingerprints promise equal bytes."""
+    """The whole model and the model in stages have equal fingerprints, which promise equal bytes, so a request may move from one to the
+    other."""
     assert model.ready.fingerprint == whole.ready.fingerprint
     assert model.ready.signature != whole.ready.signature
     assert model.ready.max_context == whole.ready.max_context and model.ready.num_pages == whole.ready.num_pages

@@ -179,8 +179,8 @@ def _pixtral() -> Subject:
 
 
 def _lfm2_vl() -> Subject:
-    """Return a model that sees the first image, which is large, in parts too. Some crops have edges with fewer patches than its table of
-    positions has entries, others with more."""
+    """Return LFM2-VL, which sees the large first image both whole and in parts. Along an edge, some crops have fewer patches than its table
+    of positions has entries, and others more."""
     places = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 5)]
     special = ("<|startoftext|>", "<|im_end|>", "<|im_start|>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *places)
     text = {**text_of("lfm2", 1e-5, special), "norm_eps": 1e-5, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}

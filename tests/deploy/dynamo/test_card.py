@@ -28,7 +28,8 @@ def test_the_card_of_the_demo() -> None:
 
 
 def test_equal_files_have_one_place(tmp_path: Path) -> None:
-    """Dynamo takes workers whose files have other paths for workers of another model."""
+    """Folders with equal files get the same card, because Dynamo takes workers whose files have different paths for workers of different
+    models."""
     copy = shutil.copytree(demo.MODEL, tmp_path / "copy")
     assert write_card(str(copy)) == write_card("demo")
     (copy / "generation_config.json").write_text('{"eos_token_id": [3]}')

@@ -286,7 +286,7 @@ def test_ids_name_the_replica_that_answers() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_replica_that_has_the_earlier_response_is_not_passed_over(status: int) -> None:
-    """The others would say that there is no such response."""
+    """The request is not sent to another replica, which would answer that there is no such response."""
 
     async def go() -> None:
         async with replicas(answers(status, b'{"error":{"code":"queue_full"}}', **{"retry-after": "7"})) as made:

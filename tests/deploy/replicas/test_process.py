@@ -85,7 +85,7 @@ def test_wrong_settings_are_refused_before_a_process_starts() -> None:
 
 
 def test_a_model_in_stages_keeps_its_names(tmp_path: Path) -> None:
-    """A file can also be asked for with its ending, as without stages."""
+    """A model has the same name and aliases in stages as without. One alias of a file is its name with the ending."""
     (file := tmp_path / "tiny-Q4_K_M.gguf").touch()
     (secret := tmp_path / "secret").write_text("a secret of some length")
     config = tmp_path / "relaxserve.yaml"

@@ -692,7 +692,7 @@ def test_a_worker_that_waits_for_stages_is_replaced_only_if_they_do_nothing(stag
 
 
 def test_pages_are_given_until_the_worker_dies() -> None:
-    """Whoever asked for the pages hears of their end: after the last page, or at once if the worker dies."""
+    """Whoever asks for pages is told when no more follow: after the last page, or at once if the worker dies."""
 
     async def scenario() -> None:
         (submit,) = submits(1)

@@ -32,7 +32,8 @@ Start = Callable[..., "Both"]
 
 
 class Both:
-    """A server and an MCP server that it may call. The model says `turns`, one after the other; it counts the results in its prompt."""
+    """A server, and an MCP server that it may call. The model's answers are `turns`, one after another: the number of results of calls in
+    its prompt says which is next."""
 
     def __init__(self, serve: Any, url: str, behaviour: Behaviour, turns: list[str], options: dict[str, Any]) -> None:
         self.behaviour, self.url, self.turns = behaviour, url, turns
@@ -73,7 +74,7 @@ class Both:
 
 
 def as_documented(value: Any) -> Any:
-    """Return an answer whose calls have texts as errors."""
+    """Return the answer with the errors of MCP calls as JSON texts."""
     if isinstance(value, list):
         return [as_documented(part) for part in value]
     if not isinstance(value, dict):

@@ -113,7 +113,7 @@ def test_attention_of_long_runs_copies_while_it_multiplies(code: StepCode) -> No
 
 @cache
 def attention(kind: str) -> ProgramCode:
-    """Return attention of a kind that has room for one stage of keys and values."""
+    """Return the code of attention whose heads are so large that only one stage of keys and values fits into shared memory."""
     heads, kv_heads, size, value_size, softcap = {
         "heads of 192": (16, 8, 192, 0, 0.0),
         "heads of 256": (8, 4, 256, 0, 0.0),
@@ -178,7 +178,7 @@ def facts_of_product(text: str) -> LoopFacts:
 
 
 def planted(text: str) -> str:
-    """Return the code with a text before the fence of each turn."""
+    """Return the code of the product with `text` inserted before the fence that each turn of the loop executes."""
     fence = "fence.proxy.async.shared::cta;"
     begin = ptx().index(fence, ptx().index(fence) + 1)
     return ptx()[:begin] + text + ptx()[begin:]
