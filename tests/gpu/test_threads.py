@@ -204,6 +204,8 @@ def test_an_instruction_that_no_table_has_is_named() -> None:
         run("tex.2d.v4.f32.f32 {%r6, %r7, %r8, %r9}, [box, {%r1, %r2}];", NUMBERS, 32)
     with pytest.raises(UnknownPtx, match=r"add\.rz\.f32"):
         run("add.rz.f32 %r6, %r5, %r5;", NUMBERS, 32)
+    with pytest.raises(UnknownPtx, match=r"cvt to f16 with \.satfinite"):
+        run("cvt.rn.satfinite.f16.f32 %h1, %f1;", NUMBERS, 32)
 
 
 def test_constants_and_variables_of_a_module() -> None:

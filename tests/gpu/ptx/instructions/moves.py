@@ -219,6 +219,8 @@ def _cvt(code: Assembler, instruction: Instruction) -> Step:
         return _cvt_pair(code, instruction, to, source, modifiers)
     if "tf32" in (to, source):
         raise UnknownPtx("tf32 is not supported")
+    if "satfinite" in modifiers:
+        raise UnknownPtx(f"cvt to {to} with .satfinite is not supported")
     dtype, from_ = DTYPES[to], DTYPES[source]
     read, write = code.read(instruction.operands[1], from_), code.write(instruction.operands[0], dtype)
     return lambda wave, index: write(wave, index, _convert(read(wave, index), dtype, modifiers))
