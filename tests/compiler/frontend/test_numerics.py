@@ -1,4 +1,4 @@
-"""Which numerics a program has on a target if the user has chosen none."""
+"""If the user has chosen no numerics, the target and the weights decide how a program rounds."""
 
 from __future__ import annotations
 

@@ -94,7 +94,8 @@ def test_codes_of_floats_are_held_as_two_numbers(path: Path) -> None:
 
 
 def test_parts_of_a_matrix_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program reads the codes of matrices that it stacks before their scales. Each part is read once, and again if it is asked for."""
+    """A program reads the codes of the matrices that it stacks before their scales. All parts of a matrix are made at once, and made again
+    only if one is read a second time."""
     source = opened(GOLDEN / "int4_group.safetensors", COMPRESSED)
     made, parts = [], source.parts
     monkeypatch.setattr(source, "parts", lambda name: made.append(name) or parts(name))

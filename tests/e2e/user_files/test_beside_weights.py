@@ -1,4 +1,5 @@
-"""What files beside the weights say: chat templates, recommended sampling, the tokens that end an answer, the scaling of positions."""
+"""Models are loaded with what files beside the weights say: chat templates, recommended sampling, the tokens that end an answer, the
+scaling of positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes the chat a workplace: the prompt library, attached files, conversations as links and files, and the keys."""
+"""The chat has a library of prompts, attached files, conversations as links and files, and keyboard shortcuts."""
 
 from __future__ import annotations
 

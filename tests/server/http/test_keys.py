@@ -1,4 +1,4 @@
-"""What a line with a key may say, and how a key is held to its rates."""
+"""A line of a key file states a key and its limits, and the server holds the key to these limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated replicas that give each other pages."""
+"""Simulated replicas give each other pages, within limits of rate and number."""
 
 from __future__ import annotations
 
