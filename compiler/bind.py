@@ -84,7 +84,7 @@ def _weights_on(
     kept_in: Path | None,
     progress: Progress,
 ) -> dict[str, Array | Tensor]:
-    """Return all weights of an entry point by name. Prepared ones are on the device."""
+    """Return all weights of an entry point by name. Prepared ones are in memory from which kernels read them."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]

@@ -33,7 +33,7 @@ def numeric_class(module: IRModule, target: Target) -> str:
 
 
 def tolerates_rounding(module: IRModule) -> bool:
-    """Return whether some product of the program may round its operands to bf16."""
+    """Return whether some product or attention of the program may round its operands to bf16."""
     return any(isinstance(value, Call) and _tolerates(value) for f in module.graph_functions.values() for value in walk_values(f.body))
 
 

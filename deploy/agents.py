@@ -23,7 +23,7 @@ class Served:
 
     url: str
     model: str
-    context: int  # tokens
+    context: int  # number of tokens of the longest sequence
     key: str | None = None
 
     @property
@@ -36,7 +36,7 @@ class Settings:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     file: str = ""  # content of the settings file; "": there is none
-    file_name: str = ""  # path of the file below the folder of such files
+    file_name: str = ""  # path of the settings file below the folder in which `relaxserve launch` writes such files
     named: str = ""  # the path that follows `arguments`: the file or a folder above it
 
 
@@ -44,8 +44,8 @@ class Settings:
 class Agent:
     name: str
     program: str
-    package: str  # the command that installs it
-    first_tokens: int  # tokens of its instructions and tools, with which each conversation begins
+    package: str  # the command that installs the agent
+    first_tokens: int  # tokens of the agent's instructions and tools, with which each conversation begins
     settings: Callable[[Served], Settings]
 
 
@@ -64,7 +64,7 @@ def _claude(served: Served) -> Settings:
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
         "ANTHROPIC_MODEL": served.model,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": served.model,  # for titles and summaries
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": served.model,  # the model for titles and summaries
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.answer),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }

@@ -3,7 +3,7 @@
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
     executables/KEY-THREADS.costs       times of its steps with that number of threads (deploy/model_loading/costs.py)
     executables/KEY-CODE.cubin          GPU code of the program, assembled by the driver (runtime/device/cuda/assembled.py)
-    executables/KEY.models              sources that were loaded with the program, one per line, for people to read
+    executables/KEY.models              sources that were loaded with the program, one per line
     weights/KEY-CHECKPOINT.rsw          weights of one checkpoint, packed for all programs with this key (compiler/bind.py)
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use the weights (deploy/use.py)
@@ -190,8 +190,8 @@ class Kept:
         return self.executables.folder / f"{key}{MODELS_SUFFIX}"
 
     def items(self) -> list[Item]:
-        """List everything in the folder. The time of a program's last use is that of its weights if they were used later, because a start
-        reads both."""
+        """List all files that the methods below may remove. The time of a program's last use is that of its weights if they were used
+        later, because a start reads both."""
         weights = list(self._packed())
         programs = list(self._programs())
         for number, program in enumerate(programs):
@@ -204,8 +204,8 @@ class Kept:
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
         """Remove files that cannot be used any more: weights and assembled code without a program, and leftovers. With `keep_bytes`, also
-        remove the least recently used items until the remaining items fit, except those used in the last `keep_s` seconds. Return the
-        removed items."""
+        remove the least recently used items until the remaining ones have at most so many bytes, except items used in the last `keep_s`
+        seconds. Return the removed items. With `dry_run`, only return them."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part not in INDEPENDENT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -222,7 +222,8 @@ class Kept:
         return going
 
     def verify(self) -> Iterator[tuple[Path, str]]:
-        """Read every file completely. Yield its path and a description of the damage, which is empty if the file is undamaged."""
+        """Read completely every file that has checksums or a seal, and every export. Yield its path and a description of the damage, which
+        is empty if the file is undamaged."""
         for path in self.executables.paths():
             yield path, _fault(lambda path=path: self.executables.verify(path))
         for item in self._packed():

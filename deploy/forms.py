@@ -62,8 +62,8 @@ class ServedForm:
 
 
 def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[ServedForm]:
-    """Return all formats, sorted by their rounding error, and by size if errors are equal. Leave out `auto` if the files already have one
-    of the other formats."""
+    """Return all formats that the model's matrices can have, sorted by their rounding error, and by size if errors are equal. Leave out
+    `auto` if the files already have one of the other formats."""
     formats = _formats(files, load)
     if files.held is None and formats.get("auto") == AS_STORED:
         del formats["auto"]
@@ -77,7 +77,8 @@ def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
 
 
 def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Quality]) -> ServedForm | None:
-    """Return the fastest of the forms that lose nothing a user could notice, or the best one if all lose more."""
+    """Return the fastest of the measured forms whose KL divergence is at most UNNOTICED. If there is none, return the measured form with
+    the least divergence."""
     measured = [form for form in forms if form.quantize in qualities]
     exact = [form for form in measured if qualities[form.quantize].label.kl_divergence <= UNNOTICED]
     if exact:

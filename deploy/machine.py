@@ -40,7 +40,7 @@ class CacheFolder:
 class Machine:
     processor: str
     target: Target
-    num_cores: int  # that this process may use
+    num_cores: int  # number of cores that this process may use
     num_cores_present: int
     memory: SystemMemory
     huge_pages: str  # transparent huge pages: always, madvise, never, or unknown

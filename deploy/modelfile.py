@@ -1,6 +1,6 @@
-"""Read a Modelfile, in which Ollama's users keep the system prompt and the parameters of a model.
+"""Read a Modelfile, in which Ollama's users keep a model's name, system prompt, template and parameters.
 
-ModelfileError        an instruction is unknown, incomplete or not supported
+ModelfileError        an instruction is unknown, incomplete or not supported, or FROM is missing
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ModelfileError(Exception):
 
 @dataclass(slots=True)
 class Modelfile:
-    source: str = ""
+    source: str = ""  # name of the model that FROM names
     fields: dict[str, str] = field(default_factory=dict[str, str])  # system and template, if the file has them
     parameters: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -51,7 +51,8 @@ def read(text: str, name: str) -> Modelfile:
 
 
 def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of a line, the instruction and its value. A value in three quotes may have several lines."""
+    """Yield each instruction in upper case, with the number of its first line and its value. A value in triple quotes may have several
+    lines."""
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):

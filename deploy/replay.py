@@ -23,7 +23,7 @@ TEXTS: Final = frozenset(
     ["content", "text", "response", "reasoning", "reasoning_content", "thinking", "arguments", "partial_json", "delta"]
 )
 SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "/completions")  # paths whose body may have a seed
-SEEDED_OPTIONS: Final = ("/api/chat", "/api/generate")  # the same, among `options`
+SEEDED_OPTIONS: Final = ("/api/chat", "/api/generate")  # paths whose body may have a seed among its `options`
 SHOWN: Final = 40  # characters around a difference
 
 
@@ -40,7 +40,7 @@ class Logged:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the request draws no token at random, or has the seed with which it was drawn."""
+        """Whether the body asks for the most probable tokens (temperature 0), or has the seed with which tokens were drawn."""
         options = self.body.get("options")
         has_seed = "seed" in self.body or (isinstance(options, dict) and "seed" in options)
         return has_seed or self.body.get("temperature") == 0

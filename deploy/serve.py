@@ -152,7 +152,8 @@ def ignore_field_warnings() -> None:
 
 
 def warn_of_open_names(settings: ServerSettings) -> None:
-    """Warn if a proxy offers this server to others and no key is set: requests of a proxy come from this machine, so they may do all."""
+    """Warn if a proxy offers this server to other machines (`allowed_hosts`) and no API key is set. Requests through the proxy come from
+    this machine, so the server refuses none of them."""
     if settings.allowed_hosts and not (settings.has_api_keys or settings.insecure):
         closed = settings.admin_keys or settings.admin_key_file is not None
         also = "" if closed else ", and load, unload and stop them"

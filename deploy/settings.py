@@ -55,8 +55,8 @@ SETTINGS = (
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
     Setting("api_keys", KEYS, "Keys of clients, separated by commas, with their groups and limits.", in_arguments=False),
     Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
-    Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
-    Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
+    Setting("admin_keys", KEYS, "Keys of administrators, separated by commas.", in_arguments=False),
+    Setting("admin_key_file", KEYS, "File with one key of an administrator per line, read again when it changes."),
     Setting("open_metrics", KEYS, "Let /metrics and /load be read without a key."),
     Setting("stage_secret_file", MODELS, "Secret of stages on other machines."),
     Setting("model_root", MODELS, "Folder below which /admin may load models."),
@@ -118,7 +118,7 @@ SETTINGS = (
     Setting("ingress_key", FLEET, "Key with which an ingress decides ids, time and seed of answers.", in_arguments=False),
     Setting("peer_secret_file", FLEET, "Secret of the servers that give each other pages of their prefix caches."),
     Setting(
-        "peer_rate_bytes", FLEET, "Bytes per second between these servers, such as 256M: what takes longer than computing is not taken."
+        "peer_rate_bytes", FLEET, "Bytes per second between these servers, such as 256M: pages that are faster computed are not taken."
     ),
     Setting("peer_patience_s", FLEET, "How much longer than computing a prompt a request waits for its pages."),
 )

@@ -27,7 +27,7 @@ Stage = tuple[str, float, float]  # name, begin and end of a stage; times in sec
 
 
 class Tracer:
-    """Turns the record of each finished request into spans. A thread of the SDK sends the spans in batches."""
+    """Turns the record of each finished request, except probes, into spans. A thread of OpenTelemetry's SDK sends them in batches."""
 
     def __init__(self, endpoint: str) -> None:
         try:

@@ -46,7 +46,7 @@ class KVGroup:
     value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are stored beside the keys
     page_size: ClassVar[int] = PAGE_SIZE
     page_axis: ClassVar[int] = 2  # the axis of pages in the arrays
-    num_parts: ClassVar[int] = 1  # entries on this axis that make a page
+    num_parts: ClassVar[int] = 1  # number of entries on this axis that form one page
     keeps_states: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ RuntimeFault
   DamagedFile            a stored file does not hold what was written
   UnsafeCache            another user could write to the cache, and so run code in this process
   IncompatibleExecutable an executable was written by another version, or for another machine
+  DamagedCode            object code or PTX is damaged, or was not written by our compiler
   UnresolvedSymbol       object code needs a symbol that nothing defines
   InvalidProgram         the instructions are not ones that our compiler emits
   UnknownName            no function, parameter or routine has this name

@@ -21,11 +21,12 @@ the kernel's integer variables and after them its scalar parameters as raw 64-bi
 compact and row-major; those in the arena and in the constant table begin at multiples of 64 bytes, arguments at multiples of their element
 size.
 
-On a GPU a phase is `void body(void **record)`, run by any number of blocks; `grid` returns how many blocks have work. A record holds the
-address of a word, then the buffers, then the dims. The phase stores the record's own address to that word when it begins.
+On a GPU a phase is `void body(void **record, uint32_t tells)`, run by any number of blocks; `grid` returns how many blocks have work. A
+record holds the address of a word, then the buffers, then the dims, then the address of the counters if the phase has any. If `tells` is
+not 0, the phase stores the record's own address to that word when it begins.
 
-At the entry of a function its parameters are matched, `derive` is called, bounds are checked and the arena is made large enough. Then the
-instructions run. Weights whose specification mentions a slot are matched at each call, the others once, when they are bound.
+At the entry of a function its parameters are matched, which calls `derive` and checks bounds, and the arena is made large enough. Then the
+instructions run. Weights whose specification mentions a slot are matched at each call, all others once, when they are bound.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ class NativeLaunch(Struct, frozen=True, tag=True):
     kernel: int  # index in Executable.kernels
     operands: tuple[Operand, ...]
     dims: tuple[DimRef, ...]
-    # Whether a GPU may begin it before earlier launches have ended: its kernel waits for this end itself, and before, it reads only what no
-    # launch of the function writes.
+    # Whether a GPU may begin this launch before earlier launches have ended. Its kernel then waits for their end itself; until then, it
+    # reads only what no launch of the function writes.
     overlaps: bool = False
 
 

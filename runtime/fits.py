@@ -1,7 +1,8 @@
 """Define the ways in which an image becomes crops, the parts that a model sees. The compiler reads from a model's files which way it needs,
 and the server cuts images in this way.
 
-In some ways a crop has a fixed size. In the others it has any size: its edges are multiples of the edge of a square.
+In some ways a crop is a square of a fixed size. In the others it has any size: its edges are multiples of the edge of a square, which is
+the part of an image that becomes one token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ LOW_EDGE = 16  # with detail `low`, an image that keeps its proportions has at m
 
 
 class Way(msgspec.Struct, frozen=True, tag=True):
-    """A way in which an image becomes crops. `edge` is the number of pixels of an edge of a crop; with any size, that of a square."""
+    """A way in which an image becomes crops. The parameter `edge` of its methods is the number of pixels of an edge of a crop; if crops
+    have any size, of an edge of a square."""
 
     any_size: ClassVar[bool] = False  # whether crops have any size
 
@@ -26,7 +28,7 @@ class Way(msgspec.Struct, frozen=True, tag=True):
         return 1
 
     def low(self, edge: int) -> Self:
-        """Return the way for an image of which low detail is enough."""
+        """Return the way in which an image becomes crops if the request has `detail: low`."""
         return self
 
 
@@ -61,7 +63,7 @@ class Canvas(_Split, frozen=True, tag=True, kw_only=True):
     """The image keeps its proportions on a black canvas, which is cut into a grid of crops; a last crop shows the whole image."""
 
     most_crops: int  # largest number of crops besides that of the whole image
-    enlarges: bool = False  # whether the canvas is the one on which the image is largest
+    enlarges: bool = False  # whether an image that is smaller than a canvas is enlarged, on the canvas on which it becomes largest
 
 
 class Capped(Way, frozen=True, tag=True):
@@ -91,7 +93,8 @@ class Filled(Way, frozen=True, tag=True):
 
 
 class Naflex(Way, frozen=True, tag=True):
-    """The image is scaled as far as it has at most a number of squares when both edges are rounded up to multiples of a square's edge."""
+    """Both edges are scaled by one factor and rounded up to multiples of a square's edge. The factor is the largest with which the image
+    has at most `squares` squares."""
 
     any_size: ClassVar[bool] = True
     squares: int
@@ -106,7 +109,7 @@ class Free(Way, frozen=True, tag=True, kw_only=True):
     any_size: ClassVar[bool] = True
     least_pixels: int  # an image with fewer pixels is enlarged
     most_pixels: int  # an image with more pixels is reduced
-    enlarges_edges: bool = False  # whether an image that is narrower than a square is first enlarged to its edge
+    enlarges_edges: bool = False  # whether an image whose shorter edge is shorter than a square's edge is first enlarged to this edge
 
     def most_squares(self, edge: int) -> int:
         least, most = (pixels / edge**2 for pixels in (self.least_pixels, self.most_pixels))
@@ -120,11 +123,11 @@ class Free(Way, frozen=True, tag=True, kw_only=True):
 
 
 class Mixed(Free, frozen=True, tag=True, kw_only=True):
-    """Like Free, but a large image is also cut into a grid of square crops, which precede that of the whole."""
+    """Like Free, but a large image is also cut into a grid of square crops, which precede the crop of the whole image."""
 
-    splits: bool  # False: only the whole
+    splits: bool  # whether a large image is cut; False: each image becomes one crop
     least_crops: int  # least number of crops of a large image besides that of the whole
-    most_crops: int  # largest number of these
+    most_crops: int  # largest number of crops of a large image besides that of the whole
     shows_whole: bool = True  # whether the crop of the whole follows those of a large image
     tile_edge: int  # pixels of an edge of the crops of a large image
     unsplit_pixels: int  # an image with more pixels, when its edges are rounded to squares, is a large one

@@ -46,7 +46,7 @@ from runtime.sections import align
 
 
 class FlatBase(IntEnum):
-    """The base of a buffer's address. INPUT + n is the address of input n."""
+    """The memory in which a buffer is: the arena, the block of weights and constants, or an input. INPUT + n stands for input n."""
 
     ARENA = 0
     WEIGHTS = 1

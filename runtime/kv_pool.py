@@ -1,4 +1,4 @@
-"""The memory of a model's cache: each cache group has one block with the pages of all sequences.
+"""The memory of a model's cache: each cache group has tensors with the pages of all sequences.
 
 The engine assigns pages to sequences. Page 0 serves as padding and belongs to no sequence.
 """
@@ -16,7 +16,7 @@ from runtime.memory import MemoryAccount
 
 class KVPool:
     def __init__(self, groups: Sequence[CacheGroup], num_pages: Sequence[int], account: MemoryAccount, device: Device) -> None:
-        """Allocate the blocks. The system provides physical memory only when pages are written."""
+        """Allocate the tensors. On a CPU, the system provides physical memory only when pages are written."""
         self.num_pages = tuple(num_pages)  # number of pages of each group
         self.groups = tuple(groups)
         account.resize("kv pool", sum(group.bytes_per_page * count for group, count in zip(groups, num_pages, strict=True)))
@@ -41,7 +41,7 @@ class KVPool:
                 self._device.copy_index(tensor, axis, source * count + part, target * count + part)
 
     def read_page(self, group: int, page: int) -> bytes:
-        """Return the bytes of a page: of each tensor of the group, its part in all layers."""
+        """Return the bytes of a page: for each tensor of the group in turn, the page's bytes in all layers."""
         self._check(group, page)
         axis, count = self.groups[group].page_axis, self.groups[group].num_parts
         places = [(tensor, page * count + part) for tensor in self.tensors[group] for part in range(count)]

@@ -21,7 +21,8 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("server", "compiler", "runtime", "deploy")
-# More objects than the modules of a front create (170,000). They stay, so collections among them would only delay its start.
+# More objects than the modules of the process that serves HTTP create (170,000). They are never freed, so searching them for garbage would
+# only delay its start.
 IMPORTED = 250_000
 REMEDY = "install relaxserve by itself (pipx install relaxserve, uv tool install relaxserve), or once more (pip install --force-reinstall)"
 

@@ -95,7 +95,7 @@ def _topk(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, ...]:
 
 
 def _cumsum(x: Array, axis: int) -> tuple[Array, ...]:
-    """Sum from left to right, in the element type."""
+    """Return the running sums along an axis, added from the first element to the last in the element type."""
     return (np.add.accumulate(x, axis=axis, dtype=x.dtype),)
 
 

@@ -89,8 +89,8 @@ class Arena:
         self._span, self._view = (0, 0), self._device.part(block, 0, 0)
 
     def again(self, num_bytes: int) -> Memory | None:
-        """Return the memory that `enter` would return, if that is the memory of the last call. The caller calls nothing else meanwhile, so
-        it needs no `leave`."""
+        """Do the same as `enter` for an outermost call, but faster, if the last such call needed equally many bytes; otherwise return None.
+        The caller does not call `leave`, so no other call may use the arena while this one runs."""
         if self._span != (0, num_bytes) or len(self._tops) > 1 or self._demand > self._num_bytes:
             return None
         self._last = num_bytes

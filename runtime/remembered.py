@@ -40,7 +40,7 @@ def remembered(name: str, depends: bytes, make: Callable[[], bytes]) -> bytes:
     with suppress(OSError, RuntimeFault):  # a missing or damaged file is made again
         return bytes(sealed.load(path))
     content = make()
-    with suppress(OSError, RuntimeFault):  # a full or read-only disk, or a folder that others can write to; kept.py says so in the log
+    with suppress(OSError, RuntimeFault):  # a full or read-only disk, or a folder that others can write to; codegen/kept.py logs that
         sealed.require_private(_folder)
         sealed.store(path, content)
     return content

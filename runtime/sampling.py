@@ -35,7 +35,7 @@ class Number(IntEnum):
 class Setting(IntEnum):
     """Columns of `SampleBatch.settings`."""
 
-    SEED = 0  # the bits of an i64
+    SEED = 0  # seed of the random numbers: the bits of an i64
     POSITION = 1
     CHOICE = 2
     TOP_K = 3  # 0: all tokens

@@ -155,7 +155,8 @@ def _own_key(path: Path) -> bytes:
 
 
 def _named_key(path: Path) -> bytes:
-    """Read the file that a secret store provides. It is often a link to a file of root that a group may read."""
+    """Return the key in the file that RELAXSERVE_CACHE_KEY_FILE names. Secret stores often provide a link to a file of root that a group
+    may read."""
     with regular(path).open("rb") as file:
         status = os.fstat(file.fileno())
         key = file.read(MAX_KEY_BYTES + 1)

@@ -81,7 +81,7 @@ def _filling(file: IO[bytes], sizes: Mapping[str, int], digest: Callable[[bytes]
         table[name] = msgspec.structs.replace(section, crc32=zlib.crc32(content))
         missing.discard(name)
 
-    # an empty last section also lies within the file
+    # Give the file its full size, also if the last section is empty: its offset must not lie beyond the file.
     if num_bytes := max((s.offset + s.size for s in table.values()), default=0):
         file.seek(num_bytes - 1)
         file.write(b"\0")
@@ -123,7 +123,8 @@ class SectionFile:
     """A mapped file of sections. Views stay valid as long as anything refers to them, even if the file is replaced meanwhile."""
 
     def __init__(self, path: Path, key: bytes | None = None, *, content: memoryview | None = None) -> None:
-        """Read the header of a file: of the content that the caller has in memory, or of the file itself, which is then mapped."""
+        """Read the header of `content`, the bytes of the file, or map the file if `content` is None. With `key`, the header must have the
+        seal of this key, otherwise a plain digest."""
         self.path = path
         self._map: memoryview = _mapped(path) if content is None else content
         self._sections = self._read_header(_digest_of(path, key))

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 16_000  # samples per second
-WINDOW, HOP = 400, 160  # samples of a Fourier transform, and from one to the next
+WINDOW, HOP = 400, 160  # samples of the window of a Fourier transform; samples from the beginning of a window to that of the next one
 BEFORE = WINDOW // 2  # samples that the first hop of a piece of audio reads before the piece
 ROWS = -(-WINDOW // HOP)  # hops that a window touches
 AROUND = (ROWS - 1) * HOP  # samples that a piece of audio needs besides HOP per hop: BEFORE of them precede the piece, the others follow it
 BINS = WINDOW // 2 + 1
-LEAST, RANGE = 1e-10, 8.0  # smallest energy, which replaces smaller ones; greatest distance of logarithms (base 10) from the greatest one
+LEAST, RANGE = 1e-10, 8.0  # lower bound of energies; largest difference between the largest logarithm (base 10) of an energy and any other
 
 
 def fourier_table() -> NDArray[np.float64]:

@@ -1,5 +1,5 @@
-"""The defaults of a model: values for fields that a request leaves out. They come from a file beside the model, from the configuration,
-from a load request or from Ollama's /api/create. A request's own value always wins.
+"""The defaults of a model: values for fields that a request leaves out. They come from a file beside the model, from the command line or
+the configuration, from a load request or from Ollama's /api/create. A request's own value always wins.
 
 DefaultsError        a default is unknown or has a value that no request could have; a ValueError
 """
@@ -137,7 +137,8 @@ def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -
 
 
 def read_texts(texts: list[str], where: str) -> Defaults:
-    """Read `NAME=VALUE` of a command line. `stop` may be repeated. The value `@FILE` is the content of a file."""
+    """Read defaults that a command line gives as texts NAME=VALUE. `stop` may be repeated. `@FILE` as a value means the content of a
+    file."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

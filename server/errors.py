@@ -84,7 +84,7 @@ NOT_AN_EMBEDDER = ErrorKind(
     "Ask a model that was trained for embeddings, or load a generator with `embeddings: true`.",
 )
 NOT_A_GENERATOR = ErrorKind(
-    ErrorCode.NOT_A_GENERATIVE_MODEL, 400, "The model gives embeddings and generates no text.", "Ask a generative model."
+    ErrorCode.NOT_A_GENERATIVE_MODEL, 400, "The model only embeds, classifies or transcribes.", "Ask a generative model."
 )
 NOT_A_CLASSIFIER = ErrorKind(
     "not_a_classifier",
@@ -92,7 +92,7 @@ NOT_A_CLASSIFIER = ErrorKind(
     "The model has no classification head for texts or for tokens.",
     "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
 )
-NOT_A_SPEECH_MODEL = ErrorKind("not_a_speech_model", 400, "The model hears no audio.", "Ask a speech model, such as Whisper.")
+NOT_A_SPEECH_MODEL = ErrorKind("not_a_speech_model", 400, "The model does not transcribe speech.", "Ask a speech model, such as Whisper.")
 INVALID_AUDIO = ErrorKind(
     "invalid_audio",
     400,
@@ -111,8 +111,8 @@ AUDIO_BUFFER_FULL = ErrorKind(
 INVALID_IMAGE = ErrorKind(
     "invalid_image",
     400,
-    "The image is damaged, too large, in a format that the server does not read, or not in a `data:` URL.",
-    "Read the message; send PNG, JPEG, WebP or GIF in a `data:` URL.",
+    "The image is damaged, too large, in a format that the server does not read, or at a URL that it does not fetch.",
+    "Read the message; send PNG, JPEG, WebP or GIF in a `data:` URL, or at a host that `image_hosts` allows.",
 )
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
@@ -210,7 +210,7 @@ MODEL_PINNED = ErrorKind("model_pinned", 409, "The model is pinned.", "Unload wi
 PROBE_FAILED = ErrorKind(
     "probe_failed",
     409,
-    "The target model did not answer the probe as expected, so the alias was not moved.",
+    "The model did not answer the probe as expected, so it takes no alias and replaces no model.",
     "Read the message; ask the model under its own name.",
 )
 LOAD_CANCELLED = ErrorKind("load_cancelled", 409, "Somebody cancelled the load.", "Load the model again if needed.")
@@ -221,7 +221,12 @@ FINGERPRINT_MISMATCH = ErrorKind(
     "The header `If-Match` names a fingerprint that is not the model's, so the model would not give the same bytes.",
     "Ask a server whose answers have this `system_fingerprint`, or leave the header out.",
 )
-BODY_TOO_LARGE = ErrorKind("body_too_large", 413, "The body is larger than `max_body_bytes`.", "Send a smaller body.")
+BODY_TOO_LARGE = ErrorKind(
+    "body_too_large",
+    413,
+    "The body is larger than `max_body_bytes`, or an uploaded file than `max_file_bytes` or `max_audio_bytes`.",
+    "Send a smaller body.",
+)
 BODY_TOO_COMPLEX = ErrorKind(
     "body_too_complex",
     413,
@@ -314,7 +319,7 @@ TOO_MANY_CONNECTIONS = ErrorKind(
     is_overload=True,
 )
 SHUTTING_DOWN = ErrorKind(
-    ErrorCode.SHUTTING_DOWN, 503, "The server finishes its running requests and accepts no new ones.", "Ask another server.", retry=True
+    ErrorCode.SHUTTING_DOWN, 503, "The server stops, or the model is unloaded or put to sleep.", "Ask another server.", retry=True
 )
 DEADLINE_EXCEEDED = ErrorKind(
     ErrorCode.DEADLINE_EXCEEDED,
@@ -398,7 +403,7 @@ def as_markdown() -> str:
         "",
         "`code` is stable; `message` is for people. The header `x-should-retry` says whether the same request can succeed",
         "later. After a stream has begun, the status is 200 already: the error then arrives as an event of the same shape,",
-        "followed by `[DONE]`.",
+        "followed by `[DONE]` if the API's streams end with it. `/v1/responses` sends the event `response.failed` instead.",
         "",
         "| Status | `code` | `type` | Meaning | Remedy | Retry |",
         "|---|---|---|---|---|---|",

@@ -29,7 +29,7 @@ SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 3
 AT_ONCE = 8  # fetches at a time, each of which holds one file
-AT_ONCE_OF_HOST = 4  # and from one host, so that a slow host holds up no fetch from others
+AT_ONCE_OF_HOST = 4  # fetches from one host at a time, so that a slow host holds up no fetch from others
 PIECE_BYTES = 1 << 12  # bytes parsed at a time: a host may send them as a thousand chunks, each of which takes time
 MAX_HEADER_BYTES = 1 << 16
 PRIVATE = "private+"  # before a host on a private network
@@ -87,8 +87,8 @@ class Fetcher:
         self._context: ssl.SSLContext | None = None  # made once, because reading the certificates takes 20 ms
 
     async def given(self, url: str, param: str) -> str | bytes:
-        """Return what a URL stands for: the base64 text of a `data:` URL, or the bytes that are fetched. Raise ApiError if there is none;
-        `param` is the field with the URL."""
+        """Return what a URL stands for: the base64 text of a `data:` URL, or the bytes that are fetched. Raise ApiError if the URL is not
+        allowed or the fetch fails. `param` is the field with the URL."""
         if not url[:8].lower().startswith(SCHEMES):
             return self._data_of(url, param)
         try:
@@ -207,7 +207,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
 
 
 def _joined(url: str, place: str) -> str:
-    """Return the URL to which a place leads that a host names."""
+    """Return the URL of a redirect from `url` to `place`, which may be relative."""
     try:
         return urljoin(url, place)
     except ValueError:

@@ -23,7 +23,7 @@ def return_free_memory() -> None:
 
 
 def _code() -> Iterator[tuple[int, int]]:
-    """Yield the addresses of the code of libraries that is as it is in their files. What this process has changed would be lost."""
+    """Yield the begin and the end of each mapping of a library's code that this process has not changed. Changes would be lost."""
     with suppress(OSError):  # not Linux
         for begin, end in _MAPPING.findall(Path("/proc/self/smaps").read_bytes()):
             yield int(begin, 16), int(end, 16)

@@ -31,7 +31,7 @@ class LoadError(Exception):
 
 
 class RequestError(Exception):
-    """Raised when one request fails in the worker. Other requests continue."""
+    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue."""
 
     def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)

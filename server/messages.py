@@ -104,7 +104,7 @@ class Stamps(msgspec.Struct, frozen=True):
 class Audio(msgspec.Struct, frozen=True):
     """A piece of a recording: at most what the encoder takes at once, in whole hops (see `runtime/spectrogram.py`)."""
 
-    samples: bytes  # little-endian f32, with those around the piece
+    samples: bytes  # little-endian f32, with the samples before and after the piece that its first and last hops read
     loudest: float  # the largest energy of the whole recording
 
 
@@ -134,7 +134,7 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
     """A part of a recording, as much as the encoder of a model that listens takes at once: see `server/audio/clips.py`."""
 
-    samples: memoryview  # little-endian f32, with those around the part; silence at the end is left out
+    samples: memoryview  # little-endian f32, with the samples before and after the part that its hops read; silence at the end is left out
     loudest: float  # the largest energy of the whole recording
     num_hops: int  # hops that are heard, of 10 ms
     num_tokens: int  # tokens of the prompt that read its rows
@@ -239,7 +239,7 @@ class Submit(Message, frozen=True, tag=True):
     finished: tuple[int, ...] = ()
     priority: int = 0  # lower values run earlier; IDLE: gets only what other requests leave free
     fairness_key: str = ""
-    cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
+    cache_salt: str = ""  # cached state is shared only between requests with the same salt, which includes the tenant
     deadline: float | None = None
     audio: Audio | None = None  # for models that transcribe: the audio that the prompt is about
     excerpts: tuple[Excerpt, ...] = ()  # those of all images and recordings, in the order of their tokens in the prompt
@@ -350,7 +350,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class QualityLabel(msgspec.Struct, frozen=True):
-    """How far the predictions of a form are from those of the exact weights, on a text."""
+    """How far the predictions of a model with quantized weights are from those of the exact weights, on a text."""
 
     kl_divergence: float  # nats per token
     top1_agreement: float  # share of tokens after which the most probable next token is the same
@@ -417,8 +417,8 @@ class Ready(Message, frozen=True, tag=True):
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
-    generates: bool = True  # False for a model that generates only transcripts
-    num_hops: int = 0  # hops of audio that the encoder takes at once, 10 ms each; 0: the model has no encoder of audio
+    generates: bool = True  # False: the model only embeds, classifies or transcribes
+    num_hops: int = 0  # most hops, 10 ms each, of a piece of audio to transcribe; 0: the model does not transcribe
     num_mels: int = 0  # number of mel energies that the encoder gets for each hop
     vision: Vision | None = None  # None: the model sees no images
     listening: Listening | None = None  # None: the model hears no recordings in conversations
@@ -560,7 +560,7 @@ class Working(Message, frozen=True, tag=True):
 
 
 class Card(Message, frozen=True, tag=True):
-    """The usage of the worker's GPU. Sent between two steps, every CARD_S seconds."""
+    """The usage of the worker's GPU. Sent between two steps, every CARD_S seconds (`server/engine/worker.py`)."""
 
     usage: CardUsage
 

@@ -1,7 +1,7 @@
 """The metrics for Prometheus. They have vLLM's names, so that vLLM's dashboards work unmodified; some are our own.
 
-The buckets are vLLM's, since its dashboards name some of them, plus smaller ones. Every series of a model exists from
-its first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
+The buckets are vLLM's, since its dashboards name some of them, plus smaller ones. The series of a model whose labels are known in advance
+exist from its first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a secret that servers of a fleet share, from a file: that of stages, or that of caches."""
+"""Read from a file a secret that servers share: those that compute stages of one model, or those that exchange cache pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ LEAST_SECRET = 16  # characters
 
 
 def read_secret(file: Path, name: str) -> str:
-    """Read the secret in a file. `name`: of the setting that names the file. Raise SettingsError if it is too short, or cannot be read."""
+    """Return the secret in a file. `name` is the setting that gives the file. Raise SettingsError if the secret is too short or the file
+    cannot be read."""
     try:
         secret = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

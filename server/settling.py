@@ -1,4 +1,5 @@
-"""Decide when a model settles: does, on another thread, what makes later steps faster and would have delayed the first ones."""
+"""Decide when a model settles. To settle is to do, on another thread, the work that makes later steps faster and would have delayed the
+first ones."""
 
 from __future__ import annotations
 

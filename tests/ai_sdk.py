@@ -52,7 +52,8 @@ process.stdout.write(JSON.stringify({ text: said, segments, language, durationIn
 
 
 def generated(folder: Path, url: str, model: str, parts: list[tuple[str, str]], apis: list[str], most: int) -> dict[str, Any]:
-    """Return what each API answers, and how many tokens it counts. Parts are a type of media with base64, or `text` with a text."""
+    """Return what each API answers, and how many tokens it counts. Each part is a pair: a media type and data in base64, or `text` and a
+    text."""
     written = [{"type": kind, "value": value} for kind, value in parts]
     return _run(folder, GENERATE, {"url": url, "model": model, "parts": written, "apis": apis, "most": most})
 

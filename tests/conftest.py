@@ -128,8 +128,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
-    """Modules and collected tests live until the end of the run. Scanning them again and again for garbage would take half of the time in
-    which they are imported and collected."""
+    """Turn garbage collection off: modules and collected tests live until the end of the run, and scanning them again and again would take
+    half of the time in which they are imported and collected."""
     gc.disable()
 
 

@@ -56,7 +56,7 @@ class Machine:
 
 @contextmanager
 def other_machine() -> Generator[Machine]:
-    """Make a machine. At the end it has no network any more."""
+    """Yield a machine: a network namespace at the other end of a virtual cable. On exit, remove the cable."""
     number = secrets.randbelow(1 << 14)
     net = f"10.{192 + (number >> 8)}.{number & 255}"
     device = f"rs{number}"

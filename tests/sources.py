@@ -18,7 +18,8 @@ class Sources:
         self._times, self.version = self._read_times(), digest()
 
     def have_changed(self) -> bool:
-        """Compare the times of the files first: a run of the tests asks thousands of times."""
+        """Return whether a file has other contents. The times of the files are compared first, because a run of the tests asks thousands of
+        times."""
         return self._read_times() != self._times and self.have_other_digest()
 
     def have_other_digest(self) -> bool:

@@ -31,7 +31,7 @@ class Terminal:
         self._seen = 0
 
     def until(self, pattern: str, timeout_s: float = 300.0) -> str:
-        """Return what was said since the last call, once it matches a pattern."""
+        """Wait until the output since the last call matches `pattern`, and return this output."""
         end = time.monotonic() + timeout_s
         while not re.search(pattern, self.said[self._seen :]):
             assert time.monotonic() < end and self._read(end), f"no {pattern!r} in {self.said[self._seen :]!r}"

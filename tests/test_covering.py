@@ -64,7 +64,7 @@ def run(folder: Path, text: str, *options: str) -> str:
 
 
 def test_named_parameters_are_covered_for_each_value_of_the_others(tmp_path: Path) -> None:
-    """Values need no hash. A fixture's parameters count like those of a test."""
+    """Values of parameters need not be hashable. A fixture's parameters count like those of a test."""
     text = TEST.replace("TOGETHER", "1")
     assert "6/12 tests collected" in run(tmp_path, text, "-m", "not slow")
     assert "12 tests collected" in run(tmp_path, text, "-m", "")

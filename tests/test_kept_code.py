@@ -106,7 +106,8 @@ def test_a_fixture_that_a_test_asks_for_while_it_runs_is_noticed(
 
 
 def test_a_change_of_the_sources_ends_the_keeping_of_code(tmp_path: Path, scheduled: list[PrimFunc]) -> None:
-    """It is unknown from which of their versions the code is, so nothing stays that this process has kept. Older code stays."""
+    """If the sources change while tests run, it is unknown from which version the code of this process was compiled, so all of it is
+    removed. Code of earlier runs stays."""
     source, kept = tmp_path / "a.py", tmp_path / "kept"
     source.write_text("1")
     sources = Sources(tmp_path, source.read_text)

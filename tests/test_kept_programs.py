@@ -21,7 +21,8 @@ def test_runs_share_programs_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
-    """The sidecar of a program is as old as the program, which is touched when it is used."""
+    """The programs that were used least recently are removed first. Each use touches a program; its sidecar counts as being of the same
+    age."""
     (tmp_path / "executables").mkdir()
     for name, age in {"0a.rsx": 0, "0a.json": 9, "1b.rsx": 1, "1b.json": 9, "2c.rsx": 2, "2c.json": 9, ".key": 9}.items():
         path = tmp_path / "executables" / name

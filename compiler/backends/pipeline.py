@@ -1,4 +1,4 @@
-"""The passes that every back end runs, in order. Each back end inserts its own passes at two places."""
+"""The passes that every back end runs, in order. Each back end adds its own passes at two places, and schedules the kernels."""
 
 from __future__ import annotations
 

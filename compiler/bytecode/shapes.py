@@ -1,5 +1,5 @@
 """Emit shape functions. A shape function computes, in one native call, all integers that depend on the dimensions of a match, and detects
-overflow."""
+overflows and divisions by zero."""
 
 from __future__ import annotations
 

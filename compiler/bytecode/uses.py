@@ -44,7 +44,7 @@ def _is_name(value: Value) -> bool:
 
 
 def changed(body: Body, module: IRModule) -> set[Var]:
-    """Return the variables whose memory a launch of the body overwrites."""
+    """Return the variables whose memory the body's launches of loop nests overwrite."""
 
     def writes(value: Value) -> tuple[Atom, ...]:
         if isinstance(value, Launch) and not value.library:

@@ -25,7 +25,7 @@ def decoded(x: Lanes) -> Lanes:
 
 
 def encoded(x: Lanes) -> Lanes:
-    """Round f32 to e4m3, to nearest, ties to even. Larger numbers, infinities too, become NaN."""
+    """Round f32 to e4m3, to nearest, ties to even. Magnitudes from TOO_LARGE on, infinities too, become NaN."""
     bits = x.bits
     size, sign = bits & 0x7FFFFFFF, bits >> 24 & 0x80
     odd = (size >> SHIFT) & 1

@@ -26,7 +26,7 @@ SIZE_BYTES = 8
 
 
 class Helpers:
-    """Some processes. Each starts with the first kernels, and ends with the `with` statement."""
+    """Processes that compile kernels. Each of the first kernels starts one, and all end with the `with` statement."""
 
     def __init__(self, count: int, target: Target) -> None:
         self._count = count
@@ -59,7 +59,7 @@ class Helpers:
             self.threads.append(thread)
 
     def finish(self, emit: Callable[[str, Target], bytes]) -> dict[str, bytes]:
-        """Compile what no helper has begun with `emit`, and return the machine code of all kernels by name."""
+        """Compile with `emit` what no helper has begun, and return the machine code of all kernels by name."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()

@@ -5,9 +5,9 @@ Largest errors in units in the last place (ulp) of f32, compared with correctly 
 
     exp 0.9   exp2 1.3   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
 
-All lane counts and all machines run the same operations without branches, so the bits are equal everywhere. Denormal arguments and
-results are not flushed to 0. Only the operations whose error bound requires it are fused multiply-adds. One function is an exception: on
-GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
+All lane counts run the same operations without branches, so a function has the same bits in every lane, and on all machines that round a
+multiply-add once. Denormal arguments and results are not flushed to 0. Only the operations whose error bound requires it are fused
+multiply-adds. One function is an exception: on GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
 """
 
 from __future__ import annotations

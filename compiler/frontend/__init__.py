@@ -1,1 +1,1 @@
-"""From model files to programs: the configuration, the weights, and the step function of the model's family."""
+"""Read model files and build programs: read the configuration and the weights, and build the step of the model's family."""

@@ -12,8 +12,8 @@ from compiler.ir.types import TensorType
 
 
 def require_weights(module: IRModule, source: WeightSource, unused: Iterable[str]) -> None:
-    """Raise WeightMismatch unless the source has exactly the weights of the program. `unused` are shell patterns of the names of tensors
-    that checkpoints contain and the program does not read."""
+    """Raise WeightMismatch unless the source has the weights of the program, and no others. `unused` are shell patterns of the names of
+    further tensors that the source may have."""
     accounting = Accounting(source)
     for func in module.graph_functions.values():
         for weight in func.weights:
@@ -40,7 +40,7 @@ class Accounting:
             self._missing.append(f"{name} {list(shape)}")
         elif info.shape != shape:
             self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
-        elif info.dtype.kind in "iub" and len(shape) > 1 and name.endswith(".weight"):  # parts of a quantised matrix have other names
+        elif info.dtype.kind in "iub" and len(shape) > 1 and name.endswith(".weight"):  # names of parts end differently
             self._unscaled.append(f"{name} ({info.dtype})")
 
     def ignore(self, *patterns: str) -> None:

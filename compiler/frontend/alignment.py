@@ -11,7 +11,7 @@ from compiler.frontend.fields import read_json
 FILES = ("generation_config.json", "config.json")  # the file of transformers, the file of CTranslate2
 FIELD = "alignment_heads"
 
-Heads = tuple[tuple[int, int], ...]  # layer and head
+Heads = tuple[tuple[int, int], ...]  # pairs of a layer and a head
 
 
 def default_heads(num_layers: int, num_heads: int) -> Heads:
@@ -20,7 +20,7 @@ def default_heads(num_layers: int, num_heads: int) -> Heads:
 
 
 def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
-    """Return the heads that a file of the folder names, or else the usual ones."""
+    """Return the heads that a file of the folder names, or else those of `default_heads`."""
     for name in FILES:
         found = read_json(folder / name).get(FIELD) if (folder / name).is_file() else None
         if found is None:

@@ -24,8 +24,8 @@ def groups_of(
 
 
 def _of_audio(config: ModelConfig, dtype: DType, *, coarse: bool) -> tuple[HeardGroup, ...]:
-    """Return the group that holds the keys and values of audio, if the model hears. Each step reads all of them, so the pages have 8 bits
-    if products round rows to 8 bits, and otherwise 16 or 32."""
+    """Return the group that holds the keys and values of audio, or nothing if the model is no speech model. Each step reads all of them, so
+    their elements have 8 bits if products round rows to 8 bits and `dtype` is not f32, and otherwise 16 or 32."""
     if config.hearing is None:
         return ()
     layers, whole = tuple(range(config.num_layers)), -(-config.max_context // PAGE_SIZE) * PAGE_SIZE

@@ -8,14 +8,14 @@ from enum import StrEnum
 
 from compiler.frontend.fields import Fields
 
-TASK = "ForSequenceClassification"  # suffix of `architectures` for a model with a classification head
+TASK = "ForSequenceClassification"  # ends the name in `architectures` of a model with a classification head
 ACTIVATION_FIELD = "activation_fn"  # a field of sentence-transformers' configuration
 MAX_CLASSES = 1 << 16
 
 
 class Scores(StrEnum):
     SOFTMAX = "softmax"  # each text has exactly one class
-    SIGMOID = "sigmoid"  # each text may have several of the classes, or none
+    SIGMOID = "sigmoid"  # each text may have several of the classes, or none; or there is only one class
     RAW = "raw"  # the outputs are the scores
 
 
@@ -47,7 +47,8 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
 
 
 def read_scores(fields: Fields, num_classes: int) -> Scores:
-    """Return how outputs become scores. By default, a model with a single class is a reranker, and its output passes through a sigmoid."""
+    """Return how outputs become scores: by the activation function that the file names, or else as `problem_type` says. Without both,
+    several outputs pass through a softmax, and the single output of a reranker through a sigmoid."""
     sentence = fields.raw("sentence_transformers", {})
     activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None
     activation = fields.raw("sbert_ce_default_activation_function", activation)

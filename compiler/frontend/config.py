@@ -82,7 +82,7 @@ class Heads:
     """The key and value heads of a layer."""
 
     num_kv: int  # number of key and value heads; divides the number of query heads
-    size: int
+    size: int  # elements of a key
     value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are projected separately
 
 
@@ -91,14 +91,15 @@ class Latent:
     """Multi-head latent attention: the keys and values of all heads are projections of one latent vector per token. Keys also have a part
     that is rotated by position."""
 
-    rank: int
+    rank: int  # size of the latent vector of keys and values
     query_rank: int | None  # size of the latent vector of queries; None: queries are projected without a latent
     plain_size: int  # elements of a head's query and key that are not rotated
-    rotated_size: int
+    rotated_size: int  # elements of a head's query that are rotated, and of the rotated part of keys, which all heads share
     value_size: int  # elements of a head's value
 
     @property
     def kept_size(self) -> int:
+        """The number of elements that the cache keeps per token."""
         return self.rank + self.rotated_size
 
 
@@ -119,7 +120,7 @@ class LayerInputs:
     """Per-layer embeddings: an additional input vector per token and layer."""
 
     size: int
-    vocab_size: int  # rows of the per-layer embedding table; tokens whose ids are larger have the first row
+    vocab_size: int  # rows of the per-layer embedding table; tokens with ids from `vocab_size` on read the first row
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Hearing:
     num_layers: int
     num_heads: int
     intermediate_size: int
-    aligned: tuple[tuple[int, int], ...]  # layer and head of the decoder's attention to the audio that follows the speech
+    aligned: tuple[tuple[int, int], ...]  # (layer, head) pairs whose attention to the audio shows which frames a token belongs to
 
     @property
     def num_hops(self) -> int:
@@ -198,14 +199,14 @@ class ModelConfig:
     factors: BranchFactors | None = None
     head_bias: bool = False
     mixture: Mixture | None = None
-    apart: bool = False  # matrices that checkpoints of the hub stack are stored one by one, as in GGUF files
+    apart: bool = False  # whether matrices that safetensors checkpoints stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
-    left_out: tuple[str, ...] = ()  # parts of the checkpoint that are models of their own, which are not served
+    left_out: tuple[str, ...] = ()  # first parts of the names of tensors of other models in the checkpoint, which are not served
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
     listening: Listening | None = None
-    image_padding: int = 0  # token by which tokens of images find their per-layer embeddings
+    image_padding: int = 0  # token whose per-layer embeddings the tokens of images have
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts
@@ -229,7 +230,7 @@ class ModelConfig:
 
     @property
     def stateful(self) -> frozenset[int]:
-        """The layers that keep a recurrent state instead of keys and values."""
+        """The layers that keep a recurrent state. They keep no keys and values, unless `attending` names them, too."""
         found = self.convolution or self.recurrence
         return frozenset() if found is None else found.layers
 
@@ -274,7 +275,7 @@ def read_decoder(
     intermediate_size: int | None = None,
     bias: str = "",
 ) -> ModelConfig:
-    """Read the fields that all decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
+    """Read the fields that most decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
     RMS norm. If `intermediate_size` is given, the field is not read. `bias` names the flag that gives biases to all projections of
     attention."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
@@ -346,7 +347,7 @@ def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Seq
 
 
 def rotating_neighbours(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with a rotation of adjacent pairs of dimensions."""
+    """Return the configuration with a rope that rotates adjacent dimensions of a head as pairs."""
     assert config.rope is not None
     return replace(config, rope=replace(config.rope, interleaved=True))
 

@@ -26,7 +26,7 @@ from compiler.frontend.weights import MappedFile, Tensor, TensorInfo
 FILE, VERSION, CLASS = "model.bin", 6, "WhisperSpec"
 MOST_VARIABLES, MAX_NAME_BYTES, MAX_RANK = 100_000, 4096, 4
 TYPES = tuple(map(np.dtype, (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)))
-GELU = 3  # the number of the activation
+GELU = 3  # the number by which a file names this activation
 SCALE = "_scale"  # ends the name of a matrix's scales
 NORM = {"weight": "gamma", "bias": "beta"}
 
@@ -40,7 +40,7 @@ class _Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a variable that are a tensor: part `part` of `parts` equal ones."""
+    """The rows of a variable that make a tensor. The variable is cut into `parts` equal parts; `part` is the number of the tensor's."""
 
     variable: str
     part: int = 0
@@ -183,7 +183,7 @@ class _Header:
         self._file, self._at = file, 0
 
     def variables(self) -> tuple[dict[str, _Variable], int]:
-        """Return the variables and aliases by name, and the bytes before the first variable's data."""
+        """Return the variables and aliases by name, and the number of bytes before the first variable's data."""
         if (version := self._number(4)) != VERSION:
             raise DamagedFile(f"{FILE} has version {version}, expected {VERSION}; convert the model with a newer CTranslate2")
         if (found := self._text()) != CLASS:

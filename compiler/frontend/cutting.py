@@ -29,7 +29,7 @@ CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
 FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
 CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 MIXED_TOKENS = 64, 256  # least and most tokens of an image
-MIXED_TOLERANCE = 2.0  # with at most so many times the most pixels, an image is not large yet
+MIXED_TOLERANCE = 2.0  # an image is cut if it has more pixels than this number times the most pixels of an image that is not cut
 MIXED = Cutting(
     Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
     *(BILINEAR, 1 / 255, HALF, HALF),
@@ -47,7 +47,7 @@ def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
     fit = _read_fit(fields, vision, known.fit)
-    # With Filled, the encoder itself normalises pixels, so the file says that nobody does.
+    # With Filled, the encoder normalises pixels, so the file says that the image processor does not.
     fields.require(do_rescale=True, do_normalize=not isinstance(fit, Filled), do_convert_rgb=True)
     if not isinstance(fit, Mixed):  # files of LFM2-VL say `do_resize: false`, and its processor resizes
         fields.require(do_resize=True)
@@ -117,7 +117,7 @@ def _require_crop_size(fields: Fields, vision: Vision) -> None:
 
 
 def _free(fields: Fields, vision: Vision, known: Free) -> Free:
-    """Read the least and the most pixels to which an image is scaled. The most are at most what one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled. The most is lowered to what one call of the encoder takes."""
     size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
@@ -140,7 +140,7 @@ def _num_patches(vision: Vision, fit: Fit) -> int:
 
 
 def _capped(fields: Fields, vision: Vision, known: Capped) -> Capped:
-    """Read the longest edge that an image may have. It is at most what one call of the encoder takes."""
+    """Read the longest edge that an image may have. It is lowered to that of the largest square that one call of the encoder takes."""
     size = fields.fields("size", {"longest_edge": known.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:
@@ -168,7 +168,7 @@ def _naflex(fields: Fields, vision: Vision, known: Naflex) -> Naflex:
 
 
 def _mixed(fields: Fields, vision: Vision, known: Mixed) -> Mixed:
-    """Read between which numbers of tokens an image is scaled, and how a large one is cut."""
+    """Read the least and the most tokens to which an image is scaled, and how a large image is cut into tiles."""
     least, most = MIXED_TOKENS
     fields.require_equal("encoder_patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("downsample_factor", vision.merge, "downsample_factor in config.json")

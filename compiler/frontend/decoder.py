@@ -10,12 +10,12 @@
                                                        of an image attend to all of them: the last positions of the images of these tokens;
                                                        then `axes[t, 3]` if tokens of an image have three coordinates
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
-    part(..., (cache, scales?)*) -> x[t, size]         for the first layers of a model in stages: the residual stream after them
+    part(..., (cache, scales?)*) -> x[t, size]         for each stage of a model but the last: the residual stream after its layers
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
-A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group. Models with states
-have further arguments, listed in `runtime/step_arguments.py`. A program of later layers has the residual stream x[t, size] of the layers
-before them in place of `tokens`.
+A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group, and `squares` for
+each input of matrices. Only caches of 8 bits have `scales`. Models with states have further arguments, listed in
+`runtime/step_arguments.py`. A program without the first layer has the residual stream x[t, size] before its layers in place of `tokens`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def build_step(
     ranks: int = 1,
 ) -> IRModule:
     """Build the program of a step. With `layers` it computes only these layers: with the first layer it also embeds the tokens, and only
-    the program of the last layer has a head. If `ranks` is more than 1, this is the program of each of these ranks."""
+    the program of the last layer has a head. If `ranks` is more than 1, each of these ranks runs the program."""
     net = Net(dtypes, format, forms=forms, numerics=numerics, ranks=ranks)
     return _module(net, of_rank(config, ranks), bounds, cache_dtype, entry, layers)
 

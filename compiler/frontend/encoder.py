@@ -51,7 +51,7 @@ UNUSED = (
     *("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
     *("head.*", "decoder.*"),
     *("logit_scale", "logit_bias"),
-)  # heads for other tasks, and tables of position numbers
+)  # heads for other tasks, tables of position numbers, and the scale and bias with which CLIP and SigLIP compare vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def build_encode(
     forms: Mapping[str, Form] = NO_FORMS,
     numerics: Numerics = Numerics.AUTO,
 ) -> IRModule:
-    # Arithmetic, not reading weights, limits the speed of encoding whole texts, so weights of fewer bits would only cost precision.
+    # Arithmetic, not reading weights, limits the speed of encoding whole texts. Floats of 16 bits would only cost precision.
     net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms, numerics=numerics)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
     i32 = DType.I32
@@ -123,7 +123,7 @@ class _Encode:
         return x
 
     def relative_bias(self) -> tuple[Var, ...]:
-        """Return MPNet's bias on attention scores, one number per head and bucket of distances, shared by all layers; empty for other
+        """Return MPNet's bias on attention scores by distance, which all layers share, [heads, 2 * FURTHEST + 1]; empty for other
         models."""
         net, c = self.net, self.config
         assert c.encoder is not None

@@ -1,11 +1,11 @@
 """Errors in a model's files.
 
 ModelError                a ValueError: the files are at fault, not the program
-    UnknownModel          no family has this name
+    UnknownModel          no family reads models of this type
     ConfigError           a field of a configuration is missing or has an unsupported value
     DamagedFile           a file violates its format
     UnsafeFile            a file has a format that runs code when it is opened
-    WeightMismatch        the files lack tensors of the model, or have other tensors
+    WeightMismatch        the tensors in the files are not those of the model, or have other shapes
 """
 
 from __future__ import annotations

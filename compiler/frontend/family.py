@@ -28,7 +28,7 @@ def _as_it_is(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """How GGUF files of the family differ from what all decoders have in common (gguf/model.py)."""
+    """How GGUF files of the family differ from those of most decoders (gguf/model.py)."""
 
     architecture: str  # value of `general.architecture`
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> name of the field in config.json
@@ -81,7 +81,7 @@ class EncoderFamily:
     model_types: tuple[str, ...]
     read: Read
     layer: Callable[[EncoderLayer, Var], Var]
-    # `head` computes class scores from the vectors of first tokens. None: no model of the family classifies.
+    # `head` computes the outputs of the classes from the pooled vectors of texts. None: no model of the family classifies.
     head: Callable[[Head, Var], Var] | None
     prefix: str  # prefix of all weight names in models that were saved with a head for some task
     embed: Callable[[Stem], Var] = embedded

@@ -97,7 +97,8 @@ class Fields:
         return tuple(float(v) for v in self._get(name, REQUIRED, f"a list of {length} positive numbers", fits))
 
     def fields(self, name: str, defaults: Mapping[str, Any] = EMPTY, overrides: Mapping[str, Any] = EMPTY) -> Fields:
-        """Return the object in a field. `defaults` supplies fields that the object lacks, and `overrides` replaces fields that it has."""
+        """Return the object in a field. `defaults` supplies fields that the object lacks, and `overrides` adds or replaces fields. Later
+        calls return the same object, and ignore these arguments."""
         if name not in self._nested:
             nested = Fields(self.raw(name, {}), f"{name} of {self.where}")
             nested.values = {**defaults, **nested.values, **overrides}

@@ -54,8 +54,9 @@ class Mixture:
 
 
 def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
-    """Read the fields whose names most families share. If `normalized` is given, `norm_topk_prob` is not read. Newer files call the number
-    of experts `num_local_experts`, whatever the family's own name."""
+    """Read the fields that most families have. `num_experts` and `size` are the family's names of the fields for the number of experts and
+    their intermediate size. Newer files call the number `num_local_experts` instead. If `normalized` is given, `norm_topk_prob` is not
+    read."""
     if NEW_NAME in fields:
         fields.skip(num_experts)
         num_experts = NEW_NAME
@@ -106,7 +107,7 @@ class ExpertNames:
 
 
 def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
-    """Return the source with one tensor for all experts of a layer."""
+    """Return the source with one tensor per projection for all experts of a layer."""
     if names is None:
         return source
     return joint(source if names.stacked is None else StackedExperts(source, names), names.of_experts)

@@ -1,7 +1,7 @@
 """Choose whether the products of a program may round their operands to bf16, so that a machine can multiply them by its units for bf16.
 
-Such units (AMD's instructions for bf16, AMX, tensor cores) add in different orders. Without them, products are of integers, or of f32 in
-one order, and have the same bits on all machines that multiply and add with one rounding.
+Such units (AMD's instructions for bf16, AMX, tensor cores) add in different orders. Without them, products multiply integers, or f32 in
+one order, and have the same bits on all machines with fused multiply-add.
 
 A GPU's tensor cores always round in their own way, so programs for a GPU are built with `fast`: attention of a model with quantised weights
 then uses them too.
@@ -15,7 +15,7 @@ from compiler.machine.target import GPU, Target
 
 
 class Numerics(StrEnum):
-    AUTO = "auto"  # portable if the program has products of integers, otherwise fast
+    AUTO = "auto"  # portable if weights are quantised, except to floats of 8 bits; otherwise fast
     PORTABLE = "portable"
     FAST = "fast"
 

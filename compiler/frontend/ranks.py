@@ -1,7 +1,8 @@
 """Divide a decoder over ranks, GPUs of one machine that run the same program on different parts of the weights (tensor parallelism).
 
-A rank computes some of the heads, of the columns of each matrix, and of the logits, each from the whole input. Then every rank gathers the
-columns of all. A rank's weight has the rows of the checkpoint's tensor that the rank computes; weights that all ranks need are whole.
+A rank computes some of the heads, some of the outputs of each matrix, and some of the logits, each from the whole input. Then every rank
+gathers the outputs of all ranks. Of a checkpoint's tensor, a rank has the rows that belong to its outputs; tensors that all ranks need are
+whole.
 """
 
 from __future__ import annotations

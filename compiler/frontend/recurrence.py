@@ -16,7 +16,7 @@ class ShortConvolution:
     """Layers with a causal convolution instead of attention."""
 
     layers: frozenset[int]
-    taps: int
+    taps: int  # number of tokens that a result depends on: the token itself and earlier ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recu
 
 
 def require_free_steps(fields: Fields) -> None:
-    """Raise ConfigError if the step size is limited. An upper limit beyond all floats of 32 bits is no limit."""
+    """Raise ConfigError if the step size is limited. An upper limit of at least the largest float of 32 bits is no limit."""
     limits = fields.raw("time_step_limit", [0.0, math.inf])
     if not isinstance(limits, list) or len(limits) != 2 or limits[0] != 0 or type(limits[1]) is not float or limits[1] < LARGEST_F32:
         raise fields.error("time_step_limit", "[0.0, Infinity]: limits of the step size are not supported")

@@ -41,8 +41,8 @@ ADAPTER = "adapter_config.json"  # the configuration of an adapter, in the forma
 
 
 def _gguf_families() -> dict[str, list[tuple[Gguf, str]]]:
-    """Map each `general.architecture` to the GGUF names and model types of its families. If families share an architecture, those with a
-    mark come first."""
+    """Map each `general.architecture` to the `Gguf` and the first model type of each of its families. If families share an architecture,
+    those with a mark come first."""
     found: dict[str, list[tuple[Gguf, str]]] = {}
     for family in (module.FAMILY for module in _MODULES):
         if isinstance(family, DecoderFamily) and (gguf := family.gguf) is not None:
@@ -56,7 +56,7 @@ GGUF_FAMILIES = _gguf_families()
 
 
 def gguf_family(metadata: Mapping[str, Any]) -> tuple[Gguf, str] | None:
-    """Return the GGUF names and the model type for a file's metadata, or None."""
+    """Return the `Gguf` and the model type of the family that reads a file with this metadata, or None if no family does."""
     name = metadata.get("general.architecture")
     for gguf, model_type in GGUF_FAMILIES.get(name, []) if isinstance(name, str) else []:
         value = metadata.get(f"{name}.{gguf.mark}")
@@ -78,7 +78,8 @@ def encoder_family(model_type: str) -> EncoderFamily:
 
 
 def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
-    """Return a source with the tensors that programs of the family read: tensors of the files, some of them renamed or joined."""
+    """Return a source with the tensors that programs of the family read. For decoders, some tensors of the files are renamed, joined or
+    left out, and the tables of the spectrogram are added if the model hears."""
     if not config.is_causal:
         return files
     family = decoder_family(config.family)
@@ -121,7 +122,7 @@ def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _what_is_there(directory: Path) -> str:
-    """Explain why a directory has no config.json."""
+    """Return what a directory without a config.json contains, and what to do about it."""
     if (file := directory / ADAPTER).is_file():
         base = read_json(file).get("base_model_name_or_path", "another model")
         return (
@@ -138,7 +139,7 @@ def parse_config(values: object) -> ModelConfig:
     """Parse the content of a config.json."""
     fields = Fields(values, "config.json")
     fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads the field
-    fields.skip(*JUDGING)  # `load_config` reads these fields
+    fields.skip(*JUDGING)  # `read_verdict` reads these fields
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:

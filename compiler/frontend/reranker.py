@@ -76,8 +76,8 @@ def _has_template(directory: Path) -> bool:
 
 
 def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
-    """Return the tokens "yes" and "no" that the sentence-transformers module `LogitScore` names, or None if the model has no such module.
-    A model with this module must have the chat template of Qwen3-Reranker."""
+    """Return the ids of the tokens for "yes" and "no" that the sentence-transformers module `LogitScore` names, or None if the model has no
+    such module. A model with this module must have the chat template of Qwen3-Reranker."""
     path = directory / "modules.json"
     module = next((module for kind, module in read_kinds(read_json(path)) if kind == "LogitScore"), None) if path.exists() else None
     if module is None:
@@ -111,7 +111,7 @@ def _tokens_of_words(directory: Path, reason: str, no: str, yes: str) -> tuple[i
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether the model has no classification head. Qwen3-Reranker is downloaded as a model that generates text."""
+    """Return whether config.json describes a model that generates text, without a classification head, as that of Qwen3-Reranker does."""
     stated = config.get("architectures")
     return isinstance(stated, list) and any(isinstance(name, str) and name.endswith("ForCausalLM") for name in stated)
 

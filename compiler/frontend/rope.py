@@ -65,7 +65,7 @@ class LongScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """The first `num_turning` pairs rotate at the frequencies of a full rotation; the remaining pairs do not rotate."""
+    """The first `num_turning` pairs rotate at the frequencies of a full rotation, divided by `factor`; the other pairs do not rotate."""
 
     num_turning: int
     factor: float
@@ -80,7 +80,7 @@ class Rope:
     size: int  # number of rotated dimensions, the first ones of a head; dimensions i and i + size / 2 are a pair
     scaling: RopeScaling | None = None
     interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair instead
-    axes: tuple[int, ...] = ()  # per pair: the axis whose coordinate rotates it, if tokens have three; empty: all have one position
+    axes: tuple[int, ...] = ()  # per pair: the axis whose coordinate rotates it, if tokens have three; empty: tokens have one position
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
         """Return the radians per position of each pair, [size / 2], and the factor that multiplies cos and sin, for a context of at most

@@ -1,4 +1,4 @@
-"""Advice for a model of an unknown type, which may equal a known family under another name."""
+"""Give advice for a model of an unknown type, which may be that of a known family under another name."""
 
 from __future__ import annotations
 

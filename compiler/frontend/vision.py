@@ -84,7 +84,7 @@ class Vision:
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
     num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
-    theta: float = 10_000.0  # with any size: base of the rotation by row and column
+    theta: float = 10_000.0  # base of the rotation by row and column, in encoders that rotate
     window: int = 0  # with any size: edge, in squares, of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
     table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated for some; 0: there is none

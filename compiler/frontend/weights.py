@@ -144,7 +144,7 @@ class MappedFile:
         for sample in range(DIGEST_SAMPLES):
             start = header_bytes + span * sample // DIGEST_SAMPLES
             digest.update(self.memory[start : start + SAMPLE_BYTES])
-        self.release(0, self.num_bytes)  # most loads from the cache read nothing more; a vocabulary takes 12 MB
+        self.release(0, self.num_bytes)  # what was read, such as a vocabulary of 12 MB: most loads from the cache read nothing more
 
 
 def _no_data(head: bytes, num_bytes: int) -> str:
@@ -267,7 +267,7 @@ def open_safetensors(path: str | Path) -> Safetensors:
 
 
 def _parts(found: list[Path]) -> list[Path] | None:
-    """Return the parts of one model, in order, if the names of files without an index say that they are such, or the only file."""
+    """Return the parts of a model in order, or its only file. Return None if the names do not say that all files are parts of one model."""
     names = {tuple(parts_of(file.name)) for file in found}
     if len(names) != 1:
         return None

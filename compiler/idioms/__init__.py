@@ -1,1 +1,1 @@
-"""Idioms: the shapes by which passes and schedules recognise loop nests (products, rows, softmax)."""
+"""Idioms: the shapes by which passes and schedules recognise loop nests (products, rows, spatial nests)."""

@@ -38,7 +38,7 @@ class RowProgram:
     stages: tuple[RowStage, ...]
     temporaries: tuple[Buffer, ...]  # each holds one number per row
     line: Buffer | None = None  # a row of values in each thread's own memory: a stage writes it, and later stages and `parts` read it
-    parts: RowProgram | None = None
+    parts: RowProgram | None = None  # stages on parts of each row, which run after `stages`
 
 
 def match_rows(body: Stmt) -> RowProgram | None:

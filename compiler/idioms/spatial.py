@@ -43,7 +43,7 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, value=value):
                 carried = any(load.buffer is buffer for load in loads(value))
-                # A condition on single elements usually keeps two of them from writing one place in any order, as in `scatter`.
+                # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.
                 whole_rows = cond is None or rows < len(axes)
                 return None if carried or not axes or not whole_rows else SpatialNest(tuple(axes), tuple(lets), stmt, cond)
             case _:

@@ -47,7 +47,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """An f16 of the block."""
+    """An f16 that begins at byte `byte` of the block. If `is_negated`, the level is the negative of this float."""
 
     byte: int
     is_negated: bool = False
@@ -55,7 +55,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """A power of two: its exponent plus 128 is a byte of the block."""
+    """A power of two. Byte `byte` of the block is its exponent plus 128."""
 
     byte: int
 

@@ -107,7 +107,8 @@ def _signs() -> NDArray[np.uint32]:
 
 @lru_cache
 def _even_signs() -> NDArray[np.uint32]:
-    """Return such a word for each integer of seven bits. The sign of the eighth code makes the number of negative codes even."""
+    """Return a word of eight signs, as `_signs` does, for each integer of seven bits. The eighth sign makes the number of negative codes
+    even."""
     seven = np.arange(128)
     return _signs()[seven | np.bitwise_xor.reduce(seven[:, None] >> np.arange(7) & 1, 1) << 7]
 

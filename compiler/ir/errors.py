@@ -1,7 +1,9 @@
-"""Errors in a program that is being compiled or interpreted.
+"""Errors in a program that is being compiled or interpreted. Those with a module in parentheses are defined there.
 
 CompileError
   AnnotationError   a value cannot have the annotation that a binding or an operator requires
+  UnknownShape      (operators) a loop nest needs extents that the annotation of an operand does not have
+  BadIndex          (operators) the interpreter finds an index outside its range
   ParseError        (parser) the text is not a program
   VerifyError       (verify) the program breaks a rule of the IR
   MismatchError     (interpreter) a value does not match its annotation

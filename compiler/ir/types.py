@@ -7,8 +7,8 @@
       TupleType     a fixed number of values
       FuncType      a function
 
-The annotation of a parameter is a promise that is checked at run time; that of any other value states what is known about it. Every
-annotation can be made coarser (`None` stands for "not known") and the program still compiles.
+The annotation of a parameter is a promise that is checked at run time; that of any other value states what is known about it. `None` stands
+for "not known". An operator that becomes a loop nest needs the extents of its operands; a match_cast can state them.
 """
 
 from __future__ import annotations

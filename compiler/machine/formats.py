@@ -74,7 +74,7 @@ class Panels(Format):
         return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
 
     def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
-        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k, plus the offset if weights have 4 bits."""
+        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k, plus the offset if weights have 4 or 2 bits."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
         first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))

@@ -1,8 +1,9 @@
 """One table of the tiles that multiply matrices, the best tile of each kind first.
 
 A tile multiplies rows of one element type by weights of one format. Its order of summation does not depend on its number of rows. The
-accumulators, the columns of a step and one factor of a row fit the registers. A vector has LANES lanes on every machine, and code
-generation splits or joins vectors to the width of registers. So every sum has the same order on all instruction sets.
+accumulators, the columns of a step and one factor of a row fit the registers. The lanes of a vector are columns, and code generation splits
+or joins vectors to the width of registers. So products of f32, and of integers in registers, have the same order of summation on all CPUs.
+Products of bf16, matrix units and GPUs have orders of their own (compiler/numeric_class.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LANES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """The shape of a tile: `rows` times (`vectors` * `lanes`) accumulators. `rows` is a power of two."""
+    """The shape of a tile: `rows` times (`vectors` * `lanes`) accumulators. In the tables below, `rows` is a power of two."""
 
     rows: int
     vectors: int
@@ -215,6 +216,7 @@ _SHAPES: Final = (
 # factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, with room for the keys of one step.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _NARROW_ATTENTION: Final = FloatTile(TileShape(rows=2, vectors=1), steps=1)
+# (least width in bits of the target's vectors, tile)
 _TILES: Final = (
     (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=512)),
     (512, ProductTile(DotBf16(rows=8, columns=32), format=PAIRS, depth=2, needs=Features(["avx512bf16", "sse4a"]))),

@@ -27,7 +27,7 @@ class TargetError(Exception):
 @dataclass(frozen=True, slots=True)
 class Target:
     name: str
-    arch: str  # LLVM's name: x86_64, aarch64, riscv64, wasm32
+    arch: str  # LLVM's name: x86_64, aarch64, riscv64, wasm32, nvptx64
     features: frozenset[str]  # LLVM's names
     vector_bits: int  # width of the widest registers with arithmetic
     system: str = LINUX  # vendor, system and ABI: the part of LLVM's triple after the architecture

@@ -1,5 +1,5 @@
 """Elementwise operators: arithmetic, comparisons, logic, activations and other functions. Operands broadcast as in NumPy. All tensors have
-the same element type; a scalar operand is converted to it."""
+the same element type, except the condition of `where`. A scalar operand is converted to that type."""
 
 from __future__ import annotations
 

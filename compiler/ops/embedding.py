@@ -1,7 +1,7 @@
 """Embedding look-up, and rotary position embedding.
 
-Two operands express every scaling of rotary embeddings: `inv_freq` has one inverse frequency per pair of elements, and `scale` multiplies
-sines and cosines.
+`rope_angles` can express every scaling of rotary embeddings: its operand `inv_freq` has one inverse frequency per pair of elements, and its
+attribute `scale` multiplies sines and cosines.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ FLIP = define("flip", "x", _flip_type, lambda x, axes: np.array(np.flip(x, axes)
 
 
 def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
-    """Return the begin and the length of a slice, clamped into the axis."""
+    """Return the begin of a slice, clamped into the axis, and its number of elements."""
     begin = dim_min(dim_max(dim_attr(attrs, "begin"), 0), extent)
     end = extent if attrs["end"] is None else dim_min(dim_attr(attrs, "end"), extent)
     return begin, ceil_div(dim_max(end - begin, 0), int_attr(attrs, "stride", 1))
@@ -292,8 +292,8 @@ def concat_nest(operands: Operands) -> Nest:
 
 
 def part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scalar:
-    """Return the element at `index` of concatenated parts. Each part is given as the index at which it begins, and its element at
-    `index`."""
+    """Return the element at `index` of concatenated parts, or 0 if the index is outside them. Each part is given as the index at which it
+    begins, and its element at `index`. `end` is the index after the last part."""
     value: Scalar = const(0, dtype_of(parts[0][1]))
     for begin, part in reversed(parts):
         value, end = guard(begin, index, end, part, value), begin

@@ -1,8 +1,8 @@
 """Operators that read the memory of several ranks, which are devices that run the same program together, each on weights of its own.
 
-Operand i of `all_gather`, and table i of `rank_embedding`, is the value that it has on rank i. A program of ranks names the same value for
-all of them. No rank reads before all have computed what is read, and none overwrites it before all have read it (`Kernel.ranks` of
-`runtime/executable.py`). On a CPU, and in the interpreter, every operand is this device's own.
+Operand i of `all_gather`, and table i of `rank_embedding`, is read from the memory of rank i. A program for ranks passes one of its own
+values as every operand. No rank reads before all have computed what is read, and none overwrites it before all have read it
+(`Kernel.ranks` of `runtime/executable.py`). On a CPU, and in the interpreter, every operand is this device's own.
 
 Nothing is summed over ranks. So every element is computed by one rank in the order in which a single device computes it, and has the same
 bits.

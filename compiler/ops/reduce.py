@@ -1,7 +1,7 @@
 """Reductions along axes, cumulative sums, sorting and top-k.
 
-Floats smaller than f32 are accumulated in f32, and the result is rounded once. A reduction of no elements gives the identity of its
-function. argmax and argmin need at least one element.
+Reductions accumulate floats smaller than f32 in f32, and round the result once; a cumulative sum is rounded to the element type at every
+element. A reduction of no elements gives the identity of its function. argmax and argmin need at least one element.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _some(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
-    """An extreme has a place only among at least one element."""
+    """Require at least one element along the axis: without elements there is no extreme whose index could be returned."""
     if isinstance(x := args[0], TensorType) and x.shape is not None:
         axis = axis_attr(attrs, len(x.shape))
         yield at_least(x.shape[axis], 1, f"dimension {axis}")

@@ -4,8 +4,10 @@
     INTERPRET   what the operator computes, in NumPy
     LEGALIZE    the loop nest that computes it
     INDICES     the operands whose elements are indices, and what happens to an index outside its range
+    OPERANDS    the names of the operands
+    VIEWS       the operators that only give memory another shape
 
-A module of operators fills all tables through `define`; `tests/compiler/ops` reports missing entries.
+A module of operators fills the tables through `define`; `tests/compiler/ops` reports missing entries.
 """
 
 from __future__ import annotations
@@ -72,8 +74,9 @@ class Nest:
     """The loop-level body of an operator: its outputs, and the statement that fills them.
 
     The body may use symbolic variables of the graph function: outlining renames them, and passes those that no shape defines as arguments.
-    Output `i` reuses the memory of operand `inplace[i]`. The remaining fields are run-time checks of what deduction could not prove:
-    `checks` has annotations that operands must match, and `fits` has extents that must broadcast.
+    Output `i` reuses the memory of operand `inplace[i]`. `checks` and `fits` are run-time checks of what deduction could not prove:
+    `checks` has annotations that operands must match, and `fits` has extents that must broadcast. `attrs` are the attributes of the
+    outlined function.
     """
 
     outputs: tuple[Buffer, ...]
@@ -94,8 +97,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The memory of the first operand under another shape, so nothing is computed. The two element counts of each pair in `equal` must be
-    equal."""
+    """The memory of the first operand under another shape, so nothing is computed. The two dimensions of each pair in `equal` must be
+    equal; a run-time check requires it."""
 
     equal: tuple[tuple[Dim, Dim], ...] = ()
 

@@ -71,7 +71,8 @@ def _blocks(bindings: list[Binding]) -> list[Block]:
 
 
 def _static(value: Value) -> bool:
-    """Whether the value needs no instruction between launches: it is a launch, its memory is planned, or it is an alias or a view."""
+    """Whether the value needs no instruction between launches: it launches a loop nest, allocates planned memory, or is an alias or a
+    view."""
     match value:
         case Launch(library=library):
             return not library

@@ -1,7 +1,8 @@
 """Number schemes: to how many bits products with quantised weights round their rows, and which sums are exact.
 
-The program alone decides, never the target: targets only choose the instructions that compute the same integers. So a product has the same
-bits on all of them. Only if the program tolerates rows of bf16 may a target use a scheme of its own.
+On CPUs and in browsers, the program alone decides, not the target: targets only choose the instructions that compute the same integers.
+Only if the program tolerates rows of bf16 may a target use a scheme of its own. GPUs use no scheme: they round the rows to bf16
+(round_operands.py).
 
     weights of 8 or 6 bits     rows of 16 bits. Up to 512 products are added exactly: such a sum fits in 32 bits. If a row is stored
                                in two planes, each plane's sum is exact, and the two are combined in f32 with one rounding

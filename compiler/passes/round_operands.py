@@ -1,8 +1,9 @@
-"""Round rows to bf16 before products that tolerate it.
+"""Round rows to bf16 before products that tolerate it, and on some machines before all products with quantised integers.
 
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
-If a machine multiplies integers of 8 and 4 bits, or floats of 8 bits, as bf16, rows that are multiplied by such weights are rounded, too.
+If a machine multiplies integers of 8 and 4 bits, or floats of 8 bits, as bf16 (`beside`), rows that are multiplied by such weights are
+rounded, too: beside floats if the product tolerates it, beside integers always.
 Of the products with experts, only those with floats of 8 bits have tiles that multiply bf16.
 """
 

@@ -30,7 +30,7 @@ def imported() -> Callable[[], None]:
 
 
 def _start_worker() -> None:
-    """Start the first worker before the imports of this process, which take as long as its own."""
+    """Start the first worker before the imports of this process, so that both processes import at the same time."""
     from deploy.secrets import without_secrets
     from runtime.launch import command
     from server.workers.starting import start_ahead

@@ -142,8 +142,9 @@ def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:
 
 
 def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
-    """Print the pieces of an answer as they arrive (as Markdown on a terminal) and return the whole text. `usage`: of an answer in a
-    conversation; if it has been filled by then, also print the decoding rate. An interrupt ends such an answer, and keeps its text."""
+    """Print the pieces of an answer as they arrive (as Markdown on a terminal) and return the whole text. In a conversation, `usage` is the
+    dict that gets the token counts at the end: then also print the decoding rate. An interrupt ends an answer in a conversation, and its
+    text is kept."""
     said: list[str] = []
     first_s = 0.0
     with _writer() as put:

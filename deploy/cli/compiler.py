@@ -150,8 +150,8 @@ def prune(
     dry_run: Annotated[bool, typer.Option(help="Only report what would be removed.")] = False,
 ) -> None:
     """Remove cached files that cannot be used any more: packed weights and assembled code whose program was removed, and leftovers of
-    interrupted loads. With --keep or --keep-days, also remove programs and weights beyond that limit, least recently used first. Running
-    servers keep the files that they have opened.
+    interrupted loads. With --keep or --keep-days, also remove other files beyond that limit, least recently used first. Running servers
+    keep the files that they have opened.
 
     [bold]Examples[/bold]
 
@@ -183,7 +183,7 @@ def prune(
 def verify(
     remove: Annotated[bool, typer.Option("--remove", help="Remove damaged files; the next start builds them again.")] = False,
 ) -> None:
-    """Compare every compiled program, all packed weights and all assembled code with their checksums. Fail if any file is damaged.
+    """Compare compiled programs, weights and all other cached files that have checksums with these. Fail if any file is damaged.
 
     [bold]Examples[/bold]
 

@@ -69,7 +69,7 @@ def _label(source: str, place: str) -> None:
         with stages(source) as report:
             label = label_of(Load(source, place), report)
     except LoadError as error:
-        if error.code is not ErrorCode.NOT_A_GENERATIVE_MODEL:  # an embedding model needs no words about a quality that it has not
+        if error.code is not ErrorCode.NOT_A_GENERATIVE_MODEL:  # an embedding model has no quality label, so print nothing
             errors.print(f"{source} has no quality label: {error.message}", highlight=False, markup=False, soft_wrap=True)
     else:
         answers.print(f"{source} as served: {in_words(label)}", highlight=False, soft_wrap=True)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST = "smollm2"  # the model that a newcomer meets first
+FIRST = "smollm2"  # the model that new users are told to download, and that is served if no model is named
 
 HELP = """Serve models; without any, smollm2 if `relaxserve pull smollm2` has downloaded it, and the built-in demo model.
 

@@ -31,7 +31,7 @@ class LoadOption:
     parser: Callable[[str], Any] | None = None
 
     def annotation(self, panel: str | None) -> Any:
-        """Return the annotation of a parameter for typer. `panel`: of the help."""
+        """Return the annotation of a parameter for typer. `panel`: title of the part of the help that shows the option."""
         about = typer.Option(
             *self.names, help=self.meaning, metavar=self.metavar, rich_help_panel=panel, show_default=False, parser=self.parser
         )
@@ -68,7 +68,7 @@ OPTIONS: dict[str, LoadOption] = {
         "Number format of the weights: auto (that of the files), bf16, int8, 6bit, 5bit, 4bit, a number of bits such as 4.6, f32, "
         "auto-fast, int8-fast, int8-128, int4-32 (docs/models.md).",
     ),
-    "calibrate": LoadOption(str, "Text by which 4bit and other numbers of bits decide what matters.", "FILE"),
+    "calibrate": LoadOption(str, "Text on which 4bit and other numbers of bits measure which weights matter.", "FILE"),
     "max_context": LoadOption(
         int,
         "Longest sequence, in tokens; by default the model's, if memory suffices.",
@@ -87,7 +87,7 @@ OPTIONS: dict[str, LoadOption] = {
         float, "Memory for keys and values: 2G, or 50% of what the weights leave.", "BYTES", parser=_bytes_or_share
     ),
     "kv_dtype": LoadOption(str, "Number format of keys and values: auto, f32, f16, bf16, int8."),
-    "numerics": LoadOption(str, "Numbers of products: portable (equal on all CPUs), fast, or auto (by the weights)."),
+    "numerics": LoadOption(str, "How products are computed: portable (equal on all CPUs), fast, or auto (by the weights)."),
     "target": LoadOption(str, "Instruction set to use: host, or a smaller one such as x86-64-v3."),
     "device": LoadOption(str, "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1.", parser=_device),
     "tensor_parallel": LoadOption(
@@ -119,7 +119,8 @@ def name_of(field: str) -> str:
 
 
 def takes(*fields: str) -> Callable[[Command], Command]:
-    """Give a command the options that set these fields of a load. It gets the values of those that are given as keywords."""
+    """Give a command the options that set these fields of a load. The command is called with a keyword argument for each option that the
+    user gives."""
 
     def with_options(command: Command) -> Command:
         def run(**arguments: Any) -> None:

@@ -44,7 +44,7 @@ def chunk_of(event: bytes) -> dict[str, Any] | None:
 
 
 def message_of(answer: object) -> str:
-    """Return the message of an error of the server, or nothing if the answer is none."""
+    """Return the message of the server's answer if it is an error, otherwise ""."""
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return message if isinstance(message, str) else ""

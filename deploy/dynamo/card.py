@@ -1,7 +1,7 @@
 """Write the files from which Dynamo's frontend makes prompts of a model: its tokenizer, chat template and configuration.
 
-They are those that the server reads, or makes from a GGUF file, so both sides have the same tokens. They lie in the cache, in a folder that
-is named by their digest: Dynamo sends requests of a model only to workers whose files have the same paths.
+The server reads the same files, or makes the same from a GGUF file, so the frontend and the server have the same tokens. The files lie in
+the cache, in a folder that is named by their digest: Dynamo sends requests of a model only to workers whose files have the same paths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 @dataclass(frozen=True, slots=True)
 class Card:
     folder: Path
-    has_template: bool  # for conversations
+    has_template: bool  # whether the model has a chat template
 
 
 def write_card(source: str) -> Card:

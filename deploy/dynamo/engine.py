@@ -46,18 +46,18 @@ log = logging.getLogger(__name__)
 PATH = "/inference/v1/generate"
 RANK = 0  # a server has one worker per model, which Dynamo counts as one rank
 WATCH_S = 1.0  # interval at which Dynamo hears of the load
-LIST_EVERY = 10  # looks at the server, one of which asks whether it still has the model: the log of the server names this question
+LIST_EVERY = 10  # one of this many looks at the server asks whether it still has the model; the server's log has a line for this request
 DRAIN_POLL_S = 0.1
 MOST_FAILED = 3  # looks in turn at a server that is silent or lacks the model, after which the server counts as lost
 BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
-STOP_S = 60.0  # longest time in which a server without requests ends
+STOP_S = 60.0  # longest wait for the end of a server that has no requests; then it is killed
 
 
 class Engine(LLMEngine):
     """The engine of one worker."""
 
     def __init__(self, name: str, server: Server, card: Path) -> None:
-        """`name`: of the model. `card`: the folder with the files that Dynamo's frontend needs."""
+        """`name`: the name of the model. `card`: the folder with the files that Dynamo's frontend needs."""
         self._name = name
         self._server = server
         self._card = card
@@ -66,7 +66,7 @@ class Engine(LLMEngine):
         self._watching: asyncio.Task[None] | None = None
         self._running: dict[Context, asyncio.Task[aiohttp.ClientResponse]] = {}  # a request that is sent again has another context
         self._must_end = False  # a signal has arrived
-        self.has_given_up = False  # because of it, before the server was ready
+        self.has_given_up = False  # the signal arrived before the server was ready
         self.failure: SettingsError | ServerFault | None = None  # why the worker ends by itself
 
     @classmethod
@@ -137,8 +137,8 @@ class Engine(LLMEngine):
             _close(opening)
 
     async def abort(self, context: Context) -> None:
-        """Break off the request with this id that is stopped. A try that has failed is aborted, too, maybe when Dynamo has sent the request
-        again."""
+        """Break off the requests that have this id and are stopped. Dynamo also aborts an attempt that has failed, maybe after it has sent
+        the request again under the same id; the new attempt is not stopped, and goes on."""
         for running, opening in self._running.items():
             if running.id() == context.id() and running.is_stopped():
                 _close(opening)
@@ -199,7 +199,7 @@ class Engine(LLMEngine):
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def _until_lost(self) -> str:
-        """Tell Dynamo the load of the server until the server is lost. Return why it is."""
+        """Tell Dynamo the load of the server until the server is lost. Return the reason in words."""
         num_failed = num_looks = 0
         while True:
             await asyncio.sleep(WATCH_S)
@@ -280,7 +280,7 @@ def run(argv: list[str]) -> None:
     )
     server = _server_of(options)
     engine = Engine(options.spec.name, server, card.folder)
-    # Dynamo's handlers also call those of before. Python's own would break off the drain.
+    # Dynamo's signal handlers also call the handlers that were installed before them. Python's own handlers would break off the drain.
     before = [(number, signal.signal(number, engine.end)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         uvloop.run(Worker(engine, config).run())

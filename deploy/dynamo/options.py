@@ -27,17 +27,18 @@ TYPES = "chat,completions"
 class Options:
     spec: ModelSpec
     entry: str | dict[str, Any]  # the model as in the configuration file of a server
-    settings: Mapping[str, Any]  # of the server that the worker starts
-    url: str | None  # of a server that runs already
-    events: str | None  # address of the cache events of that server
-    key: str | None  # of that server
+    settings: Mapping[str, Any]  # settings of the server that the worker starts
+    url: str | None  # URL of a server that runs already; None: the worker starts one
+    events: str | None  # address at which the server at `url` publishes its cache events
+    key: str | None  # API key of the server at `url`
     runtime: DynamoRuntimeConfig
     component: str
     endpoint: str
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Raise SettingsError if an option is wrong. As all programs with argparse, exit at --help and at an unknown option."""
+    """Read the options. Raise SettingsError if the value of one is wrong. As all programs with argparse, exit at --help and at an unknown
+    option."""
     parser = argparse.ArgumentParser("relaxserve dynamo", description="Serve a model as a worker of NVIDIA Dynamo.", allow_abbrev=False)
     own = parser.add_argument_group("options of relaxserve")
     own.add_argument("model", nargs="?", metavar="MODEL", help="folder, .gguf file, hub id or 'demo', maybe with =NAME")

@@ -42,7 +42,7 @@ class Server(Protocol):
     def require_answer(self) -> None: ...
 
     def ask(self, path: str) -> bytes:
-        """Raise HTTPError, which is an OSError, if the server answers with an error."""
+        """Return the body of the answer. Raise HTTPError, which is an OSError, if the server answers with an error."""
         ...
 
     def stop(self, within_s: float | None = None) -> None: ...
@@ -69,7 +69,7 @@ class FoundServer:
         self.events = events
 
     def require(self) -> None:
-        """A server that has ended does not answer."""
+        """Do nothing: the worker has no process of this server to look at. A server that has ended fails `require_answer`."""
 
     def require_answer(self) -> None:
         self.ask("/health/live")
@@ -86,7 +86,8 @@ class GivenUp(Exception):
 
 
 async def until_ready(server: Server, must_end: Callable[[], bool] = lambda: False) -> None:
-    """Raise ServerEnded if the server ends first, OSError if waiting does not help, and GivenUp if the worker must end."""
+    """Wait until the server is ready. Raise ServerEnded if it ends first, OSError if waiting does not help, and GivenUp once `must_end`
+    returns True."""
     log.info("waiting for the server at %s", server.url)
     said_s = time.monotonic()
     while True:

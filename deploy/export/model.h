@@ -17,7 +17,7 @@ extern "C" {
 #define RS_VOCAB_SIZE @VOCAB_SIZE@
 #define RS_MAX_CONTEXT @MAX_CONTEXT@
 #define RS_WEIGHTS_BYTES @WEIGHTS_BYTES@u
-#define RS_FINGERPRINT UINT64_C(@FINGERPRINT@) /* of the weights of this model */
+#define RS_FINGERPRINT UINT64_C(@FINGERPRINT@) /* fingerprint of the weights of this model */
 #define RS_PIECES_BYTES @PIECES_BYTES@u /* size of pieces.bin */
 #define RS_SEQUENCE_BYTES @SEQUENCE_BYTES@u /* memory that rs_new allocates: arena, keys and values */
 #define RS_STACK_BYTES @STACK_BYTES@u

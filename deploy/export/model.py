@@ -31,8 +31,8 @@ def _sees_nothing(vision: Vision) -> bool:
 
 def servable(asked: Asked, sees: Callable[[Vision], bool] = _sees_nothing) -> Servable:
     """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. It
-    reads images if the form of the export `sees` them by its encoder, which then takes one crop at a time, and never audio. Raise LoadError
-    for a model whose embeddings an export cannot compute."""
+    reads images if `sees` returns True for its image encoder, which then takes one crop at a time. It never reads audio. Raise LoadError
+    for a model that embeds texts and images."""
     known = advance(asked, Opened)
     if (config := known.files.config).reads_rows:
         if not config.is_causal:

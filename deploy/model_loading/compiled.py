@@ -15,7 +15,7 @@ from deploy.model_loading.servable import Servable
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compiled(Servable):
     program: Program
-    device_note: str  # why the program is not for the target that the load names
+    device_note: str  # why the program is for another target than the load names; "" if it is not
     numeric_class: str
     identity: str  # digest of the whole model's program: equal on all machines, also if the model is computed in stages
 

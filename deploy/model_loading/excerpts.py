@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from server.engine.step_model import Seen
 from server.messages import Excerpt
 
-KEPT_BYTES = 64 << 20  # of rows that are kept, so that later chunks, resumed sequences and other requests need not encode an excerpt again
+KEPT_BYTES = 64 << 20  # most bytes of rows kept for later chunks, resumed sequences and other requests that have the same excerpt
 Rows = NDArray[np.float32]
 
 
@@ -31,7 +31,8 @@ class ExcerptEncoder(ABC):
         """Return the rows of each excerpt, in the order of its tokens."""
 
     def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
-        """Return the indices of a step's tokens of excerpts, and the rows that they read."""
+        """Return, for a step, the indices of the tokens that belong to excerpts, [tokens], and the rows that take their places,
+        [tokens, row_size]."""
         if not seen:
             return np.empty(0, np.int32), np.empty((0, self._row_size), np.float32)
         found = {one.key: rows for one in seen if (rows := self._kept.get(one.key)) is not None}

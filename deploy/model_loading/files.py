@@ -1,5 +1,5 @@
-"""Find and open the files of a model, which may be a folder in the hub's layout or a GGUF file. Each file is opened once; all later stages
-of a load use the result."""
+"""Find and open the files of a model: a folder in the hub's layout, a folder of a Whisper model in CTranslate2's format, or a GGUF file.
+Each file is opened once; all later stages of a load use the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from server.messages import FETCH
 if TYPE_CHECKING:
     from server.text.tokenizer import Tokenizer
 
-Settings = tuple[int, float, str, bool]  # of a quantisation: version, bits per weight, digest of the text, whether a GPU multiplies
+Settings = tuple[int, float, str, bool]  # what decides a quantisation: version, bits per weight, digest of the text, whether for a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def find_source(known: Asked) -> Located:
 
 
 def open_source(known: Located) -> Opened:
-    """Open the files. If the load names no context, that of the file beside the model applies."""
+    """Open the files. If the load names no `max_context`, that in the file of the model's defaults applies (locate.py)."""
     files = open_files(known.path)
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)

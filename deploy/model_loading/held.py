@@ -11,4 +11,4 @@ class Held:
 
     source: str
     num_bytes: int
-    used_s: float
+    used_s: float  # time of the last use, in seconds since 1970

@@ -102,7 +102,8 @@ def require_ranks(load: Load, number: int) -> None:
 
 
 def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:
-    """Return the fields of class `of`, with `others` in place of what is known, to make a value of this class or the next one."""
+    """Return the fields of `known` that class `of` has, updated with `others`: the arguments for a value of `of`, or of a class that
+    inherits from it."""
     return {**{each.name: getattr(known, each.name) for each in fields(of)}, **others}
 
 

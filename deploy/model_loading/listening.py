@@ -51,8 +51,8 @@ def heard(listening: Listening, clip: Clip, call: Callable[..., Rows], row_size:
 
 
 def inputs_of(listening: Listening, clip: Clip) -> tuple[NDArray[Any], ...]:
-    """Return the inputs of the program `listen` for a clip. Silence fills up the frames of its last row, to which no other frame attends
-    if the model hears only the sound."""
+    """Return the inputs of the program `listen` for a clip. A clip that does not fill its last row or piece is followed by silence. The ids
+    and ends of frames keep the clip's frames from attending to frames of this silence."""
     if listening.piece_hops:
         num_frames, each = clip.num_tokens, listening.num_positions
         pieces = -(-clip.num_hops // listening.piece_hops)

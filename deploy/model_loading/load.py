@@ -47,9 +47,9 @@ def _assembled(begun: Asked) -> Planned:
 
 
 def loaded(begun: Asked) -> LoadedModel:
-    """Run the stages that a load has left."""
+    """Run the stages of a load that have not run yet, and return the loaded model."""
     known = advance(_assembled(begun) if begun.load.stages else begun, Described)
-    session, packed = known.session, known.packed  # the model must not keep the other things that are known
+    session, packed = known.session, known.packed  # functions of the result must not refer to `known`, which would keep its memory
     model, costs = known.step_model, known.costs
     return LoadedModel(
         known.ready,

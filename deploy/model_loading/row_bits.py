@@ -40,7 +40,7 @@ Array = NDArray[Any]
 @dataclass(frozen=True, slots=True)
 class Trusted:
     target: Target
-    note: str = ""  # why this is not the requested target
+    note: str = ""  # why this is not the requested target; "" if it is
 
 
 def trusted(target: Target, number: int, cache: Kept | None, source: str) -> Trusted:

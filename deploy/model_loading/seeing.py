@@ -39,7 +39,8 @@ class Seer(ExcerptEncoder):
         self._vision = vision
 
     def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
-        """If tokens of a crop attend to later ones, also return the position of the last token of the crop of each token."""
+        """Return what `ExcerptEncoder.look` returns, and, if tokens of a crop attend to later tokens of the crop, for each of these tokens
+        the position of its crop's last token."""
         found = super().look(seen)
         if not self._vision.both_ways:
             return found

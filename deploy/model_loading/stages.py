@@ -2,10 +2,10 @@
 command runs the stages that it needs:
 
 compile            to Compiled
-inspect            to Compiled; the plan is made without opening the device for steps
-export             to Servable; an export has its own compilations, one for each machine
+inspect            to Compiled; then plans the memory itself, and opens the device only to read its limits
+export             to Servable; then compiles the program itself, once for each machine
 bench quality      to Served, without storing packed weights
-inspect --quality  to Served, for each form
+inspect --quality  to Served, for each format of weights that fits into memory
 generate, serve    to Described
 """
 

@@ -1,6 +1,7 @@
-"""The quality label of a model in one form: how far its predictions are from those of the exact weights, on the built-in text `label.txt`.
+"""The quality label of a model in one form (a format of its weights, keys and values): how far its predictions are from those of the exact
+weights, on the built-in text `label.txt`.
 
-`measure.py` measures it. The label is stored in the cache under the fingerprint of the form, so that every later load can state it.
+`measure.py` measures the label. The cache stores it under the fingerprint of the form, so that every later load can state it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Measure the quality label of a form: compare the program that is served with the exact weights in f32, on the built-in text.
+"""Measure the quality label of a form (a format of the weights, keys and values): compare the program that is served with the exact weights
+in f32, on the built-in text.
 
-The predictions of the exact weights are computed once for each model and stored. After each token, they hold the probabilities of the most
-probable next tokens; all other tokens count as one, so the measured divergence is at most that of whole distributions.
+The predictions of the exact weights are computed once for each model and stored. For each token of the text, they hold the probabilities of
+the MOST most probable next tokens. All other tokens count as one, so the measured divergence is at most that of whole distributions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Exact:
 
     ids: NDArray[np.int32]  # [tokens, MOST], the most probable first
     logprobs: Floats  # [tokens, MOST]
-    losses: Floats  # [tokens], of the token that follows; 0 after the last token of a window
+    losses: Floats  # [tokens], -log(probability) of the token that follows; 0 after the last token of a window
 
     @classmethod
     def of(cls, chunks: Sequence[Exact]) -> Self:

@@ -1,7 +1,8 @@
-"""Measure the speed of a form as its users will see it: the tokens per second that one client of a server on this machine gets.
+"""Measure the speed of a model in one format of weights as its users will see it: the tokens per second that one client of a server on this
+machine gets.
 
-The requests pass through all that the requests of users pass through: HTTP, the front, its socket to the worker, the engine, the
-detokenizer, the events of the stream. Client, front and worker are separate processes, which share the cores of this machine.
+The measured requests take the same path as those of users: HTTP, the front, its socket to the worker, the engine, the detokenizer, the
+events of the stream. Client, front and worker are separate processes, which share the cores of this machine.
 """
 
 from __future__ import annotations

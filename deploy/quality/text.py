@@ -1,4 +1,4 @@
-"""The built-in texts, and texts that a user names, as tokens of a model."""
+"""Read the built-in texts, and texts that a user names, as tokens of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_text(path: Path) -> bytes:
 
 
 def tokens_of(tokenizer: TokenizerSource, path: Path) -> list[int]:
-    """Return the tokens of a text."""
+    """Return the tokens of the text in a file. Raise LoadError if they are fewer than LEAST_TOKENS."""
     tokens = tokenizer.build().encode(read_text(path).decode(errors="replace"), False)
     if len(tokens) < LEAST_TOKENS:
         raise LoadError(ErrorCode.INVALID_VALUE, f"the text {path} has {len(tokens)} tokens, expected at least {LEAST_TOKENS}")

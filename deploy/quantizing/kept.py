@@ -47,7 +47,8 @@ def form_weights(known: Opened) -> Formed:
 
 
 def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
-    """Return the files of the model in its format. On `text`, the importance of each input of a matrix is measured."""
+    """Return the files of the model with quantised weights. `text` is the file on which the importance of each input of a matrix is
+    measured."""
     files, (_, budget, _, on_gpu), named = known.files, settings, known.load.quantize
     if not files.config.is_causal or files.config.classes is not None:
         message = f"quantize is {named!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"

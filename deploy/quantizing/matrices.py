@@ -20,13 +20,14 @@ SAMPLED = 8  # every eighth row is quantised to estimate the error of a width
 
 
 class Search:
-    """Compiled searches, by width and length of the rows."""
+    """Quantises matrices. One search program is compiled for each `Width` (a number format) and length of rows."""
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[Width, int], Session] = {}
 
     def parts(self, w: Array, importance: Floats, width: Width) -> tuple[dict[str, Array], float]:
-        """Return the arrays that represent a matrix in the form of this width, and the sum of the errors of its rows."""
+        """Return the arrays that represent a matrix in the format of this width, by the names of their parts, and the sum of the errors of
+        its rows. `importance` has the weight of each input of the matrix in these errors."""
         *matrices, length = w.shape
         rows, form = w.reshape(-1, length), two_level_form(width, length)
         session = self._session(width, length)
@@ -38,7 +39,7 @@ class Search:
         return shaped, float(errors.sum(dtype=np.float64))
 
     def sampled_error(self, w: Array, importance: Floats, width: Width) -> float:
-        """Estimate the sum of a matrix's errors from some of its rows."""
+        """Estimate the sum of the errors of all rows of a matrix from every eighth row."""
         rows = w.reshape(-1, w.shape[-1])
         sample = rows[::SAMPLED]
         return self.parts(sample, importance, width)[1] * len(rows) / len(sample)
@@ -55,7 +56,7 @@ class Search:
 
 
 def values_of(parts: Mapping[str, Array], width: Width) -> Floats:
-    """Return the values for which the parts of a matrix stand."""
+    """Return the matrix in f32 that the quantised parts represent."""
     q, scale, *shift = (parts[name] for name in two_level_form(width, width.group).numbers)
     units = [parts[name] for name in parts if name.endswith("_unit")]
     dequantize = INTERPRET["dequantize"]

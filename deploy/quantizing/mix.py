@@ -69,5 +69,5 @@ def _size(unit: Unit, width: Width) -> float:
 
 
 def _gain(unit: Unit, old: Width, new: Width) -> float:
-    """Return what the divergence falls by per bit."""
+    """Return by how much the expected divergence falls per additional bit."""
     return (unit.costs[old] - unit.costs[new]) / (_size(unit, new) - _size(unit, old))

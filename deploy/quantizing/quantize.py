@@ -23,7 +23,7 @@ from deploy.quantizing.mix import Unit, choose, fitting, plain_of
 from deploy.quantizing.sensitivity import Kind, divergences, kind_of
 
 STAGE = "quantise"
-MOST_WORK = 5e12  # multiplications that measure the inputs, unless the least text needs more; the sensitivities may take twice as many
+MOST_WORK = 5e12  # most multiplications that measure the inputs, unless the least text needs more; the sensitivities may take twice as many
 SHORT = 128  # length of the windows if long ones would be too few
 LEAST_PARTS = 4  # least number of windows on which the inputs are measured
 SENSED_TOKENS, SENSED_ROWS = 256, 128  # length of the text that sensitivities are measured on, and tokens whose predictions are compared
@@ -97,7 +97,7 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
 
 
 def _fits(names: Sequence[str], tensors: Mapping[str, Any]) -> bool:
-    """Return whether the numbers of these matrices can be in groups."""
+    """Return whether the rows of these matrices can be divided into groups of HEAD.group numbers."""
     return all(name in tensors and tensors[name].shape[-1] % HEAD.group == 0 for name in names)
 
 
@@ -125,7 +125,8 @@ def _num_multiplied(shape: tuple[int, ...], mixture: Mixture | None) -> int:
 
 
 def apart(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the matrices that read the same input as groups with a width each. Those of a group can be one product."""
+    """Divide matrices that read the same input into groups. All matrices of a group get one width, so that one product can multiply
+    them."""
     groups = (tuple(name for name in names if name.endswith(VALUES) is own) for own in (False, True))
     return [group for group in groups if group]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from compiler.frontend.weights import Derived, Tensor, WeightSource
 from deploy.quality.observe import Bound, divergence, rows_of
 
-DEPTHS = 3  # parts of the depth
+DEPTHS = 3  # number of parts into which the layers are divided, from the first to the last
 LEAST = 1e-6  # smallest divergence, so that none is 0
 
 Floats = NDArray[np.float32]
@@ -19,7 +19,7 @@ Kind = tuple[str, int]  # names without the layer's number, and the part of the 
 
 
 class Replaced(Derived):
-    """A source in which some tensors have other values."""
+    """A weight source that returns `values(name)` for the tensors `names`, and the tensors of `source` for all others."""
 
     def __init__(self, source: WeightSource, names: Sequence[str], values: Callable[[str], Floats]) -> None:
         super().__init__(source, source.tensors)
@@ -46,8 +46,8 @@ def divergences(
     num_rows: int,
     progress: Callable[[float], None],
 ) -> dict[Kind, float]:
-    """Return the divergence that each kind causes. `kinds` has the names of the matrices of each kind. The weights of the checkpoint are
-    bound at the beginning, and not at the end."""
+    """Return the divergence that each kind causes. `kinds` has the names of the matrices of each kind. The caller has bound the weights of
+    the checkpoint; afterwards, the matrices of the last kind are still quantised."""
     found: dict[Kind, float] = {}
     rows = rows_of(len(window), num_rows)
     exact = bound.run(window, rows).logits

@@ -17,7 +17,7 @@ from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.multipart import FORM_TYPE, Form
 
 MOST_BODY_BYTES = 64 << 20  # servers have limits of their own
-BODY_S = 30.0  # for the arrival of a body, with 1 s more for each SLOWEST bytes of it
+BODY_S = 30.0  # seconds within which a body must arrive, plus 1 s for each SLOWEST bytes of it
 FILE = "file"  # the field of a form whose bytes are not read
 
 
@@ -78,7 +78,7 @@ class _JsonReader:
             self._is_readable = False
 
     async def fields(self, content: bytes) -> dict[str, Any] | None:
-        """Return the fields, which are none if the text is no JSON object, or None if the text was not read. `content`: the body."""
+        """Return the fields: an empty dict if the text is no JSON object, None if the text was not decoded. `content`: the body."""
         if content:
             await self.feed(b"", is_last=True)
         if not self._is_readable:
@@ -91,7 +91,7 @@ class _JsonReader:
 
 
 async def _form_fields(content: bytes, content_type: str) -> dict[str, Any]:
-    """Return the fields of a form but its file, as far as they can be read. The server says what is wrong with the form."""
+    """Return the fields of a form except its file. Of a wrong form, return the fields before the error, which the server reports."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for at in range(0, len(content), PIECE_BYTES):

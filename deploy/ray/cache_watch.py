@@ -1,7 +1,8 @@
-"""Follows the events of a server's prefix cache, and says from when on what was used is still there.
+"""Follows the events of a server's prefix cache, to find the time since which no page that the server has used is evicted.
 
-A replica sends its routers one number instead of its pages: pages are evicted in the order of their last use, so the time at which the
-latest evicted page was stored separates what is gone from what is left. Clocks of machines differ and jump, so the number is an age.
+A replica sends its routers this one number instead of a list of its pages. Pages are evicted in the order of their last use, so pages used
+after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an age in
+seconds, because the clocks of machines differ and jump.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class CacheWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
         self._clock = clock
-        self._stored_s: dict[tuple[int, int], float] = {}  # by cache group and hash
-        self._numbers: dict[bytes, int] = {}  # of the last batch, by topic
+        self._stored_s: dict[tuple[int, int], float] = {}  # time at which a page was stored, by cache group and hash
+        self._numbers: dict[bytes, int] = {}  # number of the last batch, by topic
 
     def kept_s(self) -> float | None:
         """Return how long ago the latest evicted page was stored, or None if none was evicted."""

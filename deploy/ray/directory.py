@@ -57,7 +57,7 @@ class Directory:
         return not self._stats
 
     def has(self, place: bytes) -> bool:
-        """Return whether a replica is there that has made ids with this beginning."""
+        """Return whether a replica of this place is known: the one whose name has this digest, with which the ids that it makes begin."""
         return any(place_of(name) == place for name in self._stats)
 
     def move(self, response: str, replica: str) -> None:
@@ -117,7 +117,7 @@ class Directory:
 
 
 def _dated(found: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
-    """Return a report with the time of this process since when the replica has kept what was used."""
+    """Return a report with `kept_since_s`, the time by this process's clock since which the replica has evicted nothing that it used."""
     age_s = found.get("kept_s")
     return found if age_s is None else {**found, "kept_since_s": now_s - age_s}
 

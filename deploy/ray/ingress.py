@@ -36,8 +36,8 @@ from server.errors import ONE_SERVER, ApiError
 log = logging.getLogger(__name__)
 
 LEASE_S = 10.0
-MEET_S = 2.0  # time for a replica to answer the question that lets Ray begin to name replicas of its pool
-MOST_REQUESTS = 100_000  # the servers refuse what is too much, and say when to come back
+MEET_S = 2.0  # longest wait for the answer to the question after which Ray names the replicas of a pool
+MOST_REQUESTS = 100_000  # more than servers accept, because only they can refuse a request and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 
 

@@ -25,10 +25,11 @@ class Pool(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     models: list[str | dict[str, Any]] = Field(default=["demo"], min_length=1)  # as in the configuration file of a server
-    settings: dict[str, Any] = {}  # of each server, as in its configuration file
+    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
-    target_requests: float = Field(default=TARGET_REQUESTS, gt=0)  # of each replica, if their number follows the load
+    # running and waiting requests that each replica should have, if the number of replicas follows the load
+    target_requests: float = Field(default=TARGET_REQUESTS, gt=0)
     num_cpus: float = Field(default=1.0, ge=0)  # CPUs that Ray reserves for a replica, whose models compute with as many threads
     num_gpus: float = Field(default=0.0, ge=0)
     num_stages: int = Field(default=1, ge=1)  # number of machines of a replica, each of which computes a part of the layers of its models
@@ -71,7 +72,7 @@ class Pool(BaseModel):
 
     @property
     def shares_pages(self) -> bool:
-        """Whether the replicas give each other pages of their prefix caches."""
+        """Whether the replicas give each other pages of their prefix caches, for which they need a common secret."""
         return self.settings.get("peer_secret_file") is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Which replicas have computed which beginnings of prompts, as far as this process has seen."""
+"""Remember which replicas have computed which beginnings of prompts, as far as this process has sent them there."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Owners:
             self._used.popitem(last=False)
 
     def num_kept(self, keys: Sequence[bytes], since_s: Mapping[str, float]) -> dict[str, int]:
-        """Return for each replica how many of the keys it still has, counted up to the last. `since_s`: what a replica used last before
-        this time, it has evicted."""
+        """Return for each replica the number of keys up to the last one whose pages it still has. `since_s`: for each replica a time; pages
+        that it last used before this time are taken to be evicted."""
         found: dict[str, int] = {}
         for at in range(len(keys) - 1, -1, -1):
             for replica, used_s in self._used.get(keys[at], {}).items():

@@ -34,13 +34,13 @@ from server.peers.named import header_of
 
 log = logging.getLogger(__name__)
 
-PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts; doubled each time
-MOST_BUSY = 2  # replicas that may say that their queue is full before the client hears it
-MOST_LOST = 5  # replicas that a request may lose: it may itself be the reason
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
+MOST_BUSY = 2  # number of answers that a queue is full after which the client gets the next such answer
+MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
 QUEUE_FULL = b'"queue_full"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
-HELD = ("application/json", "text/plain")  # sent on when they are complete, so that another replica can give them
+HELD = ("application/json", "text/plain")  # answers sent on only when they are complete: until then another replica can give them
 OWN_HEADERS = frozenset(
     {
         "connection",
@@ -57,7 +57,7 @@ OWN_HEADERS = frozenset(
     }
 )
 
-LEFT_OUT = OWN_HEADERS | {"date", "server", "x-request-id"}  # of an answer; the server in front of the ingress writes these
+LEFT_OUT = OWN_HEADERS | {"date", "server", "x-request-id"}  # not passed on from an answer: Ray's HTTP proxy writes its own
 
 # Leases a replica, or returns None if there was none in time. May be called again.
 Borrow = Callable[[Wish], Awaitable[Lease | None]]
@@ -74,18 +74,18 @@ class Passage(Response):
 
     client: aiohttp.ClientSession
     borrow: Borrow
-    open_requests: Counter[str]  # by the name of the replica
+    open_requests: Counter[str]  # number of open requests, by the name of the replica
     method: str
     target: str
-    given: Headers  # of the request
-    content: bytes  # of the request
+    given: Headers  # headers of the request
+    content: bytes  # body of the request
     reading: Reading
     patience_s: float
     move: Move
     started: bool = False
     nonce: bytes = b""
     created_s: int = field(default_factory=lambda: int(time.time()))
-    fingerprint: str = ""  # of the model whose stream the client has
+    fingerprint: str = ""  # fingerprint of the model whose stream the client has begun to get
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])
     num_busy: int = 0
@@ -186,7 +186,8 @@ class Passage(Response):
         return True
 
     async def _stream(self, answer: aiohttp.ClientResponse, heir: str, send: Send) -> None:
-        """`heir`: the replica, if it continues the stream of another one."""
+        """Send the events that the client does not have. `heir`: the name of the replica if it continues the stream of another one, else
+        empty."""
         events = Events(answer.content_type)
         self.progress.again()
         moves = heir and self.target.partition("?")[0] == RESPONSES

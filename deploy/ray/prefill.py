@@ -13,17 +13,18 @@ from dataclasses import replace
 from deploy.ray.directory import Directory
 from deploy.ray.wish import BLOCK, Lease, Wish
 
-MOST_REPEATED = 2  # times as much as is new, that a prefill replica may compute for lack of the beginning
+MOST_REPEATED = 2  # a prefill replica, which may lack the beginning of a prompt, computes at most this many times the new blocks
 
 
 def pays(num_computed: int, num_new: int) -> bool:
-    """Return whether a prefill replica is to compute so much of a prompt, where so much is new to the replicas that answer."""
+    """Return whether a prefill replica is to compute `num_computed` blocks of a prompt, of which `num_new` are in the prefix cache of no
+    replica that answers."""
     return num_computed <= MOST_REPEATED * num_new
 
 
 class Prefill:
     def __init__(self, directory: Directory, lease: Callable[[Wish], Awaitable[Lease | None]], least_characters: int) -> None:
-        """`lease` asks Ray for a replica. Ray fills the directory only after it was asked once."""
+        """`lease` asks Ray for a prefill replica. Ray fills the directory only after the first such call."""
         self._directory = directory
         self._lease = lease
         self._least_blocks = max(1, least_characters // BLOCK)

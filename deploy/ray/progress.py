@@ -1,9 +1,9 @@
-"""Which events of a stream the client has, so that another replica's stream of the same request goes on behind them.
+"""Count the events of a stream that the client has, so that another replica's stream of the same request can continue behind them.
 
-Equal requests with equal open values get equal events, so the events that were delivered are counted and the same number is left out.
-The events of each choice are counted for themselves, because choices take turns in an order that depends on other requests. A digest of
-the delivered events makes sure that the other stream begins with them. Comments do not count: they depend on time. Neither do the numbers
-of tokens found in a prefix cache: they differ between replicas.
+Equal requests with equal open values (`server/open_values.py`) get equal events, so as many events as the client has are left out of the
+other stream. The events of each choice are counted separately, because the order in which choices take turns depends on other requests. A
+digest of the delivered events makes sure that the other stream begins with them. Comments are not counted, because they depend on time.
+The digest leaves out the numbers of tokens found in a prefix cache or not, because they differ between replicas.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _Part:
     """The events of one choice."""
 
     delivered: int = 0
-    hash: _Hash = field(default_factory=_new_hash)  # of the events that the client has
-    again: int = 0  # events of the present stream that were left out
+    hash: _Hash = field(default_factory=_new_hash)  # digest of the events that the client has
+    again: int = 0  # number of events of the present stream so far
     hash_again: _Hash = field(default_factory=_new_hash)
 
 
@@ -47,7 +47,7 @@ class Progress:
     parts: dict[bytes, _Part] = field(default_factory=dict[bytes, _Part])
 
     def again(self) -> None:
-        """Begin with the stream of another replica."""
+        """Expect the stream of another replica, from its first event on."""
         for part in self.parts.values():
             part.again, part.hash_again = 0, _new_hash()
 
@@ -82,5 +82,5 @@ def _choice_of(event: bytes) -> bytes:
 
 
 def _lasting(event: bytes) -> bytes:
-    """Return what is the same in the stream of any replica."""
+    """Return the part of an event that is the same in the stream of every replica."""
     return CACHED.sub(b"", event) if any(end in event for end in CACHED_ENDS) else event

@@ -1,4 +1,4 @@
-"""The order in which a request prefers the replicas."""
+"""Sort the replicas by how well they would serve a request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 from deploy.ray.owners import Owners
 from deploy.ray.wish import Wish, place_of
 
-SLACK = 4  # requests that a replica may have above the least loaded one, and still get a request for its prefix
-SLACK_SHARE = 0.5  # the same, as a share of the least load
-REQUEST_BLOCKS = 4  # a request that a replica has delays another one as much as the prefill of this many blocks of its prompt
+# A replica gets a request because it has the beginning of the prompt only if it has at most this many requests more than the least loaded
+# replica: SLACK, or SLACK_SHARE of that replica's requests if that is more.
+SLACK = 4
+SLACK_SHARE = 0.5
+REQUEST_BLOCKS = 4  # each request of a replica is taken to delay another one as much as the prefill of this many blocks of its prompt
 
 
 def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str, Any]], owners: Owners) -> Sequence[str]:
@@ -25,7 +27,7 @@ def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str,
 
     def rank(name: str) -> tuple[bool, bool, bool, int, int, bytes]:
         has_no_room = load[name] > most
-        spread = blake2b(first + name.encode(), digest_size=8).digest()  # ingresses that know nothing agree on a replica
+        spread = blake2b(first + name.encode(), digest_size=8).digest()  # ingresses that know no owner still agree on a replica
         is_elsewhere = not wish.place or place_of(name) != wish.place
         delay = REQUEST_BLOCKS * load[name] - (0 if has_no_room else kept[name])
         return name in wish.avoided, is_elsewhere, has_no_room, delay, load[name], spread

@@ -19,7 +19,7 @@ from deploy.replicas.process import ServerProcess
 
 STATS_S = 2.0  # interval at which routers hear of load and cache
 ROUTER: dict[str, Any] = {"request_router_class": "deploy.ray.router.PrefixRouter", "request_routing_stats_period_s": STATS_S}
-MOST_LEASES = 100_000  # the server refuses what is too much, and says when to come back
+MOST_LEASES = 100_000  # more requests than a server accepts, because only it can refuse one and say when to come back
 
 
 class Replica:
@@ -38,7 +38,7 @@ class Replica:
         threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
 
     async def lease(self, wish: Wish) -> Lease:
-        """Return where the server is. The wish is for the router."""
+        """Return where the server is. Only the router reads the wish."""
         del wish
         return self._lease
 
@@ -71,7 +71,7 @@ class Replica:
             os._exit(1)
 
     def __del__(self) -> None:
-        """Ray calls this before it ends the replica, when routers do not choose it any more."""
+        """Let running requests end, then stop the server. Ray calls this before it ends the replica, when no router chooses it any more."""
         if hasattr(self, "_stops"):
             self._stops = True
             self._server.stop()

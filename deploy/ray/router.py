@@ -16,7 +16,7 @@ from deploy.ray.wish import Wish
 class PrefixRouter(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         self._directory = directory_of(self._deployment_id.name)
-        self._leasing: dict[str, int] = {}  # leases that are on their way
+        self._leasing: dict[str, int] = {}  # number of leases that Ray has asked for and that have not returned, by replica
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 REQUESTS, PAGES = "num_requests", "pages_share"  # the metrics that replicas report
 TARGET_REQUESTS = 16.0  # requests of a replica, running or waiting, unless the pool says another number
-UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0  # for which more or fewer replicas must have been wanted
-TARGET_PAGES = 0.85  # of a replica's pages that running requests may hold
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0  # seconds for which more, or fewer, replicas must have been wanted
+TARGET_PAGES = 0.85  # share of a replica's pages that running requests should hold at most
 
 
 class ByQueueAndPages:
@@ -29,7 +29,8 @@ class ByQueueAndPages:
 
 
 def wanted(num_requests: float, pages_shares: float, num_replicas: int, target_requests: float = TARGET_REQUESTS) -> int:
-    """`pages_shares` is the sum over the replicas."""
+    """Return the number of replicas for so many running and waiting requests. `pages_shares`: the share of its pages that running requests
+    hold, from 0 to 1, summed over the replicas. Without a present replica, only the requests count, and the number may be 0."""
     if not num_replicas:
         return math.ceil(num_requests / target_requests)
     return max(1, math.ceil(num_requests / target_requests), math.ceil(pages_shares / TARGET_PAGES))

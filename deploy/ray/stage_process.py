@@ -18,7 +18,7 @@ class StageProcess:
     """`relaxserve stage` as a process that ends with this one."""
 
     def __init__(self, secret: str, address: str, port: int, num_threads: int) -> None:
-        """Listen on `address`, on any port if `port` is 0. Raise OSError if that fails."""
+        """Start the process, which listens on `address`, on any port if `port` is 0. Raise OSError if that fails."""
         secret_fd = os.memfd_create("stage-secret")  # leaves no file, even if this process is killed
         try:
             os.write(secret_fd, secret.encode())
@@ -48,12 +48,12 @@ class StageProcess:
         return self._process.pid
 
     def wait(self) -> None:
-        """Wait until it has ended, and its last lines are passed on."""
+        """Wait until the process has ended and its last lines are passed on."""
         self._process.wait()
         self._log.wait()
 
     def _wait_for_port(self) -> str:
-        """Return the port on which it listens. Other lines may come first: warnings of the dynamic linker or of Python."""
+        """Return the port on which the process listens, which it prints. Warnings of the dynamic linker or of Python may come first."""
         lines: list[str] = []
         for line in self._said:
             if (found := LISTENS.fullmatch(line)) is not None:

@@ -1,7 +1,8 @@
 """Read from a request which replica would serve it best, and whether it may be sent twice.
 
 The key chain of a prompt names its beginnings: each key is the digest of the key before it and of the next BLOCK characters. Requests with
-a common beginning have common first keys, as pages of the prefix cache have. Characters stand for tokens: the ingress has no tokenizer.
+a common beginning have common first keys, as with the hashes of pages in the prefix cache. The blocks are of characters because the ingress
+has no tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 RESPONSES = "/v1/responses"
 OF_MODELS = ("/v1/models/", "/v2/models/", "/web/")  # the name of a model follows
 
-# Paths whose requests only compute: sending one again changes nothing but the counts.
+# Paths whose requests may be sent again, because they compute and change nothing but counts and a stored response. `read` excludes requests
+# that run in the background or call MCP servers.
 REPEATABLE = frozenset(
     {
         "/v1/chat/completions",
@@ -66,10 +68,10 @@ REPEATABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Passed to the router with each lease."""
+    """What decides which replica is best for a request. Each request for a lease passes it to the router."""
 
-    keys: tuple[bytes, ...] = ()  # of the prompt's beginnings, the shortest first; the session's key is the last
-    place: bytes = b""  # of the replica that must serve it, because it stores an earlier response
+    keys: tuple[bytes, ...] = ()  # keys of the prompt's beginnings, the shortest first, then the key of the session if there is one
+    place: bytes = b""  # `place_of` the replica that must serve the request, because it stores an earlier response; empty: any may
     avoided: frozenset[str] = frozenset()  # replicas that have failed this request
     num_blocks: int = 0  # number of keys, from the first on, that stand for blocks of the prompt
 

@@ -8,7 +8,7 @@ from collections import deque
 from typing import IO
 
 LAST_LINES = 3
-END_S = 1.0  # a process that it has started may keep the pipe open
+END_S = 1.0  # longest wait for the end of the pipe, which a child of the process may keep open
 
 
 class PassedLog:
@@ -19,11 +19,11 @@ class PassedLog:
         self._thread.start()
 
     def wait(self, within_s: float = END_S) -> None:
-        """Wait until the last lines of a process that has ended are passed on."""
+        """Wait until the last lines of a process that has ended are passed on, at most `within_s` seconds."""
         self._thread.join(within_s)
 
     def last_lines(self) -> str:
-        """Return the last lines of a process that has ended."""
+        """Return the last LAST_LINES lines of a process that has ended."""
         self.wait()
         return "".join([*self._last]).strip()
 

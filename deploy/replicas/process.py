@@ -32,7 +32,8 @@ FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the pro
 BOUND = Path(__file__).parents[1] / "bound.py"
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
-# Settings that the replica decides. Its own grace period is shorter than drain_s: what has not ended then goes on elsewhere.
+# Settings that the replica decides. `drain_s` is longer than the grace period after which the engine of the fleet ends a replica: another
+# replica then continues the requests that have not ended.
 OWN = {"host": "127.0.0.1", "port": 0, "drain_s": 86400.0, "lame_duck_s": 0.0, "open_metrics": True, "batch_store_bytes": 0}
 DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*OWN, "kv_events", "kv_events_replay", "kv_events_name", "config", "state_file"))
 USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -53,7 +54,7 @@ class ServerEnded(Exception):
 class ServerProcess:
     """One server on a port of its own. The kernel kills it when this process ends."""
 
-    access_key: str | None = None  # needed by questions, if the settings have keys
+    access_key: str | None = None  # key with which `ask` asks the server, if its settings have keys
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class ServerProcess:
         self._log.wait()
 
     def wait_until_ready(self) -> None:
-        """Raise ServerEnded if the server ends first."""
+        """Wait until the server is ready. Raise ServerEnded if it ends first."""
         while True:
             self.require()
             try:
@@ -147,7 +148,7 @@ class ServerProcess:
         return max((float(found) for found in USAGE.findall(self.ask("/metrics").decode())), default=0.0)
 
     def ask(self, path: str) -> bytes:
-        """Raise OSError if the server answers with an error, late or not at all."""
+        """Return the body of the answer. Raise OSError if the server answers with an error, late or not at all."""
         return ask(self.url + path, self.access_key)
 
     def stop(self, within_s: float | None = None) -> None:
@@ -183,7 +184,8 @@ _opener = _direct()
 
 
 def ask(url: str, key: str | None) -> bytes:
-    """Raise OSError if the server answers late or not at all, and HTTPError, which is an OSError, if it answers with an error."""
+    """Return the body of the answer. Raise OSError if the server answers late or not at all, and HTTPError, which is an OSError, if it
+    answers with an error."""
     request = Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
         with _opener.open(request, timeout=ASK_S) as answer:

@@ -28,7 +28,7 @@ from server.stages.messages import Greeting, Loaded, Reserve, StageMessage
 from server.stages.places import PlaceError, parse_place, require_places
 from server.stages.relay import Relay
 
-SILENCE_S = 60.0  # without a report, after which a stage that loads is given up; a stage reports every half second that it still loads
+SILENCE_S = 60.0  # seconds after which a loading stage that sends no report is given up; stages report every half second while they load
 
 log = logging.getLogger(__name__)
 

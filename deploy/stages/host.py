@@ -56,7 +56,7 @@ class Strangers:
             if len(self._held) >= MOST_STRANGERS:
                 oldest = next(iter(self._held))
                 del self._held[oldest]
-                with suppress(OSError):  # it was faster
+                with suppress(OSError):  # the connection has ended by itself
                     oldest.shutdown(socket.SHUT_RDWR)
             self._held[connection] = None
 
@@ -86,7 +86,7 @@ def _receive(connection: socket.socket, name: str, secret: str, strangers: Stran
 
 
 def _watch(connection: socket.socket, process: subprocess.Popen[bytes]) -> str:
-    """Wait until the process of a stage ends, and tell its worker how. If the worker is gone, end the process."""
+    """Wait until the process of a stage ends. Return how it ended, and tell its worker. If the worker is gone, end the process."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     gone_s: float | None = None

@@ -161,8 +161,8 @@ class Stage:
                     raise TypeError(f"{type(message).__name__} has arrived while serving")
 
     def verify(self) -> None:
-        """Verify the weights. If they are damaged, end as if killed from outside: no request is to blame, and the next stage makes them
-        anew."""
+        """Verify the packed weights. If they are damaged, end as if killed from outside, because no request is to blame. The process that
+        replaces this one packs the weights anew."""
         if fault := damage(self._packed):
             log.error("%s; this stage used the damaged files and is replaced", fault)
             logging.shutdown()

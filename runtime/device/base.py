@@ -1,9 +1,9 @@
-"""The protocol between a device and the rest of the runtime: memory, code, regions that replay, and a clock. Only the device knows
-addresses; all other parts of the runtime hold handles.
+"""The protocol between a device and the rest of the runtime: memory, code, regions (lists of kernel launches) and heaps (the integers of a
+call). Only the device knows addresses; all other parts of the runtime hold handles.
 
-The CPU (`runtime/device/cpu`) implements it with host memory: its tensors are NumPy arrays, so upload and download copy nothing. With CUDA
-a tensor is device memory with a shape, `upload` is one copy from pinned memory, a heap is pinned words with a device address, and a region
-is a graph whose nodes read the heap. `runtime/device/registry.py` finds the device of an executable.
+The CPU (`runtime/device/cpu`) implements the protocol with host memory: its tensors are NumPy arrays, so upload and download copy nothing.
+With CUDA a tensor is device memory with a shape, and a heap is a host array. A run of a region copies records to the GPU, and launches a
+graph whose kernels read them. `runtime/device/registry.py` finds the device of an executable.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from runtime.executable import HostCode
 
 Words = memoryview  # of int64
-HeapHandle = NewType("HeapHandle", object)  # where kernels and shape functions find the words of a heap
+HeapHandle = NewType("HeapHandle", object)  # identifies a heap to regions and shape functions
 Derive = Callable[[HeapHandle], int]  # calls a shape function and returns its result, see runtime/executable.py
 
 TimeTo = Callable[[str, float], None]
-# Runs a region on other inputs and this arena, and returns the result: in the arena if the last argument is true, else a copy. Returns
-# None, and runs nothing, if an input has another layout.
+# Runs a region on the given inputs and arena, and returns the result: a tensor in the arena if the last argument is true, else a copy.
+# Returns None, and runs nothing, if an input has another layout than the inputs for which `Region.repeat` made the function.
 Repeat = Callable[[Sequence[Any], "Memory", bool], Any]
 
 
@@ -77,17 +77,17 @@ class Launch:
     body: str  # name of the function that runs the phase; like `grid`, a symbol of the code
     grid: str
     buffers: tuple[tuple[int, int], ...]
-    dims: tuple[int, ...]  # heap slots
+    dims: tuple[int, ...]  # heap slots of the kernel's integers
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
     ranks: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.ranks` of runtime/executable.py
-    overlaps: bool = False  # whether it may begin before earlier launches have ended: it waits for that itself
+    overlaps: bool = False  # whether the launch may begin before earlier ones have ended, because its kernel waits for their end itself
 
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """The tensors that hold a region's buffers. A buffer refers to its tensor by a number, the base."""
+    """The tensors in which a region's buffers are. A buffer refers to its tensor by a number, the base."""
 
     count: int
     registers: tuple[tuple[int, int], ...]  # (base, register) of each base whose tensor is read from a register at every run
@@ -97,7 +97,7 @@ class Bases:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array in the arena."""
+    """The place, shape and element type of an array in the arena. `offset` is in bytes."""
 
     offset: int
     shape: tuple[int, ...]
@@ -120,12 +120,14 @@ class Region(Protocol):
         ...
 
     def prepare(self, heap: HeapHandle) -> None:
-        """Prepare for later runs whose integers have the same orders of magnitude as those in `heap`, without running now."""
+        """Prepare for later runs whose integers have the same orders of magnitude (powers of two) as those in `heap`, without running now:
+        a GPU captures a graph."""
         ...
 
     def repeat(self, heap: HeapHandle, inputs: Sequence[Any], result: Placed) -> Repeat | None:
-        """Return a function that runs the region with this heap on inputs of the same types, element types and shapes. The inputs are the
-        first registers. Return None if the device has no faster way than `run`."""
+        """Return a function that runs the region with this heap on other inputs that have the types, element types and shapes of `inputs`,
+        which are the first registers. `result` is the place of the result in the arena. Return None if the device has no faster way than
+        `run`."""
         ...
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
@@ -141,7 +143,7 @@ class Device(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """The present limits of the device."""
+        """The memory limits of the device at this moment."""
         ...
 
     @property
@@ -171,12 +173,13 @@ class Device(Protocol):
     # --- memory ---
 
     def allocate(self, num_bytes: int, *, sparse: bool = False) -> Memory:
-        """Allocate zeroed memory. `sparse` memory is written here and there at first, and most of it later or never. Raises OutOfMemory."""
+        """Allocate zeroed memory. `sparse`: the caller first writes only some parts of the memory, and most parts later or never. Raises
+        OutOfMemory."""
         ...
 
     def settle(self) -> None:
-        """Do for sparse memory what makes later calls faster, and would have delayed the first ones. Another thread may call this while
-        calls run. Memory that is written afterwards may need it again."""
+        """Do work on sparse memory that makes later calls faster and would have delayed the first ones, such as using huge pages. Another
+        thread may call this while calls run. Memory that is written afterwards may need another `settle`."""
         ...
 
     def part(self, memory: Memory, begin: int, end: int) -> Memory: ...
@@ -230,14 +233,15 @@ class Device(Protocol):
         ...
 
     def write_index(self, tensor: Tensor, axis: int, index: int, data: memoryview) -> None:
-        """Set the slice at an index of the axis to bytes that `read_index` of a tensor with such slices has returned."""
+        """Set the slice at an index of the axis to bytes that `read_index` has returned for a tensor whose slices have the same shape and
+        element type."""
         ...
 
     # --- code ---
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
-        """Make a heap that holds `words`, the integers of a call. Return the words, which the host writes, and the handle by which kernels
-        read them. The handle is valid as long as the returned words exist."""
+        """Make a heap that holds `words`, the integers of a call. Return the words, which the host writes, and the handle by which regions
+        and shape functions read them. The handle is valid as long as the returned words exist."""
         ...
 
     def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> Code:

@@ -118,7 +118,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
         if section < len(sections):
             inside = section == 0 or not sections[section].is_loaded or value <= sections[section].size
         else:
-            inside = section == _ABSOLUTE_NUMBER and i < table.info  # such a symbol is the name of the source file
+            inside = section == _ABSOLUTE_NUMBER and i < table.info  # the symbol with the name of the source file is in no section
         if not inside:
             raise DamagedCode(f"symbol {i} of the object code belongs to no section")
         start = names + name

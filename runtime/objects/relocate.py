@@ -52,7 +52,7 @@ class UpperRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class CallRule(UpperRule):
-    """AUIPC and JALR, which follows it."""
+    """The distance of a call. AUIPC adds its upper bits, and JALR, the next instruction, its lowest twelve bits."""
 
     def write(self, image: bytearray, at: int, number: int) -> None:
         UpperRule.write(self, image, at, number)

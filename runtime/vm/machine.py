@@ -72,7 +72,7 @@ class Function:
         self._num_params = len(source.params)
         self._repeatable = result_of(source)
         self._replay: Replay | None = None
-        self._replayed: Frame  # belongs to the replay, which reads its heap
+        self._replayed: Frame  # the frame whose heap `_replay` reads, so no other call may use it
         self._layouts: list[Any] = []  # element types and shapes of the arguments of the last call that was not a replay
         self._no_inputs = [None] * self._num_inputs
         self._no_values = [None] * max(source.num_registers - self._num_params, 0)

@@ -1,7 +1,8 @@
 """Match values against specifications. An error names the place where a value differs.
 
-A match passes over its values three times. First it checks structure and fills the slots that specifications define. Then it checks the
-bounds of those slots and calls the native function that derives further slots. Last it compares the slots that specifications only mention.
+A match has three passes. The first checks the structure of values and fills the slots that specifications define. The second checks the
+bounds of those slots and calls the native function that derives further slots. The last compares values with the slots that specifications
+only mention.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // A decoder in memory. It takes the tokens of one sequence, computes logits, and draws tokens from them with the compiled sampler. Without a
 // head for logits it only computes hidden states. runtime/step_arguments.py describes the arguments of a step;
-// runtime/sampling.py and compiler/ops/sampling/meaning.py describe the sampler's columns.
+// runtime/sampling.py and compiler/sampling/meaning.py describe the sampler's columns.
 
 import { Program, align, sizeOf } from './program.mjs';
 
@@ -51,7 +51,7 @@ export class Decoder {
   /** Return the inputs of functions beside the step and the sampler, with their shapes. */
   static further() { return []; }
 
-  /** Write which tokens of a step read rows in place of their embeddings, and these rows. Return how many they are. */
+  /** Write which tokens of a step read rows in place of their embeddings, and these rows. Return the number of these tokens. */
   look() { return 0; }
 
   get hasHead() { return this.named.rows !== undefined; }
@@ -63,7 +63,7 @@ export class Decoder {
     return Object.entries(this.named).filter(([name]) => kindOf(name) === kind).map(([, tensor]) => this.program.view(tensor, Int32Array));
   }
 
-  /** Forget the sequence. `spans` are the places of crops of images in the next one, ascending: {at, crop}, from position `at` on. */
+  /** Forget the sequence. `spans` then takes the crops of images of the next sequence, in ascending order: {at, crop} is a crop from position `at` on. */
   reset() { Object.assign(this, { length: 0, spans: [] }); }
 
   /** Cut the sequence to at most `length` tokens and return how many are left. States are kept only after full pages and after the last token. */

@@ -43,8 +43,8 @@ export class Engine {
   }
 
   /**
-   * Run a request after all earlier ones have ended, since memory holds only one sequence. `onProgress({crops, all})` reports how many of all
-   * crops that have to be encoded for a prompt are encoded.
+   * Run a request after all earlier ones have ended, since memory holds only one sequence. `onProgress({crops, all})` reports how many crops
+   * of images are encoded so far, and how many have to be encoded for the prompt.
    */
   async *run(method, body, signal, onProgress = () => {}) {
     const before = this.running;
@@ -61,7 +61,7 @@ export class Engine {
     }
   }
 
-  /** Throw unless the model can do what a method asks for. */
+  /** Throw RequestError unless the model has what a method needs. */
   #require(method) {
     const { name, kind, embeds } = this.model, hears = kind === 'transcriber';
     if (hears !== method.startsWith('audio.')) throw new RequestError('model', hears ? `${name} transcribes speech; use audio.transcriptions.create` : `${name} hears no audio`);

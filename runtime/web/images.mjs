@@ -3,11 +3,11 @@
 
 import { declaredSize } from './sizes.mjs';
 
-export const MOST_PIXELS = 40_000_000;   // of an image, as the server's max_image_pixels
-const MOST_LENGTH = 65_535;              // of an edge: the weights of its pixels take memory, and canvases are no longer
-const STRIP = 2 ** 22;                   // about so many pixels are read from a canvas at a time
-const MOST_EDGE = 4096;                  // of an image before its edges become multiples of a crop's edge
-const LOBES = 3, PRECISION = 22;         // of Lanczos's filter; bits of its weights, as in Pillow
+export const MOST_PIXELS = 40_000_000;   // most pixels of an image, as the server's max_image_pixels
+const MOST_LENGTH = 65_535;              // most pixels of an edge: the filter's weights for its pixels take memory, and no canvas is longer
+const STRIP = 2 ** 22;                   // approximate number of pixels that are read from a canvas at a time
+const MOST_EDGE = 4096;                  // most pixels of an edge of an image before its edges become multiples of a crop's edge
+const LOBES = 3, PRECISION = 22;         // lobes of Lanczos's filter; bits of its integer weights, as in Pillow
 const HALF = 2 ** (PRECISION - 1), COLOURS = 3, OPAQUE = 255;
 
 /** Thrown for an image that cannot be used. The message continues a sentence that names the image. */
@@ -90,8 +90,8 @@ function onWhite(data, pixels) {
 // --- crops -----------------------------------------------------------------------------------------------------------------
 
 /**
- * Return the crops of an image, each the bytes of a square: those of a grid, row by row, and at last that of the whole image. `rows` and
- * `columns` are 0 if there is only the whole. `fit` is Tiles of runtime/fits.py. `pause` is awaited from time to time; it may throw to end
+ * Return the crops of an image, each the RGB bytes of a square: those of a grid, row by row, and last that of the whole image. `rows` and
+ * `columns` are 0 if there is only the crop of the whole image. `fit` is Tiles of runtime/fits.py. `pause` is awaited from time to time; it may throw to end
  * the work.
  */
 export async function cropsOf(image, { crop_size: edge, fit }, pause) {
@@ -184,7 +184,7 @@ function scaledDown({ width, height: before, pixels }, height) {
 
 const byteOf = (sum) => Math.min(Math.max(sum >> PRECISION, 0), 255);
 
-/** Return, for each pixel of a line of `after` pixels, which of `before` pixels it is made from, and their weights as integers. */
+/** Return, for each pixel of a line that is scaled from `before` to `after` pixels, the first pixel and the number of pixels that it is made from, and their integer weights. */
 function filterOf(before, after) {
   const scale = before / after, wide = Math.max(scale, 1), support = LOBES * wide, most = 2 * Math.ceil(support) + 1;
   const begins = new Int32Array(after), counts = new Int32Array(after), weights = new Int32Array(most * after), own = new Float64Array(most);

@@ -54,7 +54,7 @@ function without(marker, text, where) {
   return text;
 }
 
-/** Return a message whose content is a list of parts, if it has images or `always`. */
+/** Return a message whose content is a list of parts if the content has images or `always` is true, otherwise the message itself. */
 function parted(message, marker, always) {
   const texts = marker === null ? [message.content] : message.content.split(marker);
   if (texts.length === 1 && !always) return message;

@@ -47,7 +47,7 @@ export class Transcription {
     }
   }
 
-  /** Transcribe a window at the first temperature whose transcript is good. If none is good, take the most probable one, at best one that does not repeat itself. */
+  /** Transcribe a window at the first temperature whose transcript is good. If none is good, take the most probable transcript, if possible among those that do not repeat themselves. */
   async #window(audio, earlier) {
     const attempts = [];
     this.network.hear(audio);

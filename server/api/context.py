@@ -73,7 +73,8 @@ class Context:
         return self.registry.metrics
 
     def models_for(self, request: Request) -> VisibleModels:
-        """Return the models that the caller may use. No endpoint of a client asks the registry itself."""
+        """Return the models that the caller may use. Endpoints for clients find the model of a request here, because the registry does not
+        know the limits of keys."""
         return VisibleModels(self.registry, caller(request).limits)
 
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:

@@ -28,8 +28,8 @@ from server.secret_file import read_secret
 
 log = logging.getLogger(__name__)
 
-MOST_GIVING_S = 600.0  # for which a stream of pages lasts at most, whatever the other server says
-AHEAD_BYTES = 16 << 20  # of pages that wait in this process for one other server
+MOST_GIVING_S = 600.0  # longest time that a stream of pages may take, whatever limit the other server names
+AHEAD_BYTES = 16 << 20  # most bytes of pages that wait in this process for one other server
 
 
 def router(context: Context) -> APIRouter:
@@ -60,7 +60,7 @@ def router(context: Context) -> APIRouter:
 
 
 class _Pages(StreamingResponse):
-    """A stream of frames. It ends when the taker waits no longer, because a taker that is gone, or does not read, keeps a place."""
+    """A stream of frames. It ends when the taker waits no longer, because a taker that is gone, or does not read, would keep its place."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
         """`end_s`: monotonic time."""

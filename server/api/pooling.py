@@ -54,7 +54,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/pooling", responses=gives(PooledTexts))
     async def pooling(request: Request, body: PoolingBody) -> Response:
-        """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token."""
+        """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token. A model with a classification head
+        returns the scores of its classes."""
         model, loaded, ignored = context.begin(request, body, body.model)
         per_token = _check_task(body, model, loaded)
         who = caller(request)

@@ -43,7 +43,8 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
 
 
 def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:
-    """Raise ApiError if the model has no vectors like those that the request asks for, whatever its inputs are."""
+    """Check the request apart from its inputs: raise ApiError if the model computes no embeddings, has fewer than `dimensions`, or lacks
+    the prompt that the request names."""
     require_embeddings(model, loaded)
     size = loaded.ready.embedding_size
     if body.dimensions is not None and body.dimensions > size:

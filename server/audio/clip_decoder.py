@@ -36,7 +36,8 @@ class ClipDecoder:
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)
 
     async def decode(self, given: str, listening: Listening, param: str, *, is_url: bool) -> HeardRecording:
-        """Return the recording at a URL, or in a file that is given in base64. Raise ApiError if there is none; `param` is its field."""
+        """Return the recording at a URL, or in a file that is given in base64. Raise ApiError if it cannot be fetched or decoded. `param`
+        is the request's field with it."""
         self.held.require_room(param)
         found = await self._fetcher.given(given, param) if is_url else given
         file = File(text=found, listening=listening) if isinstance(found, str) else File(found, listening=listening)

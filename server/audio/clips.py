@@ -1,8 +1,9 @@
 """Cut a recording into the clips that a model hears in a conversation, as the processors of transformers do.
 
-Silence fills up a recording to whole windows, as much as the encoder takes at once, or to the longest recording, if there is one; this is
-mirrored at both ends. Qwen2-Audio hears the first window, and its tokens end with the sound. Voxtral hears every window to its end.
-Qwen2.5-Omni hears 150 short windows, and its tokens end with the sound. For Qwen3-Omni, a recording is mirrored at its own end.
+A window is as much audio as the encoder takes at once. A recording is filled up with silence to whole windows or, if its length is limited,
+to the longest recording, and the result is mirrored at both ends. Qwen2-Audio hears only one window, and its tokens end with the sound.
+Voxtral hears every window to its end. Qwen2.5-Omni hears up to 150 short windows, and its tokens end with the sound. Qwen3-Omni gets no
+silence: the recording is mirrored at its own end.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _mirrored(samples: NDArray[np.float32], size: int, *, ends: bool) -> NDArray
 
 
 def _hops(num_samples: int, listening: Listening) -> int:
-    """Return how many hops of a window are heard if the recording has `num_samples` from its begin on."""
+    """Return how many hops of a window are heard if the recording has `num_samples` samples from the beginning of the window on."""
     if not listening.ends:
         return listening.num_hops
     return min(num_samples // HOP if listening.reflects else -(-num_samples // HOP), listening.num_hops)

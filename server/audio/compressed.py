@@ -1,5 +1,5 @@
 """Read compressed audio with FFmpeg's libraries, from the extra `media`. Only the formats and codecs listed here are opened. Every codec
-runs on this thread, because the process may start none."""
+runs on this thread, because the process may start no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from server.audio.sound import AudioError, Sound, floats, mono
 
-# How FFmpeg calls a format, by what clients call it.
+# FFmpeg's name of each format, by the name that clients know.
 FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "matroska"}
 PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # the sound of cameras' videos
 CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)

@@ -18,7 +18,7 @@ BLOCK = 3000  # hops computed at a time
 
 
 def loudest_energy(samples: NDArray[np.float32], num_mels: int) -> float:
-    """Return the largest mel energy of all hops of the samples, which have those around the recording."""
+    """Return the largest mel energy of all hops of the samples. The samples include those before and after the recording."""
     top = float(np.abs(samples).max())
     if top == 0:
         return 0.0

@@ -14,7 +14,7 @@ ZEROS = 16  # zero crossings of the sinc on each side
 BETA = 8.0  # shape of the window: 80 dB of attenuation
 PASS = 0.95  # share of the smaller band that passes
 BLOCK = 1 << 15  # samples computed at a time
-MOST_WEIGHTS = 1 << 22  # of a filter: computing them takes a second
+MOST_WEIGHTS = 1 << 22  # most weights of a filter; computing so many takes a second
 SAMPLE_BITS, TAP_BITS = 24, 26  # bits after the point; the weights of a phase, without their signs, have a sum below 8
 
 Samples = NDArray[np.float32]

@@ -27,5 +27,5 @@ def mono(samples: NDArray[np.floating], axis: int) -> NDArray[np.float32]:
 
 
 def floats(values: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return floats of a file as they may be: from -1 to 1."""
+    """Return the floats of a file, clipped to -1 to 1, with 0 in place of NaN."""
     return np.clip(np.nan_to_num(values, nan=0.0), -1.0, 1.0).astype(np.float32)

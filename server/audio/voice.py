@@ -12,7 +12,7 @@ FRAME_MS = 20
 ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where this many of that many frames are loud
 QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the loudest sample
 LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech lies above the noise, for thresholds from 0 to 1
-CLEAR_DB = 6.0  # what lies below the loudest frame by this much more than noise lies below speech, is noise
+CLEAR_DB = 6.0  # the quietest frame is noise if the loudest one lies above it by this much more than speech must
 MOST_EARLY_FRAMES = 100  # frames that wait until the noise is known
 FLOOR_RISE_DB = 0.02  # how fast the estimate of the noise rises in a frame; it falls at once
 
@@ -82,7 +82,7 @@ class VoiceDetector:
         self._early.append(level_db)
         is_known = max(self._early) > self._floor_db + self._above_db + CLEAR_DB
         if is_known or len(self._early) == MOST_EARLY_FRAMES:
-            # the quietest frame may be a weak part of speech, so those before it need less
+            # the quietest frame may be a weak part of speech, so the frames that waited need to be less far above it
             above_db = self._above_db / 2 if is_known else self._above_db
             early, self._early = self._early, None
             for level_db in early:

@@ -49,7 +49,7 @@ class Fault(msgspec.Struct):
 
 
 class BatchRecord(msgspec.Struct):
-    """A batch. Times are seconds since 1970; None: the batch has not reached that stage."""
+    """A batch. Times are seconds since 1970. `times` has the stages that the batch has reached."""
 
     id: str
     owner: str
@@ -65,7 +65,7 @@ class BatchRecord(msgspec.Struct):
     metadata: dict[str, str] | None = None
     status: Status = Status.VALIDATING
     total: int = 0  # lines of the input file
-    completed: int = 0  # lines that were answered
+    completed: int = 0  # lines that were answered with status 200
     failed: int = 0  # lines that were answered with an error
     unanswered: int = 0  # lines that were not answered before the batch ended
     faults: list[Fault] = msgspec.field(default_factory=list[Fault])

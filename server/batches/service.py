@@ -21,7 +21,7 @@ from server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 WINDOW_S = DAY_S  # a batch expires after the only completion window of OpenAI's API, "24h"
-MAX_RUNNING = 64  # batches of one key that have not ended
+MAX_RUNNING = 64  # maximum number of batches of a tenant that have not ended
 SWEEP_S = 60.0
 R = TypeVar("R", FileRecord, BatchRecord)
 INPUT, REQUESTS = "batch", "requests"  # purposes of input files; `requests` are those in the body of an Anthropic batch

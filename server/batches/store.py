@@ -145,7 +145,7 @@ class Store:
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
 
     def sweep(self, keep_s: int) -> None:
-        """Remove expired files, and batches that ended `keep_s` ago."""
+        """Remove expired files, and batches that ended at least `keep_s` seconds and at least a day ago."""
         for file in [record for record in self.all_files() if record.expires_at is not None and record.expires_at <= now()]:
             self.delete_file(file.id)
         for batch in [record for record in self.all_batches() if record.has_ended]:
@@ -169,7 +169,8 @@ class Store:
             temporary.replace(path)
 
     def _remove_unknown_data(self) -> None:
-        """Remove the data of uploads that a killed server has not finished. Files that a running batch writes have no record yet."""
+        """Remove the data of uploads that a killed server has not finished. Keep the files that running batches write, which have no record
+        yet."""
         known = set(self.files)
         for batch in self.batches.values():
             if not batch.has_ended:

@@ -34,7 +34,7 @@ class ConstraintLimits:
 
 
 class ConstraintCompiler:
-    """Opens matchers for constraints. Only one thread may call it at a time. No method blocks."""
+    """Opens matchers for constraints. Only one thread may call it at a time. No method but `close` blocks."""
 
     def __init__(
         self, read_tokenizer: Callable[[], bytes], *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None
@@ -91,7 +91,7 @@ class ConstraintCompiler:
 
     def _keep(self, grammar: Grammar) -> None:
         """Cache a compiled grammar, and drop the least recently used ones of the API key that has most in the cache. So no key evicts the
-        grammars of others. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
+        grammars of keys that have fewer. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
         self._cached[grammar.salt, grammar.source] = grammar
         self._cached.move_to_end((grammar.salt, grammar.source))
         while len(self._cached) > self.limits.num_cached:

@@ -21,7 +21,7 @@ class StampMatcher(Matcher):
         self._num_words = num_mask_words(vocab_size)
         self._vocab_size = vocab_size
         self._token_ids: list[int] = []
-        self._latest = stamps.first  # the least stamp that may follow
+        self._latest = stamps.first  # the last stamp, or the first of the vocabulary before there is one
         self.advance(token_ids)
 
     def mask(self) -> Mask:

@@ -2,7 +2,8 @@
 
 The three coordinates of a token of text or audio are equal. An image token has the coordinate at which its image begins, and the sums of
 this and of the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may
-take fewer coordinates than it has tokens. Everything follows from the sizes of the excerpts before a token.
+take fewer coordinates than it has tokens. A token's coordinates follow from its position and from the sizes and positions of the images up
+to it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ NUM_AXES = 3
 
 
 def along_positions(positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the coordinates of tokens of text before any image: [tokens, 3]."""
+    """Return the positions as coordinates, which are equal on all three axes: [tokens, 3]. So it is for text before any image."""
     return np.repeat(positions[:, None], NUM_AXES, axis=1)
 
 
 def axes_of(excerpts: Sequence[PlacedExcerpt], start: int, stop: int) -> NDArray[np.int32]:
-    """Return the coordinates of the tokens start .. stop of a sequence with these excerpts: [tokens, 3]."""
+    """Return the coordinates [stop - start, 3] of tokens start .. stop - 1 of a sequence. `excerpts` are its crops of images and clips of
+    audio, in order."""
     before = num_before(excerpts, start)
     found = along_positions(np.arange(start, stop, dtype=np.int32) + (excerpts[before - 1].offset if before else 0))
     for placed in among(excerpts, start, stop):

@@ -1,6 +1,6 @@
 """Build the arrays of a step from the scheduler's plan.
 
-`prepare` builds the arrays while the device computes the step before. The plan is then still open, that is, its items may change, and the
+`prepare` builds the arrays while the device computes the previous step. The plan is then still open, that is, its items may change, and the
 tokens that the running step draws are missing. `build` adds them once the plan is settled, or builds the arrays anew if the plan has
 changed. Each running sequence owns a row in the page table of every cache group. The row is rewritten only when the sequence's pages have
 changed.
@@ -23,8 +23,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The arrays of a plan after `num_changes` changes. Tokens that were not drawn yet are missing: some of those of `unfinished`, and all
-    of those of `singles`."""
+    """The arrays of a plan after `num_changes` changes. The tokens of the items in `unfinished` and `singles` are still zeros."""
 
     plan: Plan
     num_changes: int
@@ -166,7 +165,7 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
 
 
 def _axes(items: list[Item], positions: Ints) -> Ints | None:
-    """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence has images."""
+    """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence has images or audio."""
     if not any(item.seq.request.excerpts for item in items):
         return None
     found = along_positions(positions)

@@ -1,6 +1,6 @@
 """The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
-of length. The excerpts of a request travel ahead of it, one message each, because the front may be busy with no message for long. A message
-that the other end would refuse is not sent: its request fails, and others continue.
+of length. The excerpts of a request are sent before it, one message each, so that no message keeps the front's event loop busy for long. A
+message that is too large is not sent: its request fails, and others continue.
 
 The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
 not read, the outbox fills; the engine then runs no steps, but still accepts aborts.
@@ -47,7 +47,7 @@ class ChannelError(Exception):
 
 
 def frames(message: FromFront) -> Iterator[bytearray]:
-    """Yield a message as it travels: the excerpts of a request, then the rest. Raise ChannelError if one is too large."""
+    """Yield the frames of a message: one for each excerpt of a request, then one for the rest. Raise ChannelError if one is too large."""
     if isinstance(message, Submit) and message.excerpts:
         for excerpt in message.excerpts:
             yield frame(Part(message.request_id, excerpt))
@@ -56,7 +56,7 @@ def frames(message: FromFront) -> Iterator[bytearray]:
 
 
 def frame(message: FromFront | Part | FromWorker) -> bytearray:
-    """Return a message after its length. Raise ChannelError if it is too large."""
+    """Return an encoded message with its length before it. Raise ChannelError if it is too large."""
     found = bytearray(LENGTH_BYTES)
     encode_into(message, found, LENGTH_BYTES)
     found[:LENGTH_BYTES] = _allowed(len(found) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
@@ -68,7 +68,7 @@ def payload_bytes(header: bytes) -> int:
 
 
 def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | None:
-    """Return the failure of the request that has a message which is too large, or None if the message is about no single request."""
+    """Return the failure of the request to which a message that is too large belongs, or None if it belongs to no single request."""
     if not isinstance(message, Submit | Embed | GivePages | Embedding | PagesGiven):
         return None
     text = f"the request or its answer is too large to pass between processes: {error}; ask for less in one request"
@@ -141,7 +141,7 @@ class WorkerChannel:
 
 
 def _framed(message: FromWorker) -> bytearray:
-    """Return a message after its length, or the failure of its request if it is too large."""
+    """Return the frame of a message, or the frame of its request's failure if the message is too large."""
     try:
         return frame(message)
     except ChannelError as error:
@@ -151,7 +151,7 @@ def _framed(message: FromWorker) -> bytearray:
 
 
 def _whole(message: FromFront, parts: Sequence[Part]) -> FromFront:
-    """Return a message with its excerpts, which came before it. Excerpts of other requests are left out: they were not sent to the end."""
+    """Return a message with its excerpts, which came before it. Excerpts of other requests are dropped: the rest of those was not sent."""
     if not (isinstance(message, Submit) and parts):
         return message
     return msgspec.structs.replace(message, excerpts=tuple(part.excerpt for part in parts if part.request_id == message.request_id))

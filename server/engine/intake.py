@@ -141,8 +141,8 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 
 def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
-    """Return the excerpts of a request, each with the positions of its run of tokens in the prompt. Raise RequestError unless each has one
-    such run and there are no other tokens of this kind: an image token without an image means nothing."""
+    """Return the excerpts of a request, each with the positions of its tokens in the prompt. Raise RequestError unless the tokens of each
+    stand together (with one break token after each row, if the model has break tokens), and no other token of the prompt has this kind."""
     by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
     if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
         what = "images" if isinstance(stray, Crop) else "audio"

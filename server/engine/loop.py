@@ -1,7 +1,7 @@
 """The engine: admit -> schedule -> run -> sample -> publish.
 
 `Engine.step` runs these stages one after the other. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and
-schedules the next step while the device computes. `requests.Requests` has the requests between steps.
+schedules the next step while the device computes. `requests.Requests` holds the unfinished requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step, Submit
 from server.stages.relay import Relay
 
-LONG_S = 10.0  # limits of steps from this one on are announced
+LONG_S = 10.0  # if a step may take at least this long, the front is told so
 
 
 @dataclass(slots=True)
@@ -58,9 +58,9 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `logs_cache`, changes of the prefix cache are published too. `relay` has the model's other stages. `exchange` makes
-        what exchanges pages with other servers. `clock` measures the duration of steps, `deadline_clock` gives the time that deadlines are
-        compared with."""
+        """With `logs_cache`, changes of the prefix cache are published too. `relay` connects to the model's other stages. `exchange` makes
+        the object that exchanges pages with other servers. `clock` measures the duration of steps, `deadline_clock` gives the time that
+        deadlines are compared with."""
         self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
         self.scheduler = Scheduler(model.limits, pace, self._cache_log)
         self.timing = Timing()
@@ -106,7 +106,7 @@ class Engine:
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one step. Return False if no sequence could run, and no page of another server's was there to read or write."""
+        """Run one step. Return False if no sequence could run and there was no page to exchange with another server."""
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
         has_moved = self._move_pages(plan)

@@ -1,8 +1,8 @@
 """Give pages of the prefix cache to other servers, and take pages from them, in small portions between steps.
 
-A page that is taken is published in the pool as if it had been computed here, and the scheduler finds it like any other. Neither side holds
-pages back: a page that is evicted meanwhile is not given, or computed again. So what arrives late, broken or never costs time, and nothing
-else.
+A page that is taken is published in the pool as if it had been computed here, and the scheduler finds it like any other. Neither side
+reserves pages: the giver does not send a page that it has evicted, and the taker computes again what it has evicted. So a page that arrives
+late, broken or never costs only time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from server.peers.wire import DIGEST_BYTES, FRAME_BYTES, NONCE_BYTES, Ask, Offer
 
 log = logging.getLogger(__name__)
 
-PORTION_S = 0.002  # time for reading and writing pages between two steps; each transfer may have one page more
+PORTION_S = 0.002  # time for reading and writing pages between two steps, exceeded by at most one page of each transfer
 MOST_TRANSFERS = 8  # requests that wait for pages at a time; others compute their prompts
 
 
@@ -54,9 +54,9 @@ class Taking:
     seq: Sequence
     transfer: Transfer
     began_s: float
-    pages: list[tuple[int, int]] | None = None  # cache group and index of those that have not arrived, the first one last; None: no offer
-    room: list[int] = field(default_factory=list[int])  # pages of each cache group that the transfer needs, also those that are here
-    data: memoryview = field(default_factory=lambda: memoryview(b""))  # has arrived, and is not written
+    pages: list[tuple[int, int]] | None = None  # cache group and index of pages not yet written, the next one last; None: no offer yet
+    room: list[int] = field(default_factory=list[int])  # pages that the prompt needs in each cache group, those already here included
+    data: memoryview = field(default_factory=lambda: memoryview(b""))  # bytes of pages that have arrived and are not yet written
 
 
 class PageExchange:
@@ -95,7 +95,7 @@ class PageExchange:
 
     @property
     def is_giving(self) -> bool:
-        """Whether pages are given, or the last portion had some, so that the counts are to be told."""
+        """Whether pages are being given, or were moved in the last portion. The front is then sent the counts."""
         return bool(self._givings) or self._has_moved
 
     @property
@@ -124,7 +124,8 @@ class PageExchange:
         self._givings.pop(request_id, None)
 
     def _read(self, giving: _Giving) -> None:
-        """Read the next page, and send what was read if that is enough. If the page is evicted, what follows would be of no use."""
+        """Read the next page of a transfer. Send the pages that were read once they fill a frame or none is left. The transfer ends at a
+        page that was evicted: the taker could not use the pages after it."""
         group, index = next(giving.order, (0, None))
         pool = self._scheduler.pool.pools[group]
         page = None if index is None else pool.page_of(pool.name(giving.chain, index, ()))
@@ -251,7 +252,7 @@ class PageExchange:
         return False
 
     def _plan(self, taking: Taking, offer: Offer) -> None:
-        """Expect the pages of an offer. Raise PeerFault if it offers what was not asked for."""
+        """Note which pages an offer announces. Raise PeerFault if it announces more tokens than were asked for, or other cache groups."""
         ask = taking.transfer.ask
         if offer.num_tokens > ask.num_tokens or len(offer.firsts) != len(self._groups):
             raise PeerFault(f"it offers {offer.num_tokens} tokens in {len(offer.firsts)} cache groups, which nobody asked for")
@@ -267,7 +268,7 @@ class PageExchange:
         return all(sum(room) <= pool.num_available for pool, room in zip(self._scheduler.pool.pools, needed, strict=True))
 
     def _require_whole(self, taking: Taking, num_bytes: int) -> None:
-        """Raise PeerFault unless so many bytes are the next pages, at least one."""
+        """Raise PeerFault unless `num_bytes` is the size of the next expected page, or of several."""
         if not num_bytes:
             raise PeerFault("it sent a frame without pages")
         if taking.pages is None:
@@ -280,7 +281,8 @@ class PageExchange:
             raise PeerFault("it sent other bytes than the pages that it offers")
 
     def _end(self, request: Request, taking: Taking, fault: str, *, blames: bool = True) -> None:
-        """End a transfer. `fault` says why not all pages have come; `blames`: the giver is the reason, so it is not asked for a while."""
+        """End a transfer. `fault` says why pages are missing, or is empty if none are. If the giver is to blame, it is not asked for a
+        while."""
         del self._takings[request]
         taking.transfer.cancel()
         self._waited_s += self._clock() - taking.began_s

@@ -20,7 +20,8 @@ TURN = 32  # tokens that a sequence may generate before other sequences of its k
 
 
 class Stage(Enum):
-    """The stage of a sequence. Only the scheduler changes it."""
+    """The stage of a sequence. Only the scheduler changes it; `open_request` creates the choices that an earlier worker finished as
+    FINISHED."""
 
     WAITING = "waiting"  # waits for its constraint to be compiled, or for a slot
     PARKED = "parked"  # skips steps until its matcher answers
@@ -40,8 +41,8 @@ class PlacedExcerpt:
     stride: int  # positions from a row of its tokens to the next
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs of its tokens among the positions start .. stop: the first position, the number of tokens, and the first row of
-        the excerpt that they read."""
+        """Yield the runs of its tokens among the positions start .. stop - 1: the first position, the number of tokens, and the first row
+        of the excerpt that they read."""
         if self.stride == self.excerpt.columns:
             first, last = max(self.start, start), min(self.stop, stop)
             if first < last:
@@ -62,8 +63,8 @@ class PlacedExcerpt:
 
 
 def among(excerpts: Values[PlacedExcerpt], start: int, stop: int) -> Iterator[PlacedExcerpt]:
-    """Yield the excerpts, in order of position, that have tokens among the positions start .. stop, or between their tokens. A prompt may
-    have hundreds of them."""
+    """Yield, in order, the excerpts that extend into the positions start .. stop - 1. A binary search finds the first, because a prompt may
+    have hundreds of excerpts."""
     for index in range(num_before(excerpts, start), len(excerpts)):
         if excerpts[index].start >= stop:
             return

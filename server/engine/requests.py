@@ -1,6 +1,7 @@
 """The unfinished requests of an engine: they arrive, wait for their constraints, receive tokens, and end.
 
-`Engine` runs the steps. When a request ends for any reason, its pages are free at once, and this module sends its last event.
+`Engine` runs the steps. When a request ends for any reason, its pages are freed at once. This module also gives the outbox each request's
+tokens, vectors or failure.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ class Requests:
             self._drop(request)  # aborted: nobody waits for an answer
 
     def give_up(self, seq: Sequence, error: ConstraintError) -> None:
-        """Fail the request of `seq`, whose constraint allows no continuation."""
+        """Fail the request of `seq`, whose constraint allows no continuation or has lost its process."""
         self._fail(seq.request, _whose(error), f"the constraint cannot be followed: {error}")
 
     def _fail(self, request: Request, code: ErrorCode, message: str) -> None:

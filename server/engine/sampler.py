@@ -41,7 +41,7 @@ class Drawn(Struct, frozen=True):
 
 
 class Seen:
-    """The distinct tokens to which the penalties of a sequence apply, and how often each was drawn."""
+    """The distinct tokens to which the penalties of a sequence apply, and how often each occurs in the answer."""
 
     def __init__(self, prompt_ids: Ids) -> None:
         self._num = len(prompt_ids)

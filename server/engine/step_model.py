@@ -71,7 +71,7 @@ class StepBatch:
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
     seen: tuple[Seen, ...] = ()  # the excerpts that have tokens in this step, ascending
-    # [t, 3] coordinates of each token, if the model reads three; None: those of a token are its position
+    # [t, 3] coordinates of each token, if the model reads three; None: each of the three is the token's position
     axes: NDArray[np.int32] | None = None
 
 
@@ -100,8 +100,8 @@ class SeeingLimits:
     parts: ClassVar[str] = "crops of images"
     reads: ClassVar[str] = "sees images"
     square_bytes: int
-    edge_tokens: int  # rows and columns of tokens of the prompt that read a square's rows
-    token: int  # the token of the vocabulary in whose places rows are read
+    edge_tokens: int  # a square has this many rows and this many columns of tokens in the prompt
+    token: int  # id of the token whose places in the prompt read the encoder's rows
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
     most_squares: int = 1
     three_axes: bool = False  # tokens of images have three coordinates, by which the model rotates queries and keys
@@ -146,7 +146,7 @@ class ListeningLimits:
     has_breaks: ClassVar[bool] = False
     num_hops: int  # hops of a window, 10 ms each
     frames_each: int  # frames of a token, each of two hops
-    token: int  # the token of the vocabulary in whose places rows are read
+    token: int  # id of the token whose places in the prompt read the encoder's rows
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
     ends: bool  # a clip may have fewer hops than a window
     piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
@@ -192,7 +192,7 @@ class StepLimits:
     groups: tuple[GroupLimits, ...]
     embedding_size: int = 0  # elements of a hidden state; 0: the model gives none
     generates: bool = True  # False: the model gives no logits
-    num_hops: int = 0  # hops of the audio that a sequence is about, 10 ms each; 0: the model hears nothing
+    num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
     hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
     excerpts: tuple[ExcerptLimits, ...] = ()  # of images, and of audio in conversations; empty: the model only reads text
 
@@ -231,7 +231,8 @@ class StepModel(Protocol):
         ...
 
     def download(self, logits: Logits) -> NDArray[np.float32]:
-        """Copy the logits to the host [r, vocab], to check or compare models. The engine does not need them: it draws with `sample`."""
+        """Copy the logits to the host [r, vocab]: for matchers that read logits, and to check or compare models. Tokens are drawn with
+        `sample`."""
         ...
 
     def hidden(self) -> NDArray[np.float32]:
@@ -248,7 +249,7 @@ class StepModel(Protocol):
         ...
 
     def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
-        """Set a page to the bytes that `read_page` of an equal model has returned."""
+        """Set a page to the bytes that `read_page` of a model with the same fingerprint has returned."""
         ...
 
 

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 ProgressFn = Callable[[str, float], None]
 RECEIVE_S = 0.005  # longest time for handling messages between two steps, so that a burst of new requests does not delay running ones
 CARD_S = 2.0  # seconds between two reports about the GPU
-STALL_S = 0.002  # seconds between polls while no sequence can run: all wait for a constraint, or the front does not read
+STALL_S = 0.002  # seconds between polls while no sequence can run: all wait for a constraint or for pages, or the front does not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class LoadedModel:
     pace: Pace | None = None
     card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
     relay: Relay | None = None  # the stages of the model before this process; None: it computes all layers
-    settle: Callable[[], None] | None = None  # does, on another thread, what makes later requests faster and would have delayed the first
+    # does work that makes later requests faster and would have delayed the first; `Settling` calls it on another thread
+    settle: Callable[[], None] | None = None
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
 
@@ -195,7 +196,8 @@ class Worker:
                 self._channel.send(Card(usage))
 
     def _rest(self) -> None:
-        """Use a moment without work: right after a restart, resubmitted requests come first."""
+        """Use a moment without work: settle, and start the zygote of constraints once. This is not done at the start, because right after a
+        restart, resubmitted requests come first."""
         if self._settling is not None:
             self._settling.rest()
         if self._is_cold and self._constraints is not None:

@@ -59,7 +59,8 @@ class CacheEvents:
         return CacheSource(self, model)
 
     def replay(self, first: int, topic: bytes | None = None) -> list[tuple[int, bytes]]:
-        """Return the batches from number `first` on that are still kept. Without a topic, return those of the model loaded first."""
+        """Return the batches from number `first` on that are still kept. Without a topic, return those of the model whose stream began
+        first."""
         with self._lock:
             found = (stream for stream in self._streams.values() if topic in (None, stream.topic))
             stream = next(found, None)

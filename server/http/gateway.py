@@ -42,7 +42,7 @@ from server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 QUIET = frozenset({*(path.decode() for path in PROBES), *METRICS_PATHS})  # paths that are requested every few seconds
-UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # paths whose endpoints read the bodies of POST
+UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # their endpoints read the bodies of POST
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
 
@@ -104,7 +104,8 @@ class Gateway:
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())
                 if values is not None:
-                    added[HEADER] = record.fingerprint  # tells the ingress that its values were used, and which models can go on
+                    # tells the ingress that its values were used, and which models can continue the answer: those with this fingerprint
+                    added[HEADER] = record.fingerprint
                 if self._is_leaving() and status != SWITCHING:
                     added["connection"] = "close"
             await send(message)

@@ -9,9 +9,9 @@ from email.message import Message
 from server.errors import BAD_REQUEST, ApiError
 
 MAX_FIELDS = 32
-MAX_FIELD_BYTES = 64 << 10  # of a value, such as the transcript before a recording
+MAX_FIELD_BYTES = 64 << 10  # most bytes of a value, such as the transcript before a recording
 MAX_HEADER_BYTES = 4096
-MAX_FORM_BYTES = MAX_FIELDS * (MAX_FIELD_BYTES + MAX_HEADER_BYTES)  # of all that is no file
+MAX_FORM_BYTES = MAX_FIELDS * (MAX_FIELD_BYTES + MAX_HEADER_BYTES)  # most bytes of all parts but the file
 FORM_TYPE = "multipart/form-data"
 BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
 
@@ -37,7 +37,7 @@ class Form:
         return {name: values[-1] for name, values in self.values.items()}
 
     async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
-        """Read a whole body, whose file has the name `file_name`."""
+        """Read a whole body. The field `file_name` is its file."""
         async for data in body:
             self._pending += data
             while self._advance(file_name):

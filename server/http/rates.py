@@ -1,7 +1,8 @@
 """Hold each key to its rates: requests and tokens per minute, and requests at once.
 
-A rate is a bucket that holds one minute's worth and fills at all times. A request takes one request from it when it begins, and its tokens
-when its answer ends, since only then they are known: the bucket may go below empty, and refuses requests until it is filled again.
+A rate is a bucket that holds one minute's worth and fills steadily. A request takes 1 from the bucket of requests when it begins, and its
+tokens from the bucket of tokens when its answer ends, since only then they are known. A bucket may go below empty. It refuses requests
+while it holds less than 1.
 """
 
 from __future__ import annotations

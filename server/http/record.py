@@ -17,7 +17,7 @@ LONGEST_PATH = 200
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Facts and times of one request, filled in by its endpoint. Times are of the monotonic clock; None: not reached."""
+    """Facts and times of one request, filled in by the gateway and by its endpoint. Times are of the monotonic clock; None: not reached."""
 
     request_id: str
     method: str = ""

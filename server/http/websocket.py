@@ -108,7 +108,7 @@ class Reader:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the message that is incomplete."""
+        """Return the number of bytes that are held of an incomplete message."""
         return len(self._parts) + len(self._received)
 
     def feed(self, data: bytes) -> Iterator[Message | None]:

@@ -52,7 +52,8 @@ class Plan:
 
 
 def crops_of(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the crops of an image in RGB: those of the grid, row by row, and at last that of the whole image."""
+    """Return the shape of the grid of an image in RGB, and its crops: those of the grid, row by row, and last that of the whole image, if
+    the model sees it."""
     edge, size = plan.crop_size, image.size
     match plan.fit:
         case Centre():

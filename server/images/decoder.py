@@ -18,7 +18,8 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image as a model sees it: `rows` times `columns` crops, and one of the whole."""
+    """An image as a model sees it: the crops of a grid of `rows` times `columns`, if there is one, then a crop of the whole image, if the
+    model sees it."""
 
     rows: int
     columns: int
@@ -38,8 +39,8 @@ class ImageDecoder:
         self._calls = FileCalls(Decoding(most_pixels), Outcome, PATIENCE_S, invalid=INVALID_IMAGE, not_decoded=IMAGE_NOT_DECODED)
 
     async def decode(self, url: str, plan: Plan, param: str) -> Picture:
-        """Return the image at a URL: its data, or a file on a host that the operator allows. Raise ApiError if there is none; `param` is
-        the field with the URL."""
+        """Return the image in a `data:` URL, or at a URL of a host that the operator allows. Raise ApiError if it cannot be fetched or
+        decoded. `param` is the field with the URL."""
         self.held.require_room(param)
         given = await self._fetcher.given(url, param)
         file = File(given, plan) if isinstance(given, str) else File("", plan, given)

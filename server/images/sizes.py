@@ -1,4 +1,5 @@
-"""Compute the sizes to which an image is scaled for the ways of `runtime/fits.py`, as the image processors of transformers compute them."""
+"""Compute the sizes to which an image is scaled for each class of `runtime/fits.py`, as the image processors of transformers compute
+them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Shape:
 
 
 def scaled_size(size: Size, longest_edge: int) -> Size:
-    """Return the size of an image whose longer edge is `longest_edge`. The shorter edge is rounded down, then up to an even number."""
+    """Return the size of an image whose longer edge is `longest_edge`. The shorter edge is rounded down, then up to an even number. If the
+    longer edge exceeds MOST_EDGE, the size is reduced in proportion."""
     width, height = size
     ratio = width / height
     if width >= height:

@@ -42,7 +42,7 @@ class Calls:
             return await self._called(work)
 
     def call_blocking(self, work: bytes) -> bytearray:
-        """Do as `call` does, on a thread without an event loop of the server."""
+        """Return the job's answer as `call` does, but block the calling thread until then, and do not wait for one of MAX_AT_ONCE slots."""
         with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
             return thread.submit(asyncio.run, self._called(work)).result()
 
@@ -88,7 +88,7 @@ class Calls:
             return bytearray()
         except TimeoutError:
             if pid := taker(answer):
-                process.end_fork(pid)  # others run the calls of others
+                process.end_fork(pid)  # only this one: other forks run other calls
             else:
                 process.end()
             return None

@@ -48,7 +48,7 @@ class FileCalls(Generic[T]):
         self._invalid, self._not_decoded = invalid, not_decoded
 
     async def decode(self, file: msgspec.Struct, param: str) -> T:
-        """Return the job's answer. Raise ApiError if there is none; `param` is the field with the file."""
+        """Return the job's answer. Raise ApiError if the file cannot be decoded. `param` is the field with the file."""
         try:
             found = msgspec.msgpack.decode(await self._calls.call(msgspec.msgpack.encode(file)), type=self._answer)
         except CallError as error:

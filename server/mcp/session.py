@@ -23,7 +23,7 @@ from server.mcp.wire import LEGACY, MODERN, Message, Request, notification
 META = "io.modelcontextprotocol/"
 UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -32021
 MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)
-PROBE_S = 5.0  # an earlier server may ignore the first request
+PROBE_S = 5.0  # time to answer the first request, which servers of earlier versions may ignore
 MAX_TOOLS, MAX_PAGES = 256, 64
 TOOLS_CHANGED = "notifications/tools/list_changed"
 log = logging.getLogger(__name__)

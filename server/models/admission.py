@@ -40,9 +40,9 @@ class Admission:
     def admit(
         self, num_sequences: int, num_tokens: int, key: str = "", constraint: Constraint | None = None, *, is_idle: bool = False
     ) -> Lease:
-        """Admit a request. If the queue has no room, raise QUEUE_FULL with the time after which to retry. A request is always admitted if
-        no other request is, because otherwise a retry could never succeed. `key` identifies the API key, on a server that has keys.
-        Requests of batches (`is_idle`) are counted separately."""
+        """Admit a request. Raise QUEUE_FULL, with the time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has
+        too much of it. A request is always admitted if no other request is, because otherwise a retry could never succeed. `key` identifies
+        the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
         if is_idle:
             return self._of_batches.admit(num_sequences, num_tokens, key, constraint)
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:

@@ -96,7 +96,7 @@ class Budget:
         return footprint, free_bytes
 
     def require_room(self, spec: ModelSpec, num_bytes: int) -> None:
-        """Raise RequestError unless a sleeping model has room to wake up."""
+        """Raise RequestError if fewer than `num_bytes` are free, which a sleeping model takes when it wakes."""
         free_bytes = self._free_for(spec)
         if free_bytes is not None and num_bytes > free_bytes:
             amounts = f"{in_units(num_bytes)}, of which {in_units(free_bytes)} are free"
@@ -141,8 +141,9 @@ class Budget:
             return 0
 
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
-        """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load stay free. This model
-        and those share the rest equally. If memory_limit_bytes is set, one more share stays free for models loaded later."""
+        """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load, and for their KV caches of
+        given sizes, stay free. This model and those without a given size share the rest equally. If memory_limit_bytes is set, one more
+        share stays free for models loaded later."""
         others = [other for other in self._models() if other is not model]
         waiting = [other.spec for other in others if _has_no_memory_yet(other) or (model is not None and _is_overtaken(other, model))]
         coming = [other for other in waiting if other.device == spec.device]

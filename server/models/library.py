@@ -23,7 +23,7 @@ class Stored:
 
     source: str
     num_bytes: int
-    used_s: float
+    used_s: float  # time of the last use in seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Loaded:
     sight: Sight | None = None  # None: the model sees no images
     ears: Ears | None = None  # None: the model hears no audio in conversations
     image_decoder: ImageDecoder | None = None  # of images that are embedded; None: the model embeds none
-    defaults: Defaults = field(default_factory=Defaults)  # what requests mean that do not say it
+    defaults: Defaults = field(default_factory=Defaults)  # values for fields that requests leave out
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 
     @property

@@ -42,7 +42,8 @@ class OperationReport(TypedDict):
 
 
 class Operation:
-    """The progress of one load or download. Watchers see every change of stage; a slow watcher may miss progress within a stage."""
+    """The progress of one load or download. A slow watcher may miss changes, but each report has the times of all stages that have
+    ended."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.id = f"op-{secrets.token_hex(8)}"

@@ -67,4 +67,4 @@ async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 def _failed(name: str, why: str) -> ApiError:
-    return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, so the alias was not moved: {why}", param="model")
+    return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, so it takes no alias and replaces no model: {why}", param="model")

@@ -184,7 +184,7 @@ class Registry:
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
-        if there are several. `has_begun`: it is a further part of a request, answered even while the server stops."""
+        if there is none or several. `has_begun`: it is a further part of a request, answered even while the server stops."""
         if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
@@ -205,8 +205,8 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, or return the running load of this model. A loaded model is loaded again if its source has changed.
-        `swap`: once the model is ready, unload models that lose their last alias to it."""
+        """Begin a load, or return the load of this model that runs or has ended, after adding the new aliases. A loaded model is loaded
+        again if its source has changed. `swap`: once the model is ready, unload models that lose their last alias to it."""
         known = self._models.get(spec.name)
         is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
@@ -409,7 +409,7 @@ class Registry:
         return model, model.loaded
 
     async def _prove(self, name: str, loaded: Loaded) -> None:
-        """Probe a model before it takes an alias from another model. If the probe fails, stop the model's worker."""
+        """Probe a model before it replaces another or takes an alias from it. If the probe fails, stop the model's worker."""
         try:
             await require_answer(name, loaded, PLAIN)
         except BaseException:

@@ -60,12 +60,13 @@ def without_host(source: str) -> str:
 
 
 def is_hub_id(source: str) -> bool:
-    """Return whether a source is a hub id. A source that is not is an absolute path or a name of the catalogue."""
+    """Return whether a source is a hub id. Any other source that `resolve` returns is an absolute path or a name of the catalogue."""
     return HUB_ID.fullmatch(source) is not None and ".." not in source
 
 
 def real(path: Path) -> Path:
-    """Return a path without symbolic links. A link that leads to itself stays, and counts as absent; `Path.resolve` raises RuntimeError."""
+    """Return a path without symbolic links. A link that leads to itself stays, and counts as absent. `Path.resolve` would raise
+    RuntimeError."""
     return Path(os.path.realpath(path))
 
 
@@ -77,7 +78,8 @@ def settled(path: Path) -> Path:
 
 def names_of(source: str) -> tuple[str, tuple[str, ...]]:
     """Return the default name of a source, and its aliases. A GGUF file is called by its name without the suffix and the number of a part,
-    because users call models so; the whole name of the file is an alias. A folder of the hub's cache is called by its repository."""
+    because users call models so; the whole name of the file is an alias, if requests can use it. A folder of the hub's cache is called by
+    its repository, any other folder by its own name."""
     file = source.rstrip("/").rpartition("/")[2]
     if (found := CACHED.search(source)) is not None:
         return _plain(found[1]), ()

@@ -32,8 +32,8 @@ class Starter:
     load_tokenizer: LoadTokenizer
 
     async def start(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        """Start a model and return its parts. If that fails, stop the worker and raise LoadError. The tokenizer is read while the worker
-        loads the model, as soon as the model's files are on this machine."""
+        """Start a model and return its parts. If that fails, stop the worker and raise the error, which is a LoadError if the model is the
+        cause. The tokenizer is read while the worker loads the model, as soon as the model's files are on this machine."""
         fetched = asyncio.Event()
 
         def heard(progress: Progress) -> None:

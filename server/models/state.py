@@ -27,7 +27,8 @@ NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 
 
 class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     """The settings of a load and what its model is called. `source` is resolved: a path the server may read, or a hub id it may fetch.
-    A state file or configuration is refused if a value is outside the ranges; a worker refuses other values, and names the remedy."""
+    A state file or configuration is refused if a value is outside these ranges. The worker refuses values within them that the model or the
+    machine does not allow, and names the remedy."""
 
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
@@ -45,8 +46,8 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     )  # the defaults of aliases that have their own, which win over those of the model
 
     def loads_like(self, other: ModelSpec) -> bool:
-        """Return whether both specifications load the same model. Aliases, the pin, the quality label and the available memory do
-        not matter."""
+        """Return whether both specifications load the same model. Aliases and their defaults, the pin, the quality label and the available
+        memory do not matter."""
         others = {"memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
         plain = {"aliases": (), "presets": {}, "pin": False, "label": False, **others}
         return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)

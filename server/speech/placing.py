@@ -44,7 +44,7 @@ def end_of_speech(parts: Sequence[Part]) -> float:
 
 
 def _taken(words: deque[Word], num_tokens: int) -> list[Word]:
-    """Take the words of the next tokens."""
+    """Remove and return the words of the next `num_tokens` tokens of text."""
     found: list[Word] = []
     while words and num_tokens > 0:
         found.append(words.popleft())

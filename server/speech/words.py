@@ -57,7 +57,7 @@ def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode
 
 
 def _starts(attention: NDArray[np.float32], num_rows: int) -> NDArray[np.int64]:
-    """Return the first frame of each of the rows that end with the last but one token."""
+    """Return the first frame of each of the `num_rows` rows before the last one."""
     weights = attention.astype(np.float64)
     weights /= weights.sum(axis=2, keepdims=True)
     spread = weights.std(axis=0)

@@ -25,7 +25,7 @@ HEADER = struct.Struct("<II")  # bytes of the message, and of the arrays
 MOST_MESSAGE_BYTES = 1 << 20
 MOST_ARRAY_BYTES = 1 << 31
 End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause
-LOST_S = 10.0  # seconds of silence after which a machine is lost: before the front takes the worker that waits for it for stalled
+LOST_S = 10.0  # seconds of silence after which a machine counts as lost; the front waits longer before it takes the worker for stalled
 DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 
 

@@ -4,8 +4,9 @@
     stage -> worker    Greeting  Progress  LoadFailed  Planned  Loaded  Working  Stream  Ended
 
 A stage greets, and gets a Load that names its layers. It plans its memory and says how many pages it has room for (Planned). The worker
-tells all stages the same numbers of pages (Reserve), so one page table serves all of them. Then each Run is followed by the residual stream
-of its tokens (Stream), which the first stage computes from the tokens. Each stage answers a Run with the Stream after its layers.
+tells all stages the same numbers of pages (Reserve), so one page table serves all of them. After each Run, every stage but the first gets
+the residual stream of the tokens (Stream); the first stage computes it from the tokens. Each stage answers with the Stream after its
+layers.
 """
 
 from __future__ import annotations

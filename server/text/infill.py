@@ -18,9 +18,9 @@ FILES = ("<|file_sep|>", "<file_sep>")
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    before: int
-    suffix: int
-    middle: int
+    before: int  # token before the text that precedes the gap
+    suffix: int  # token before the text that follows the gap
+    middle: int  # token after which the model fills the gap
     file: int | None = None  # token before the name of another file; other files precede the text
 
     @classmethod

@@ -16,7 +16,7 @@ from server.errors import INVALID_VALUE, ApiError
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The texts by which prompts show what a sense reads."""
+    """The texts that stand for an image or a recording in messages, prompts and errors."""
 
     marker: str
     part: str  # type of a part in the content that a chat template reads
@@ -72,8 +72,8 @@ class Senses:
         ]
 
     def _pieces(self, text: str) -> list[str]:
-        """Divide a text at its markers: a text and a marker take turns, and a text is last. A text may have megabytes, which `split` reads
-        faster than a regular expression."""
+        """Divide a text at its markers. Return texts and markers in turn; the first and the last piece are texts, maybe empty. A text may
+        have megabytes, which `split` reads faster than a regular expression."""
         pieces = [text]
         for sense in self.senses:
             marker = sense.markers.marker
@@ -96,6 +96,6 @@ class Senses:
 
 
 def _divided(text: str, marker: str) -> list[str]:
-    """Divide a text at each marker, which stands between what precedes and follows it."""
+    """Divide a text at each occurrence of `marker`. Return texts and markers in turn."""
     first, *others = text.split(marker)
     return [first, *chain.from_iterable((marker, other) for other in others)]

@@ -20,7 +20,7 @@ class TextTemplate:
     after: tuple[int, ...] = ()
 
     def text_in(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Return where the tokens of the text begin and end among `ids`, which may lack the special tokens."""
+        """Return the index of the text's first token in `ids`, which may lack the special tokens, and the index after its last token."""
         begin = len(self.before) if tuple(ids[: len(self.before)]) == self.before else 0
         end = len(ids) - len(self.after)
         return begin, end if end >= 0 and tuple(ids[end:]) == self.after else len(ids)

@@ -19,7 +19,7 @@ from server.text.templates.outside import OutsideTemplate
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
-# Values of recommended parameters, from the least to the largest. A repetition penalty divides logits.
+# The least and the largest value of each recommended parameter. A repetition penalty divides logits, so it cannot be 0.
 RANGES = {"temperature": (0, 100), "top_p": (0, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "repetition_penalty": (0.01, 100)}
 UNHEARD_OF = "\U0010fffd \U0010fffc"  # a text that no vocabulary contains
 
@@ -130,8 +130,8 @@ class Tokenizer:
 
 
 def _extent(tokenizer: tokenizers.Tokenizer, added: Mapping[int, str]) -> tuple[int, int]:
-    """Return the number of ids up to the largest one, and the length of the longest token. The vocabulary as a dictionary would take 40 MB
-    for a moment, and a fifth of the time of a load; it is needed only if the ids of the model have gaps."""
+    """Return the largest id plus 1, and the characters of the longest token. The vocabulary as a dictionary would take 40 MB for a moment,
+    and a fifth of the time of a load; it is needed only if the ids of the model have gaps."""
     count, piece_of = tokenizer.get_vocab_size(with_added_tokens=False), tokenizer.model.id_to_token
     num_found, longest = 0, max(map(len, added.values()), default=1)
     for piece in map(piece_of, range(count)):
@@ -163,7 +163,7 @@ def _load_tokenizer(files: TokenizerFiles) -> tokenizers.Tokenizer:
 
 
 def _max_context(files: TokenizerFiles) -> int | None:
-    """Return the declared context, before any scaling of positions. The loaded model may use another context."""
+    """Return the declared context in tokens, before any scaling of positions, or None. The loaded model may use another context."""
     declared = [
         files.object("sentence_bert_config.json").get("max_seq_length"),
         files.model_config().get("max_position_embeddings"),
@@ -194,8 +194,9 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
 
 
 def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> OutsideTemplate | None:
-    """Return the chat template. It is among the model's defaults, in its own file (newer models), or in tokenizer_config.json as a string
-    or as a list of named templates, of which `default` and `tool_use` are used. Some models have a built-in one."""
+    """Return the chat template, or None. It is among the model's defaults, in its own file (newer models), or in tokenizer_config.json or
+    chat_template.json as a string or as a list of named templates, of which `default` and `tool_use` are used. The first of these places
+    wins. For models without any, BUILT_IN may have one."""
     declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):

@@ -102,7 +102,7 @@ class TokenizerFiles:
         return text_config if isinstance(text_config, dict) else config
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the texts of the special tokens by role. The first file that has a role wins."""
+        """Return the texts of the special tokens by role. A role in tokenizer_config.json wins over special_tokens_map.json."""
         found: dict[str, str] = {}
         for source in (self.object("tokenizer_config.json"), self.object("special_tokens_map.json")):
             for role in SPECIAL_ROLES:
@@ -149,7 +149,7 @@ class TokenizerFiles:
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of those files that are in a folder."""
+    """Return the contents of those of the named files that are in a folder, by name."""
     return {name: read_file(file) for name in names if lexists(file := folder / name)}
 
 

@@ -175,7 +175,8 @@ class Supervisor:
                 worker.send(Abort(asked.request_id))
 
     async def sleep(self, *, keep: bool) -> None:
-        """End the worker, which frees all of its memory. Running requests continue when the model wakes; without `keep` they fail."""
+        """End the worker, which frees all of its memory. With `keep`, running requests continue when the model wakes, otherwise they
+        fail."""
         if self.state is WorkerState.SLEEPING:
             return
         if self.state is not WorkerState.READY or self._worker is None:

@@ -1,8 +1,9 @@
 """Decide when a worker that has work and sends nothing has stalled. A slow step is no stall: on a busy machine, a step may take many times
 as long as usual.
 
-A silent worker has stalled if it used no CPU time for `stall_s`, because it is suspended or waits for something that never comes. It has
-also stalled if its step takes longer than the worker announced as its limit: the cost of such a step, times a wide margin.
+A silent worker has stalled if it used almost no CPU time for `stall_s`, because it is suspended or waits for something that never comes. It
+has also stalled if its step takes longer than `stall_s` and than the limit that the worker announced: the cost of such a step, times a wide
+margin.
 
 Time is counted in looks and not by the clock: if this process itself was delayed, it reads the worker's messages before the next look.
 """
@@ -34,7 +35,8 @@ class Watchdog:
         self._limit_s = limit_s
 
     def look(self, cpu_s: float) -> str:
-        """Return how the worker has stalled, or an empty text. `cpu_s`: the CPU time that it has used since it started."""
+        """Return how the worker has stalled, or an empty text. `cpu_s`: the CPU time that it and the model's other stages have used since
+        they started."""
         self._num_silent += 1
         self._cpu_s.append(cpu_s)
         if self._num_silent <= NUM_LOOKS:

@@ -65,7 +65,7 @@ class WorkerProcess:
         self._reader = reader
         self._writer = writer
         self._on_refused = on_refused
-        # Unbounded: a request adds one Submit and at most one Abort per choice, and admission limits the requests.
+        # Unbounded: a request adds few messages at a time, and admission limits the requests.
         self._outbox: deque[FromFront] = deque()
         self._wake = asyncio.Event()
         self._sending = asyncio.create_task(self._send_all())
@@ -152,7 +152,7 @@ class WorkerProcess:
 
 
 async def _kill_when_stopped(process: _Child) -> None:
-    """Kill a loading process when it is suspended (SIGSTOP). The time of loading has no limit, so silence does not show a problem, but a
+    """Kill a loading process when it is suspended (SIGSTOP). A first load may take any time, so silence does not show a problem, but a
     suspended process would never end."""
     while True:
         await asyncio.sleep(GUARD_S)

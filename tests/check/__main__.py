@@ -52,7 +52,7 @@ def ordered(tests: list[Reached], changed: list[str]) -> list[Reached]:
 
 
 async def check(changed: list[str], tests: list[str], until_s: float) -> int:
-    """Run all checks at the same time and return the exit status."""
+    """Run all checks at the same time and return the exit status. No test starts after `until_s`, in seconds since the epoch."""
     typed = [path for path in changed if path.endswith(".py") and is_typed(path) and (ROOT / path).exists()]
     checks = [
         run("format", "ruff", "format", "--check", "--quiet", "."),

@@ -1,4 +1,4 @@
-"""Which tests a change reaches, in a made-up project and in this one."""
+"""`make check` finds the tests that a change reaches, in a made-up project and in this one."""
 
 from __future__ import annotations
 

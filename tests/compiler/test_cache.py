@@ -314,7 +314,7 @@ def test_a_damaged_executable_in_an_archive_leaves_the_cache_as_it_was(tmp_path:
 
 
 def test_an_archive_of_another_key_is_refused(tmp_path: Path, executable: Executable) -> None:
-    """Issue 37, A.5: an archive is code, so its seals must be those of this installation or of a shared key."""
+    """An archive contains code, so its seals must be those of this installation or of a shared key."""
     here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
     here.store(key(text()), executable)
     here.export(tmp_path / "all.tar", here.entries())
@@ -327,7 +327,7 @@ def test_an_archive_of_another_key_is_refused(tmp_path: Path, executable: Execut
 
 
 def test_code_of_whoever_lacks_the_key_is_compiled_again(tmp_path: Path, executable: Executable, caplog: pytest.LogCaptureFixture) -> None:
-    """Issue 37, A.5: an entry with valid checksums but a seal of another key counts as damaged, and the log says so."""
+    """An entry with valid checksums but a seal of another key counts as damaged, and the log says so."""
     hostile, cache = Cache(tmp_path / "hostile"), Cache(tmp_path / "cache")
     cache.store(key(text()), executable)
     path = hostile.store(key(text()), executable)
@@ -337,7 +337,8 @@ def test_code_of_whoever_lacks_the_key_is_compiled_again(tmp_path: Path, executa
 
 
 def test_a_sidecar_is_sealed_with_its_executable(tmp_path: Path) -> None:
-    """Issue 37, A.5: ranges that an executable cannot check, such as expressions, cannot be exchanged either."""
+    """The seal of an executable also covers its sidecar file. So nobody can change ranges that the executable itself cannot check, such as
+    those of expressions."""
     cache = Cache(tmp_path)
     path = cache.store(key(text()), made())
     sidecar = path.with_suffix(".json")
@@ -347,7 +348,7 @@ def test_a_sidecar_is_sealed_with_its_executable(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, executable: Executable) -> None:
-    """Issue 37, A.5."""
+    """The cache neither reads from nor writes to a folder that other users can write to."""
     cache = Cache(tmp_path)
     cache.store(key(text()), executable)
     tmp_path.chmod(0o777)

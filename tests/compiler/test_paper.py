@@ -1,4 +1,4 @@
-"""Programs from the paper's figures: their text after each phase of the pipeline, and the values that they compute."""
+"""Programs from the figures of the Relax paper: their text after each phase of the pipeline, and the values that they compute."""
 
 from __future__ import annotations
 

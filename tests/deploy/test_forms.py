@@ -58,7 +58,7 @@ def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
 
 @pytest.mark.parametrize("folder", [vision["idefics3"].folder, vision["lfm2_vl"].folder, vision["gemma4"].folder, joint["clip"].folder])
 def test_encoders_of_images_keep_16_bits(folder: Path) -> None:
-    """Their matrices need not divide into groups: those here have 48 and 80 columns, those of SigLIP so400m 4,304."""
+    """The matrices of image encoders need not divide into groups: those here have 48 and 80 columns, those of SigLIP so400m 4,304."""
     files = open_files(folder)
     forms = {form.quantize: form for form in estimate_forms(files, LOAD)}
     seen = sum(math.prod(info.shape) for name, info in files.weights.tensors.items() if sees(name) and len(info.shape) > 1)

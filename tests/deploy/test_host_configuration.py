@@ -60,7 +60,7 @@ def test_nginx_waits_as_long_as_the_server_and_takes_what_it_takes() -> None:
 
 
 def test_nginx_denies_the_paths_of_the_administration() -> None:
-    """Issue 37, A.5: the file has the list of server/http/auth.py; `python -m deploy.nginx` writes it."""
+    """The file has the list of server/http/auth.py; `python -m deploy.nginx` writes it."""
     assert with_admin_paths(NGINX) == NGINX
     assert re.search(r'"\(\?s\)\^\(.*\)\$" \{\n\s+allow 127\.0\.0\.1;\n\s+deny all;', NGINX)
 
@@ -85,7 +85,7 @@ def test_nginx_takes_the_file(nginx: str, tmp_path: Path) -> None:
 
 
 def test_a_running_nginx_denies_what_the_server_counts_to_the_administration(nginx: str, tmp_path: Path) -> None:
-    """Issue 37, A.5. There is no server behind this nginx, so it answers 502 for what it passes on."""
+    """There is no server behind this nginx, so it answers 502 for requests that it passes on."""
     names = ["", "/", "/x", "/x/load", "/load", "/unload", "/a/b/unload", "/index", "/a%0Ab/load", "ing"]
     roots = [
         "/admin",
@@ -157,13 +157,13 @@ def test_the_file_of_compose_is_in_its_schema() -> None:
 
 
 def test_every_container_has_limits() -> None:
-    """Issue 37, A.5."""
+    """Each container has a limit of memory and a limit of processes."""
     for name, service in yaml.safe_load(COMPOSE)["services"].items():
         assert service["mem_limit"] and service["pids_limit"] > 0, name
 
 
 def test_grafana_has_no_password_of_its_own() -> None:
-    """Issue 37, A.5: compose does not start without a password."""
+    """Compose does not start without a password for Grafana."""
     environment = yaml.safe_load(COMPOSE)["services"]["grafana"]["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
     assert "admin / admin" not in COMPOSE

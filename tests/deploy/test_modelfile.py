@@ -1,4 +1,4 @@
-"""Modelfiles as Ollama's users write them."""
+"""Ollama's Modelfiles are read, and mistakes are named with their lines."""
 
 from __future__ import annotations
 

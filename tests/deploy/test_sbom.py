@@ -1,4 +1,4 @@
-"""The bill of materials (item A.5) lists every installed package with the fields that the schema of CycloneDX 1.6 requires."""
+"""The bill of materials lists every installed package with the fields that the schema of CycloneDX 1.6 requires."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
 
 
 def test_the_application_is_imported_while_workers_load() -> None:
-    """Issue 39, part 6: FastAPI takes as long to import as a worker."""
+    """Importing FastAPI takes about as long as importing the modules of a worker, so the front does it while workers load."""
     program = "import sys, deploy.serve; sys.exit(sorted({'fastapi', 'uvicorn', 'server.app'} & sys.modules.keys()) or 0)"
     ended = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert ended.returncode == 0, f"imported before the loads begin: {ended.stderr}"
@@ -54,8 +54,8 @@ print(*sys.modules)
 
 
 def test_a_front_does_without_the_packages_that_it_does_not_use() -> None:
-    """Each takes a few hundredths of a second of every start, and megabytes: other processes render templates, and only a terminal shows
-    progress bars. `serve` imports no other command."""
+    """Each of these packages takes a few hundredths of a second of every start, and megabytes: other processes render templates, and only a
+    terminal shows progress bars. `serve` imports no other command."""
     ended = subprocess.run([sys.executable, "-c", SERVES], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     unused = {"jinja2", "rich.progress", "deploy.cli.commands", "deploy.cli.bench", "compiler.driver", "llvmlite"}
     assert "server.app" in ended.stdout.split() and not unused & {*ended.stdout.split()}
@@ -63,7 +63,7 @@ def test_a_front_does_without_the_packages_that_it_does_not_use() -> None:
 
 @pytest.mark.parametrize("content", [b'{"a":' * 100_000, b'{"x":' + b"[" * 100_000, b'{"models":[{"name":"\xff","source":"b"}]}'])
 def test_a_hostile_state_file_stops_the_start(content: bytes, tmp_path: Path) -> None:
-    """Issue 37, A.6."""
+    """The error says to repair or to remove the file."""
     (tmp_path / "state.json").write_bytes(content)
     with pytest.raises(StateError, match="repair it, or remove it"), own_state(tmp_path / "state.json"):
         raise AssertionError("it started")
@@ -71,8 +71,8 @@ def test_a_hostile_state_file_stops_the_start(content: bytes, tmp_path: Path) ->
 
 @pytest.mark.parametrize("room", [0, 100])
 def test_a_full_disk_under_the_state_file_stops_the_start(room: int, tmp_path: Path) -> None:
-    """Issue 37, A.6: a full disk takes an empty file, so names can be created and nothing written. Here a limit on the
-    size of files makes writes fail: already that of the lock, or only that of the state."""
+    """A full disk takes an empty file, so names can be created and nothing written. Here a limit on the size of files makes writes fail:
+    already that of the lock, or only that of the state."""
     program = """
 import resource, sys
 from pathlib import Path

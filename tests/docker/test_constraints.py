@@ -1,4 +1,4 @@
-"""Each file that pip installs has a hash in constraints.txt (item A.5): every call of pip demands it, and a changed file is refused."""
+"""Each file that pip installs has a hash in constraints.txt: every call of pip demands it, and a changed file is refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def calls(path: Path) -> list[str]:
 
 
 def test_each_call_of_pip_demands_hashes() -> None:
-    """The project itself has no hash; pip then neither looks for nor installs anything else."""
+    """The exception is the project's own wheel, which has no hash. When pip installs it, pip neither looks for nor installs anything
+    else."""
     found = {path.name: calls(path) for path in SCRIPTS}
     assert {name: len(commands) for name, commands in found.items() if commands} == {
         "Makefile": 11,

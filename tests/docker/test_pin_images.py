@@ -1,4 +1,4 @@
-"""Harden A.5: images of other projects are pinned by digest."""
+"""Images of other projects are pinned by digest."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def serving_files(files: Sequence[bytes]) -> Generator[str]:
             self.wfile.write(files[int(self.path[1:])])
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Write no log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Files) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()

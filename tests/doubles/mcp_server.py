@@ -1,6 +1,6 @@
 """An MCP server for tests, with tools that behave well or badly: over standard streams as a program, over HTTP on a thread.
 
-python -m tests.doubles.mcp_server ERA
+python -m tests.doubles.mcp_server ERA [silent] [slow] [TOOL...]
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Behaviour:
     cancelled: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
     sessions: set[str] = field(default_factory=set)
-    status: int = 200  # of every answer over HTTP
+    status: int = 200  # HTTP status of every answer
     redirect: str = ""
     as_events: bool = False
     cuts_streams: bool = False  # ends each stream of events before the answer, which a GET continues
@@ -214,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(400 if refused else 200, encoded(sent), new_session=method == "initialize")
 
     def do_GET(self) -> None:
-        """Continue a stream after its event `1`."""
+        """Continue a stream that `stream` has cut: answer the request whose id is the id of the last event."""
         self.stream(iter([text(int(self.headers["last-event-id"]), "continued")]), cut=False)
 
     def do_DELETE(self) -> None:

@@ -51,7 +51,7 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NullRelay(Relay):
-    """Other stages that report their CPU time and get no steps."""
+    """A relay to stages that report their CPU time and get no steps."""
 
     def __init__(self, *, uses_cpu: bool) -> None:
         super().__init__([])

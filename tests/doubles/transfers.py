@@ -20,7 +20,7 @@ Change = Callable[[list[Arrival]], list[Arrival]]
 
 
 class LocalTransfer(Transfer):
-    """A transfer that is complete when it begins. `change` says what arrives of it."""
+    """A transfer whose whole answer has arrived when it begins. `change` takes what the giver has sent, and returns what arrives."""
 
     def __init__(self, giver: Giver, ask: Ask, proofs: Proofs, *, answer: Callable[[Ask], list[Arrival]], change: Change) -> None:
         super().__init__(giver, ask, proofs)
@@ -35,7 +35,7 @@ class LocalTransfer(Transfer):
 
 
 def giving_of(model: StepModel, engine: Engine) -> Callable[[Ask], list[Arrival]]:
-    """Return what a server would answer whose worker has this engine."""
+    """Return a function that answers an Ask as a server would whose worker has this engine."""
 
     def answer(ask: Ask) -> list[Arrival]:
         sent: list[FromWorker] = []
@@ -54,6 +54,6 @@ def giving_of(model: StepModel, engine: Engine) -> Callable[[Ask], list[Arrival]
 def exchange_with(
     model: StepModel, engine: Engine, change: Change = lambda arrivals: arrivals, peering: Peering = PEERING
 ) -> Callable[..., PageExchange]:
-    """Return what makes the exchange of an engine that takes pages from another one."""
+    """Return a function that makes the exchange of an engine which takes pages from the given one."""
     transfer_of = partial(LocalTransfer, answer=giving_of(model, engine), change=change)
     return partial(PageExchange, peering=peering, fingerprint="same", transfer_of=transfer_of)

@@ -64,7 +64,7 @@ class NullDefaults:
 
 
 class NullRenderer:
-    """Renders on the event loop: no text from outside is a null template."""
+    """Renders on the event loop, not in a separate process, because a null template is no code from outside."""
 
     def __init__(self, template: NullTemplate) -> None:
         self._template = template

@@ -18,7 +18,7 @@ from tests.e2e.test_group_bits import check_after_kills
 
 
 def loaded_subject(subject: Any, format: str) -> tuple[Any, LoadedModel]:
-    """Load the model of a golden, for the fixture `loaded` of a module, which the fixtures below need."""
+    """Load the model of a golden, for the fixture `loaded` of a module. The fixtures below need this fixture."""
     return subject, load_model(Load("m", str(subject.folder), format, max_batch=32), lambda _stage, _fraction: None)
 
 
@@ -34,7 +34,7 @@ def model(loaded: tuple[Any, LoadedModel]) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def rig(model: LoadedModel) -> Callable[..., Rig]:
-    """Return a function that makes engines which have encoded no excerpt yet."""
+    """Return a function that empties the model's cache of encoded excerpts and makes a new engine."""
 
     def fresh(**narrower: object) -> Rig:
         model.step_model._encoder._kept.clear()

@@ -33,8 +33,8 @@ def storm(num_kills, lasts_s):
 
 @pytest.mark.parametrize(("num_kills", "lasts_s"), [(3, 1.5), pytest.param(6, 3.0, marks=pytest.mark.slow)])
 def test_no_request_is_lost_in_a_storm_of_kills(num_kills: int, lasts_s: float):
-    """No request is lost if workers are killed in quick succession, some while they start. The first seconds of the full `bench chaos` do
-    the same."""
+    """No request is lost if workers are killed in quick succession, some while they start. `python -m tests.lab chaos --storm SECONDS` does
+    the same for longer."""
     missed = set(storm(num_kills, lasts_s))
     assert missed <= {"time from the last kill until the model is ready"}, "only the figure that depends on other load may miss its goal"
 

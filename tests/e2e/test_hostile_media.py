@@ -46,7 +46,7 @@ class Kind:
     models: tuple[str, ...]
     folders: tuple[Path, ...]
     files: Callable[[], Mapping[str, bytes]]
-    code: str  # of the error
+    code: str  # code of the error
     part: Callable[[bytes], Mapping[str, Any]]
     where: str = "messages[0].content[0]"
 
@@ -291,7 +291,7 @@ def test_mutated_files(server: DemoServer, kind: Kind, count: int, tmp_path_fact
 
 @pytest.mark.parametrize("kind", ["images"], indirect=True)
 def test_bombs_are_refused_before_their_pixels_are_decoded(server: DemoServer, kind: Kind) -> None:
-    """Each declares more pixels than may be decoded, and has them all."""
+    """Each image declares more pixels than may be decoded, and its data contain all of them."""
     with httpx.Client(base_url=server.url, timeout=300, verify=False) as client:
         for format, edge in (("PNG", 20_000), ("GIF", 8_000), ("JPEG", 8_000), ("WEBP", 8_000)):
             content = [kind.part(bomb(format, edge)), {"type": "text", "text": "What is it?"}]

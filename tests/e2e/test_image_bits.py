@@ -100,7 +100,7 @@ def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
 
 def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=1)
-    crops = crop(subject, 0), crop(subject, 2, 0 if subject.between else 2)  # of other proportions, unless tokens show them
+    crops = crop(subject, 0), crop(subject, 2, 0 if subject.between else 2)  # of another shape, unless tokens between rows show it
     prompt = (*range(20), *tokens_of(subject, crops[0]), *range(20))
     first, second = (Submit(name, prompt, params, excerpts=(one,)) for name, one in zip("ab", crops, strict=True))
     worker = rig()
@@ -112,7 +112,8 @@ def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
 
 
 def test_a_step_of_text_needs_no_coordinates(model) -> None:
-    """Measurements of costs and of quality know nothing of images."""
+    """A step without coordinates has the logits of one whose coordinates are the positions. Measurements of costs and of quality pass no
+    coordinates."""
     if not model.step_model.limits.three_axes:
         pytest.skip("tokens of this model have one coordinate")
     batch = step_of(model.step_model.limits, num_seqs=2, num_each=3, context=5)

@@ -94,7 +94,7 @@ TALE = "It was a dark and stormy night; the rain fell in torrents, except at tim
 
 
 def test_the_vector_of_a_truncated_text_is_that_of_its_part(server: DemoServer, client: openai.OpenAI, subject: Joint) -> None:
-    """The vector is the state of the last token, a special one, which is kept with the one before the text."""
+    """The special tokens before and after a text are kept. The vector is the state of the last one."""
     around = sum(map(len, subject.around))
     for keep in (subject.length, 10):
         room = keep - around

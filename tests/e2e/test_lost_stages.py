@@ -108,7 +108,8 @@ def test_requests_outlive_a_process_of_their_model(strike: Callable[[Supervisor]
 
 
 def test_stages_of_a_server_that_stops_end_normally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the next start would verify their weights before it uses them (deploy/use.py)."""
+    """Stages that end normally remove their markers of used files (deploy/use.py). Otherwise the next start would verify the weights before
+    it uses them."""
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))  # other tests use the weights of the common cache
 
     async def scenario() -> set[Path]:

@@ -76,7 +76,7 @@ def test_many_at_once_and_a_killed_worker(server: DemoServer, client: openai.Ope
 
 
 def test_qwen3_omni_answers_what_transformers_answers(cache_folder: Path) -> None:
-    """It reads several conversations at a time, and the same after its worker was killed."""
+    """The server answers several conversations at once, and gives the same answers after its worker was killed."""
     subject = SUBJECTS["qwen3_omni_moe"]
     transport = openai.DefaultHttpxClient(verify=False)
     with (
@@ -104,7 +104,7 @@ def test_responses_read_the_same(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(("number", "apis"), [(1, ["chat", "compatible"]), (3, ["chat", "compatible", "responses", "messages"])])
 def test_the_ai_sdk_sends_both(server: DemoServer, client: openai.OpenAI, tmp_path: Path, number: int, apis: list[str]) -> None:
-    """Its providers send audio only as OpenAI's chat takes it."""
+    """The AI SDK sends audio only by its providers for OpenAI's chat endpoint, so the other APIs get a conversation without audio."""
     types = {IMAGE: "image/png", AUDIO: "audio/wav"}
     values = [(kind, part(kind, value)) for kind, value in CONVERSATIONS[number]]
     data = {
@@ -155,7 +155,8 @@ def test_turns_with_images_and_recordings_in_any_order(client: openai.OpenAI) ->
 
 
 def test_the_beginning_of_a_recording_is_found_in_the_prefix_cache(client: openai.OpenAI) -> None:
-    """A recording is heard in windows of 2 s, so that one which goes on differently shares those before, if its loudest part does."""
+    """A prompt with the same recording and salt finds the recording in the prefix cache. A prompt with another recording of the same
+    length, or with another salt, does not."""
 
     def cached(file: bytes, salt: str) -> int:
         messages = [{"role": "user", "content": [audio_part(file), part(IMAGE, 1), {"type": "text", "text": "What is it?"}]}]

@@ -273,7 +273,7 @@ def test_a_key_that_is_removed_ends_its_sessions(server: DemoServer, keys: Path)
 
 
 def test_a_client_that_streams_hears_that_the_server_stops(cache_folder: Path, keys: Path) -> None:
-    """It hears it long before the server would end its requests."""
+    """The client hears it long before the server would end its requests."""
     with serving(cache_folder, keys, "--drain-s", "600") as server, plain(server) as connection, ThreadPoolExecutor(1) as pool:
         for seed in range(4):
             commit(connection, noise(0.5, seed))
@@ -316,7 +316,7 @@ def test_what_breaks_the_protocol_closes_with_its_code(server: DemoServer) -> No
 
 
 def used(server: DemoServer) -> dict[str, float]:
-    """Return what requests use of the server."""
+    """Return the numbers of running and of waiting requests, and the used share of the KV cache."""
     text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer secret-key"}, timeout=60, verify=False).text
     found = re.findall(r"^(vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc))\{.*\} (\S+)$", text, re.MULTILINE)
     assert len(found) == 3

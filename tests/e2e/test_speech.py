@@ -124,7 +124,7 @@ def test_log_probabilities_of_the_tokens(client: openai.OpenAI) -> None:
 
 
 def test_a_prompt_may_be_longer_than_a_window_reads(client: openai.OpenAI) -> None:
-    """Its end counts, as in OpenAI's API."""
+    """Only the end of a long prompt counts, as in OpenAI's API."""
     data, end = wav(0.1), "".join(f"{number} " for number in range(300))
     assert transcribed(client, data, prompt="x" * 20_000 + end).text == transcribed(client, data, prompt=end).text
 

@@ -68,7 +68,7 @@ def test_in_a_batch(rig, submits, alone) -> None:
 
 
 def test_after_preemptions(rig, submits, alone, model) -> None:
-    """With few pages, sequences lose what they heard, and hear it again."""
+    """With few pages, preempted sequences lose the cache of their audio, and encode the audio again."""
     pages, heard = model.step_model.limits.groups
     check_after_preemptions(rig(groups=(replace(pages, num_pages=8), replace(heard, num_pages=5))), submits, alone)
 

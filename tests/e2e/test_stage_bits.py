@@ -61,7 +61,7 @@ def model(quantize: str) -> Iterator[LoadedModel]:
 
 @pytest.fixture(scope="module")
 def expected(whole: LoadedModel) -> Outcomes:
-    """What the model in one process computes, in one batch: tests/e2e/test_bits.py checks that requests compute the same alone."""
+    """Return what the model in one process computes, in one batch: tests/e2e/test_bits.py checks that requests compute the same alone."""
     assert whole.step_model is not None
     return Rig(whole, None).run(plain(whole.step_model.limits.vocab_size))
 
@@ -82,7 +82,8 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
 
 
 def test_it_is_the_same_model(whole: LoadedModel, model: LoadedModel) -> None:
-    """A request may move from one to the other, since equal fingerprints promise equal bytes."""
+    """The whole model and the model in stages have equal fingerprints, which promise equal bytes, so a request may move from one to the
+    other."""
     assert model.ready.fingerprint == whole.ready.fingerprint
     assert model.ready.signature != whole.ready.signature
     assert model.ready.max_context == whole.ready.max_context and model.ready.num_pages == whole.ready.num_pages
@@ -125,7 +126,7 @@ def test_steps_in_parts(model: LoadedModel, rig, submits, expected, num_parts: i
 
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_hidden_states(whole: LoadedModel, model: LoadedModel, num_parts: int) -> None:
-    """Embeddings are hidden states. In a step in parts, some parts have none."""
+    """Hidden states, which are embeddings, have the same bits. If a step is cut into parts, some parts have no row of hidden states."""
     assert model.relay is not None and whole.step_model is not None and model.step_model is not None
     batch = step_of(whole.step_model.limits, num_seqs=4, num_each=9, context=9)
     batch = replace(batch, logit_rows=batch.logit_rows[1:2], hidden_rows=batch.logit_rows[2:])

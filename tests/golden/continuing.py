@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.golden.vision_subject import CONTINUATION
 
 MIN_MARGIN = 1e-3  # least gap between the two largest logits, relative to the spread of all
-LEAST_DISTINCT = 8  # tokens of a continuation that differ
+LEAST_DISTINCT = 8  # least number of distinct tokens in a continuation
 
 
 def continued(prompt: str, prompt_ids: Sequence[int], row_of: Callable[[list[int]], NDArray[Any]], never: Collection[int]) -> Any:

@@ -19,13 +19,13 @@ def crops_of(subject: Subject, numbers: Iterable[int]) -> list[Crop]:
 
 
 def pixels_of(subject: Subject, number: int) -> list[NDArray[Any]]:
-    """Return the pixels of the crops of an image. The crop of the whole may have another size than those before it."""
+    """Return the pixels of the crops of an image. The last crop may show the whole image, and have another size than those before it."""
     found = [*subject.arrays[f"crops_{number}"]]
     return [*found, subject.arrays[f"whole_{number}"]] if f"whole_{number}" in subject.arrays else found
 
 
 def crop_of(subject: Subject, pixels: NDArray[Any]) -> Crop:
-    """Return the pixels [height, width, 3] of a crop as a crop."""
+    """Return a Crop with these pixels [height, width, 3]."""
     height, width, _ = pixels.shape
     edge = isqrt(subject.rows)
     return Crop.of(pixels.astype(np.uint8).tobytes(), height // subject.crop * edge, width // subject.crop * edge)

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 RECIPE, WEIGHTS = "weights.json", "model.safetensors"
 MADE_BY = "recipe"  # in the metadata of a file of weights: the SHA-256 of its recipe
-MEAN = 4 * 65_535 // 2  # of a sum of four numbers below 65,536
+MEAN = 4 * 65_535 // 2  # mean of a sum of four numbers below 65,536
 SPREAD = 65_536 / math.sqrt(3)  # its standard deviation
 
 
@@ -52,8 +52,8 @@ def write_recipe(folder: Path, seed: int, draws: Mapping[str, Draw]) -> None:
 
 
 def with_weights(folder: Path) -> Path:
-    """Draw the weights of a model into its folder, unless its file of weights has them. Return the folder. Without a recipe, the checkout
-    has the weights."""
+    """Draw the weights of a model into its folder, unless its file of weights was made by the same recipe. Return the folder. Without a
+    recipe, the checkout has the weights."""
     if not (folder / RECIPE).exists():
         return folder
     with (folder / RECIPE).open("rb") as file:

@@ -225,7 +225,7 @@ def with_split_groups(tensors: dict[str, np.ndarray], values: Values) -> dict[st
 
 
 def with_split_latents(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
-    """Split the matrices that make keys and values of latents, and transpose those of keys."""
+    """Split the matrices that compute keys and values from latents, and transpose those of keys."""
     heads, found = values["num_attention_heads"], {}
     for name, tensor in tensors.items():
         if ".kv_b_proj." not in name:

@@ -3,7 +3,7 @@
     gold/bin/pip install torch==2.13.0 bitsandbytes==0.50.2 safetensors
     gold/bin/python tests/golden/make_bitsandbytes.py
 
-The files are like those of `make_quantized.py`. The weights are f32, so that the library does not round the values that it decodes.
+The layout is that of `make_quantized.py`. The weights are f32, so that the library does not round the values that it decodes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.golden.media import SIZES, picture
 
 
 def tokenizer(subject: Joint) -> dict[str, Any]:
-    """Return a tokenizer by bytes that puts special tokens around a text. Padding is not in the file, as in files of the hub."""
+    """Return a byte-level tokenizer that puts special tokens around a text. As in files of the hub, it does not say how to pad."""
     fixed = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     before, after = subject.around
     ids = {text: subject.tokens.index(text) for text in subject.special}

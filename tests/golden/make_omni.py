@@ -128,7 +128,8 @@ def answered(subject: Subject, model: Any, processor: Any, parts: Any, given: di
     places, _ = model.model.get_rope_index(every, others.get("image_grid_thw"), None, mask, audio_seqlens=lengths)
 
     def row_of(ids: list[int]) -> Any:
-        """Drawn tokens follow each other, whatever they are, as when transformers generates."""
+        """Return the logits after the last of the ids. Generated tokens have positions one after another, even if they are tokens of images
+        or audio, as when transformers generates."""
         drawn = int(places.max()) + 1 + torch.arange(len(ids) - every.shape[1])
         positions = torch.cat([places, drawn.expand(3, 1, -1)], dim=2)
         every_id = torch.tensor([ids])

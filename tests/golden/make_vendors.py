@@ -54,7 +54,8 @@ NULL = {"type": "null"}
 
 
 def plain(schema: Any, *, of_fields: bool = False) -> Any:
-    """Return a schema without words for readers. `of_fields` is true for an object whose keys are names of fields."""
+    """Return a schema without descriptions and other words for readers. `of_fields` is true for an object whose keys are names of
+    fields."""
     if isinstance(schema, list):
         return [plain(part) for part in schema]
     if not isinstance(schema, dict):

@@ -46,7 +46,7 @@ TOKEN = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": F
 SENTENCEPIECE: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # as Llama 2 and Mistral 7B v0.1
     "llama": ({"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": False, "split_digits": True}, LLAMA),
-    # Tokens are added, and one replaces the token of its id.
+    # with added tokens, one of which replaces the token that has its id
     "added": (
         {"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": False},
         {

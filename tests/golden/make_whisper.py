@@ -66,7 +66,7 @@ def variables() -> dict[str, Any]:
 
 
 def written(found: dict[str, Any], aliases: dict[str, str], *, name: str = "WhisperSpec", version: int = 6) -> bytes:
-    """Return a model.bin."""
+    """Return the bytes of a model.bin as CTranslate2 reads it."""
     out = [struct.pack("<I", version), _text(name), struct.pack("<II", 3, len(found))]
     for variable, value in found.items():
         array = np.asarray(value, order="C")

@@ -1,4 +1,4 @@
-"""Describe a small random model that reads images and audio, and the conversations in which its golden is made (`make_omni.py`)."""
+"""Describe small random models that read images and audio, and the conversations in which their goldens are made (`make_omni.py`)."""
 
 from __future__ import annotations
 

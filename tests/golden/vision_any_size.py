@@ -13,7 +13,7 @@ QWEN = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LATER_ENCODER = {  # of Qwen2.5-VL and Qwen3-VL
+LATER_ENCODER = {  # the encoder of Qwen2.5-VL and Qwen3-VL
     "depth": 3,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -179,8 +179,8 @@ def _pixtral() -> Subject:
 
 
 def _lfm2_vl() -> Subject:
-    """Return a model that sees the first image, which is large, in parts too. Some crops have edges with fewer patches than its table of
-    positions has entries, others with more."""
+    """Return LFM2-VL, which sees the large first image both whole and in parts. Along an edge, some crops have fewer patches than its table
+    of positions has entries, and others more."""
     places = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 5)]
     special = ("<|startoftext|>", "<|im_end|>", "<|im_start|>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *places)
     text = {**text_of("lfm2", 1e-5, special), "norm_eps": 1e-5, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
@@ -373,7 +373,7 @@ def _glm4v() -> Subject:
 
 
 def _glm4v_moe() -> Subject:
-    """Return the same with experts, whose queries and keys rotate by halves."""
+    """Return a GLM-4V with experts, whose queries and keys are rotated by halves."""
     like = _glm4v()
     experts = {
         "num_hidden_layers": 3,

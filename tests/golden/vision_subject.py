@@ -43,9 +43,9 @@ class Subject(SmallModel):
     special: tuple[str, ...]  # texts of the special tokens: the first begins a text, the second ends an answer
     image_text: str
     template: str
-    rows: int  # tokens of a crop; of a square of a crop that may have any size
-    classes: tuple[str, str]  # of transformers: the processor, and that of images on Pillow
-    options: Mapping[str, Any]  # of the processor
+    rows: int  # number of tokens of a crop, or of a square if crops may have any size
+    classes: tuple[str, str]  # classes of transformers: the processor, and the image processor on Pillow
+    options: Mapping[str, Any]  # options of the processor
     special_names: Mapping[str, str]  # attributes of the tokenizer, and the special tokens that they name
     between: str = ""  # special token between two rows of tokens of a crop; empty: there is none
     square: int = 0  # pixels of an edge of a square of a crop that may have any size; 0: crops have one size
@@ -56,7 +56,7 @@ class Subject(SmallModel):
 
     @property
     def crop(self) -> int:
-        """The pixels of an edge of a crop; of a square of a crop that may have any size."""
+        """The number of pixels of an edge of a crop, or of a square if crops may have any size."""
         if self.any_size:
             return self.square
         size = self.config["vision_config"]["image_size"]

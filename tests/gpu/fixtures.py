@@ -73,7 +73,7 @@ class SoftwareGpu:
 
     @property
     def faults(self) -> list[str]:
-        """Return descriptions of what the kernels of this process did wrong."""
+        """Return, for each kernel of this process that failed or could not be loaded, what is wrong with it."""
         from tests.gpu.driver.card import machine
 
         return machine.faults

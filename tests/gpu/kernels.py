@@ -37,8 +37,8 @@ def ptx_of(ir: str, arch: str = "sm_80") -> str:
 
 
 class Card:
-    """A software card without a driver: its memory, and a method that launches kernels. The parameters of a launch are addresses, 32-bit
-    integers or NumPy scalars."""
+    """A software card without a driver: its memory, and a method that launches kernels. The arguments of a launch are integers, such as
+    addresses, or NumPy scalars."""
 
     def __init__(self, num_bytes: int = 1 << 26) -> None:
         self.memory = Memory(num_bytes)

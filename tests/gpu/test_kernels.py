@@ -156,7 +156,7 @@ SABOTAGE = (
         "a shuffle in a branch", "row_sum", ptx("st.shared.b32", "shfl.sync.bfly.b32 %r3, %r3, 1, 31, -1; st.shared.b32"), "a split warp"
     ),
     Sabotage("a shared array that is too small", "row_sum", ir("[4 x float]", "[3 x float]"), "outside the"),
-    Sabotage("rows too far apart", "row_sum", ir("%row = mul i32 %b, 512", "%row = mul i32 %b, 1024"), "belong to no allocation"),
+    Sabotage("rows too far apart", "row_sum", ir("%row = mul i32 %b, 512", "%row = mul i32 %b, 1024"), "are not all within one"),
     Sabotage("a misaligned load", "row_sum", ir("%row = mul i32 %b, 512", "%row = mul i32 %b, 510"), "is not a multiple of 4"),
     Sabotage("a loop without an end", "row_sum", ptx("bar.sync \t0;", "$L_again: bra.uni $L_again; bar.sync 0;"), "hang"),
     Sabotage("a sum of half of the lanes", "row_sum", ir("i32 16, i32 31", "i32 8, i32 31"), ""),

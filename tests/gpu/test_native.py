@@ -1,4 +1,4 @@
-"""Sums of floats that the software GPU computes in C have the bits of those that it computes in NumPy."""
+"""The software GPU computes fused multiply-adds and matrix products of floats to the same bits in C as in NumPy."""
 
 from __future__ import annotations
 

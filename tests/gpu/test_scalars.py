@@ -1,4 +1,4 @@
-"""Elementwise arithmetic on the software GPU gives the CPU's results: the same LLVM function runs on both."""
+"""Elementwise arithmetic on the software GPU gives the CPU's results: the same LLVM function runs on both, or NumPy computes them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_product_and_a_sum_are_rounded_once(type_: str) -> None:
 
 @pytest.mark.parametrize("type_", ["half", "bfloat", "float"])
 def test_every_nan_of_a_product_and_a_sum_has_the_same_bits(type_: str) -> None:
-    """As on a card, which keeps neither the sign nor the payload of an operand."""
+    """A result that is NaN is the canonical NaN, as on a card, which keeps neither the sign nor the payload of an operand."""
     name, bits = f"@llvm.fma.{SUFFIX[type_]}", np.dtype(f"u{np.dtype(DTYPES[type_]).itemsize}")
     text = f"declare {type_} {name}({type_}, {type_}, {type_})\n%r = call {type_} {name}({type_} %a, {type_} %b, {type_} %c)"
     random = np.random.default_rng(0)

@@ -29,8 +29,8 @@ END = "  st.global.u32 [%rd5], %r6; ret; }\n"
 
 
 def run(body: str, values: np.ndarray, block: int, seed: int = 0, **options: int) -> np.ndarray:
-    """Run a PTX body and return the value of %r6 in each thread. In the body, %r5 is the thread's number in the grid and %r1 its number in
-    the block."""
+    """Run a PTX body and return the value of %r6 in each thread. In the body, %r5 is the thread's element of `values`, and %r1 the thread's
+    number in its block."""
     card = Card(1 << 24)
     source, target = card.upload(values.astype(np.uint32)), card.empty(4 * len(values))
     card.run(card.load(PRELUDE + body + END), "k", len(values) // block, block, source, target, seed=seed, **options)
@@ -204,6 +204,8 @@ def test_an_instruction_that_no_table_has_is_named() -> None:
         run("tex.2d.v4.f32.f32 {%r6, %r7, %r8, %r9}, [box, {%r1, %r2}];", NUMBERS, 32)
     with pytest.raises(UnknownPtx, match=r"add\.rz\.f32"):
         run("add.rz.f32 %r6, %r5, %r5;", NUMBERS, 32)
+    with pytest.raises(UnknownPtx, match=r"cvt to f16 with \.satfinite"):
+        run("cvt.rn.satfinite.f16.f32 %h1, %f1;", NUMBERS, 32)
 
 
 def test_constants_and_variables_of_a_module() -> None:

@@ -1,5 +1,5 @@
-"""The peers of `python -m tests.lab model --device cuda`. Each runs in a process of its own, by an interpreter that the user names, so
-that relaxserve's environment needs none of their packages."""
+"""The peers on GPUs, for `python -m tests.lab model --device cuda` and for a day with a card. Each runs in a process of its own, by an
+interpreter that the user names, so that relaxserve's environment needs none of their packages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Step = tuple[int, int, int]  # new tokens, sequences, context
 @dataclass(frozen=True, slots=True)
 class Package:
     module: str
-    kinds: tuple[str, ...]  # the ways in which it is measured, as tests/lab/peers/on_card.py names them
+    kinds: tuple[str, ...]  # the variants of the peer that are measured, as tests/lab/peers/on_card.py names them
 
 
 CARD_PEERS = {"torch": Package("torch", ("torch eager", "torch compiled")), "vllm": Package("vllm", ("vllm",))}
@@ -43,7 +43,8 @@ print(importlib.metadata.version(sys.argv[1]) if importlib.util.find_spec(sys.ar
 
 
 def check(name: str, held: str, config: ModelConfig, python: str) -> str:
-    """Return the version of the peer. Raise SettingsError if the interpreter does not have it, or if it cannot run this model."""
+    """Return the version of the peer. Raise SettingsError if the interpreter does not have the peer, or if the peer cannot run this
+    model."""
     if name not in CARD_PEERS:
         raise SettingsError(f"peer {name!r} does not run on GPUs; the peers on GPUs are {', '.join(CARD_PEERS)}")
     if held != FORMAT:
@@ -115,7 +116,8 @@ def at_work(kind: str, folder: Path, steps: Sequence[Step], device: str, python:
 
 
 def visible(device: str, environment: Mapping[str, str]) -> str:
-    """Return which GPU the peer sees. If the variable is set, our number counts the GPUs that it lists."""
+    """Return the value of CUDA_VISIBLE_DEVICES with which the peer sees only our GPU. If this variable is already set, the number of
+    `device` counts the GPUs that the variable lists."""
     listed = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     number = number_of(device)
     return listed[number] if number < len(listed) else str(number)

@@ -31,7 +31,7 @@ FLAGS = [
     "--force-color-profile=srgb",
     "--remote-debugging-pipe",
     "--use-fake-device-for-media-stream",  # a microphone that beeps
-    "--use-fake-ui-for-media-stream",  # which pages may open
+    "--use-fake-ui-for-media-stream",  # grants pages the microphone without asking
 ]
 # Replace descriptors 3 and 4 of the new process: Chromium reads commands from 3 and sends answers to 4.
 LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"

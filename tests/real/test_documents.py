@@ -1,5 +1,5 @@
-"""The commands that the documents show for serving a model, run with SmolLM2. Other models in them are replaced by it, and of commands that
-are equal then, one runs."""
+"""The commands that the documents show for serving a model are run with SmolLM2, which replaces other models in them. Of commands that are
+then equal, only one runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAMS = "relaxserve|make|docker|kubectl|pipx|taskset|curl|codex|claude|export
 SHOWN = re.compile(rf"^    ((?:{PROGRAMS}) .*(?:\\\n.*)*|(?:{PROGRAMS}))$", re.MULTILINE)
 ALL = sorted({re.sub(r" +# .*$", "", command) for text in PAGES.values() for command in SHOWN.findall(text)})
 SERVED = re.compile(r"(?:taskset -c \S+ )?relaxserve (?:serve|run)\b")
-# A test that runs the command, or the reason why none does, for the other commands, by their distinctive parts.
+# The distinctive part of each other command -> the test that runs it, or the reason why none does.
 ELSEWHERE = {
     "--quantize 4bit": "tests/deploy/quantizing",
     "--config models.yaml": "tests/test_docs.py::test_a_configuration_is_read",
@@ -99,8 +99,8 @@ def elsewhere(command: str) -> list[str]:
 
 
 def distinct(part: str) -> list[str]:
-    """Return one of the commands that are equal when they are adapted to this machine, for each of them. A command on some cores stands for
-    the same command on all."""
+    """Return the commands with this part that this file runs. Of commands that are equal when they are adapted to this machine, it returns
+    one. A command on some cores counts as equal to the same command on all."""
     some = sorted((command for command in COMMANDS if part in command and not elsewhere(command)), key=len)
     return list({re.sub(r"^taskset -c \S+ ", "", adapted(command)): command for command in some}.values())
 

@@ -112,7 +112,8 @@ BROWSED = "whisper-tiny.en"
 
 @pytest.mark.parametrize("form", ["auto", "f32"])
 def test_an_export_for_browsers_writes_the_texts_of_the_server(form: str, serve_real: Any, tmp_path: Path) -> None:
-    """In Node, and in the same forms. Numbers of all CPUs are the same, so texts and probabilities are, too."""
+    """Node writes them, with the weights in the same format. All CPUs compute the same numbers, so texts and probabilities are equal,
+    too."""
     model = advance(begin(load_of(str(model_of(BROWSED)), quantize=form, max_batch=1, target=TARGET)), Servable)
     export_web(model, BROWSED, tmp_path, levels=["wasm-relaxed"])
     server, clips = serve_real(BROWSED, "--quantize", form), clips_of(BROWSED)[:3]

@@ -124,7 +124,7 @@ def test_a_damaged_section_is_named(path: Path, name: str) -> None:
 
 
 def test_nothing_is_parsed_before_the_seal_is_verified(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 37, A.5: with valid checksums but another key, not even the table of sections is read."""
+    """With valid checksums but another key, not even the table of sections is read."""
     (path.parent / sealed.KEY_FILE).unlink()
     monkeypatch.setattr(sections, "SectionFile", None)
     with pytest.raises(DamagedFile, match="seal"):

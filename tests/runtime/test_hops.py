@@ -11,13 +11,13 @@ from runtime.hops import tokens_of
 
 @given(st.integers(1, 5000))
 def test_frames_that_fill_no_token_have_none(num_hops: int) -> None:
-    """The formula is that of Qwen2-Audio and Qwen2.5-Omni."""
+    """The number of tokens is that of Qwen2-Audio's and Qwen2.5-Omni's formula."""
     assert tokens_of(num_hops, 2, 0) == ((num_hops - 1) // 2 + 1 - 2) // 2 + 1
 
 
 @given(st.integers(1, 5000))
 def test_each_piece_has_its_own_tokens(num_hops: int) -> None:
-    """The formula is that of Qwen3-Omni."""
+    """Each piece of 100 hops has 13 tokens, and the rest has as many as in Qwen3-Omni's formula."""
     whole, rest = divmod(num_hops, 100)
     assert tokens_of(num_hops, 4, 100) == (((rest - 1) // 2 + 1 - 1) // 2 + 1 - 1) // 2 + 1 + 13 * whole
 

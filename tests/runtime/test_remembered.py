@@ -1,4 +1,4 @@
-"""A machine remembers what LLVM makes for every start; another machine makes it anew."""
+"""What LLVM makes at every start is made once and then remembered; on another machine it is made anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealed files (issue 37, A.5): who may write to the cache, and that code without the seal of the installation's key is not used."""
+"""Sealed files: who may write to the cache, and that code without the seal of the installation's key is not used."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_replicas_with_one_key_file_share_a_volume(key_file: Path, tmp_path: Pat
 
 def test_whoever_lacks_the_shared_key_places_no_code(key_file: Path, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
-    sealed.store(volume / "code", b"hostile")  # sealed with a key of his own, which he may even leave in the folder
+    sealed.store(volume / "code", b"hostile")  # sealed with a key of the writer's own, which may even lie in the folder
     with flags.scope(cache_key_file=key_file), pytest.raises(DamagedFile, match="another key"):
         sealed.load(volume / "code")
 

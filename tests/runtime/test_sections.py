@@ -51,7 +51,7 @@ def test_bytes_in_memory_are_those_of_a_file(path: Path) -> None:
 
 
 def test_a_header_is_sealed_by_the_key_and_the_name(path: Path) -> None:
-    """Issue 37, A.5: sizes and checksums of packed weights are those that an installation with the key wrote."""
+    """Sizes and checksums of packed weights are used only if an installation with the key wrote them."""
     write(path, CONTENT, b"key")
     SectionFile(path, b"key").verify()
     for key in (None, b"other"):

@@ -40,7 +40,8 @@ def answer_to(client: httpx.Client, request: Request, max_tokens: int = 6) -> tu
 
 
 def check(client: httpx.Client, sessions: list[Session]) -> None:
-    """Run the sessions turn by turn, as several users beside each other do."""
+    """Run one turn of each session, then the next turn of each, as if several users took turns. Require that from the second turn on at
+    least 95 % of each prompt is cached."""
     for turn, requests in enumerate(zip(*sessions, strict=True)):
         for request in requests:
             num_prompt, num_cached, ends = answer_to(client, request)

@@ -1,4 +1,4 @@
-"""The attacker at socket level finds nothing in the server, and finds defects that are put back (issue items A.2, A.3, A.6)."""
+"""The attacker at socket level finds nothing in the server, and finds defects that are put back."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def worst_turn_s(server) -> float:
 
 
 def test_pipelines_hold_up_nobody(serve):
-    """A.3."""
+    """A connection with many pipelined requests does not occupy the event loop for longer than `MOST_S`."""
     assert worst_turn_s(serve(api_keys=(KEY,))) <= MOST_S
 
 
 class Former(HttpToolsProtocol):
-    """uvicorn's own protocol, which adds trailers to the headers (A.2), and parses all pipelined requests that have arrived (A.3)."""
+    """uvicorn's own protocol adds trailers to the headers, and parses all pipelined requests that have arrived."""
 
     def eof_received(self) -> bool:
         """Answer half-closed clients, as the server always did."""

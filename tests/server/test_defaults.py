@@ -11,7 +11,8 @@ from server.defaults import THINKING, BesideModel, Defaults, DefaultsError, read
 
 
 def test_the_fields_are_those_of_a_request():
-    """The page says so, and a default has the limits of the field: a request could not mean what no request can ask for."""
+    """Each default is a field of a request and has the field's limits, as the documentation says: no default may mean what no request can
+    ask for."""
     own = {"system", "template"}  # a request has these among its messages, or cannot have them
     assert set(Defaults.__struct_fields__) - own <= set(ChatBody.model_fields)
     bad = {"temperature": 101, "top_p": 1.1, "top_k": -2, "min_p": -0.1, "typical_p": 0, "repetition_penalty": 0, "max_tokens": 2**31}

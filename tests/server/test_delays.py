@@ -138,8 +138,8 @@ MANY_TEXTS = [
 
 @pytest.mark.parametrize(("path", "num_texts", "in_pairs"), MANY_TEXTS)
 def test_no_body_of_many_texts_holds_up_others(shared_server, serve, path, num_texts, in_pairs):
-    """Issue 37, item 6: bodies of the maximum size to rerank, score and embed delay no other request, with embeddings and with a model that
-    reads pairs. Texts that exceed the context are refused."""
+    """Bodies of the maximum size to rerank, score and embed delay no other request, with embeddings and with a model that reads pairs.
+    Texts that exceed the context are refused."""
     server = shared_server
     if in_pairs:
         server = serve(**{**OPTIONS, "script": NullScript(classes=("relevant",), generates=False, max_context=16384)})

@@ -75,7 +75,7 @@ class Answers(BaseHTTPRequestHandler):
             self.wfile.write(IMAGE)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Write no log."""
 
 
 class Host(ThreadingHTTPServer):
@@ -207,7 +207,7 @@ def test_a_slow_host_is_given_up(fetch: Callable[..., bytes]) -> None:
 @pytest.mark.parametrize("hosts", [("slow.example", "images.example"), ("*.example",), ("*",)])
 @pytest.mark.parametrize("slow", ["slow.example:PORT/slow", "images.example:PORT/slowly"])
 def test_a_slow_host_holds_up_no_other(server: Host, port: int, hosts: tuple[str, ...], slow: str) -> None:
-    """Count fetches by host if one entry allows both hosts, and if the other host redirects to this one."""
+    """Fetches are counted by host, even if one entry allows both hosts, or if the other host redirects to this one."""
 
     async def fetch() -> bytes:
         fetcher = Fetcher(IMAGES, [f"{name}:{port}" for name in hosts], MOST, 600.0)
@@ -226,7 +226,7 @@ def test_a_slow_host_holds_up_no_other(server: Host, port: int, hosts: tuple[str
 
 
 def test_the_turns_of_hosts_are_forgotten(port: int) -> None:
-    """A wildcard allows any number of names."""
+    """A wildcard allows any number of names, so the server must not store something for each name that it ever fetched from."""
 
     async def fetch() -> None:
         fetcher = Fetcher(IMAGES, [f"*:{port}"], MOST, 600.0)

@@ -1,4 +1,4 @@
-"""Floods of connections without a key delay no other request (issue items A.2, A.3 and the first goal).
+"""Floods of connections without a key delay no other request.
 
 A delay is the CPU time of the event loop's thread between two turns of the loop. It depends neither on other processes nor on the flood
 itself, which another thread sends.

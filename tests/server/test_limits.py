@@ -260,7 +260,7 @@ def test_when_all_connections_are_busy_probes_are_answered_and_requests_told_to_
     ],
 )
 def test_early_refusals_of_large_bodies_arrive(serve, options, permission, body, status):
-    """A.6: a client that sends its whole body before it reads gets the error, not a reset."""
+    """A client that sends its whole body before it reads gets the error, not a reset."""
     server = serve(**options)
     with server.connect() as sock:
         sock.sendall(f"{HEAD}{permission}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -272,7 +272,7 @@ def test_early_refusals_of_large_bodies_arrive(serve, options, permission, body,
 
 
 def test_a_refused_body_is_not_read_for_ever(serve, monkeypatch):
-    """A.6: the server reads on within limits of bytes and of time."""
+    """The server reads the rest within limits of bytes and of time."""
     server = serve(max_body_bytes=100_000)
     with server.connect() as sock, pytest.raises(ConnectionError):
         sock.sendall(f"{HEAD}content-length: {1 << 40}\r\n\r\n".encode())
@@ -289,7 +289,7 @@ def test_a_refused_body_is_not_read_for_ever(serve, monkeypatch):
 
 
 def test_a_client_that_leaves_is_noticed_while_reading_is_paused(serve, answering):
-    """A.3: the server stops reading a client that pipelines too much, and still sees it leave."""
+    """The server stops reading a client that pipelines too much, and still notices that it leaves."""
     server = serve(script=answering("x" * 4000, interval_s=0.05))
     body = json.dumps({"prompt": "x", "max_tokens": 2000}).encode()
     with server.connect() as sock:

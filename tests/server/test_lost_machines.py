@@ -86,7 +86,7 @@ def connected() -> Generator[tuple[socket.socket, socket.socket]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux counts this")
 def test_a_connection_to_a_program_that_does_not_read_breaks(connected: tuple[socket.socket, socket.socket]) -> None:
-    """Its kernel acknowledges all probes of the closed window."""
+    """The kernel of the other end acknowledges all probes of the closed window, and the connection breaks all the same."""
     near, _ = connected
     notice_loss(near, WITHIN_S)
     began_s = time.monotonic()
@@ -97,7 +97,7 @@ def test_a_connection_to_a_program_that_does_not_read_breaks(connected: tuple[so
 
 
 def test_an_idle_connection_to_a_program_that_does_not_read_stays(connected: tuple[socket.socket, socket.socket]) -> None:
-    """No bytes wait to be sent."""
+    """The connection stays because no bytes wait to be sent."""
     near, far = connected
     notice_loss(near, WITHIN_S)
     near.sendall(b"x")

@@ -109,7 +109,7 @@ def meddled(peer):
 
 
 def mutation(answer: bytes, rng: random.Random) -> bytes:
-    """Return an answer with a change anywhere, or most often in its body."""
+    """Return the answer with one change, in most cases in its body, or random bytes in its place."""
     body = answer.index(b"\r\n\r\n") + 4
     at = rng.randrange(body if rng.random() < 0.8 else 0, len(answer))
     stop = min(len(answer), at + rng.choice((1, 1, 4, 40, len(answer))))
@@ -291,7 +291,8 @@ def test_more_pages_than_a_prompt_may_have_are_refused(peer):
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_taker_that_does_not_go_on_loses_its_place(serve, tmp_path, monkeypatch, reads: bool):
-    """It neither reads nor leaves, or the worker sends nothing more. The place is free again when the taker waits no longer."""
+    """The taker neither reads nor leaves, or it reads and the worker sends nothing more. The place is free again when the time is over for
+    which the taker said that it waits."""
     monkeypatch.setattr(peers, "MOST_GIVINGS", 1)
     (tmp_path / "secret").write_text(SECRET)
     script = NullScript(pages=repeat(bytes(1 << 20)))

@@ -91,7 +91,8 @@ def test_every_path_is_tested():
 
 
 def test_no_endpoint_of_clients_asks_the_registry():
-    """`Context.serve` knows the caller's key; the registry does not."""
+    """The registry does not know the limits of keys, so endpoints for clients find models by `Context`, which knows the caller's key.
+    Endpoints that serve administration, health and peers are exceptions."""
     for file in Path(api.__path__[0]).rglob("*.py"):
         if file.parts[-2] == "admin" or file.name in ("health.py", "peers.py") or file.parts[-2:] == ("ollama", "models.py"):
             continue

@@ -209,8 +209,8 @@ NullTemplate.renderer = lambda self: Renderer(Unmetered())
 
 
 def test_a_template_without_a_meter_does_not_outlive_sigterm(spawn, tmp_path, monkeypatch):
-    """How good, issue 37: SIGTERM ends the server within `drain_s` + 5 s while templates without a meter render. A busy machine may be late
-    once, so three servers may try."""
+    """SIGTERM ends the server within `drain_s` + 5 s while templates without a meter render. A busy machine may be late once, so three
+    servers may try."""
     (tmp_path / "unmetered_at_shutdown.py").write_text(UNMETERED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("\nport, ", f"{RENDERING}\nport, "))

@@ -1,4 +1,4 @@
-"""Keys of one server are tenants: what one key asks tells other keys nothing, and takes nothing from them (issue 37, item 4)."""
+"""Keys of one server are tenants: what one key asks tells other keys nothing, and takes nothing from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def salts_of(serve, **settings) -> dict[str, str]:
 
 
 def test_each_key_has_a_salt_and_a_group_shares_one(serve, tmp_path):
-    """Item 4: salted by key by default; sharing is an option per key group. The request's own salt is combined with that of its tenant."""
+    """By default each key has a salt of its own, and keys of one group may share one. A request's own salt is combined with that of its
+    tenant."""
     file = tmp_path / "keys"
     file.write_text(f"{CAROL} group=team\n{DAVE}   group=team\n")
     salts = salts_of(serve, api_keys=(ALICE, BOB), api_key_file=file)
@@ -82,7 +83,7 @@ def test_a_key_may_move_to_a_group_while_the_server_runs(tmp_path):
 
 
 def test_no_key_fills_the_queue_for_others(serve, answering):
-    """Item 4: a key with many streams gets 429 by name before the queue is full, and another key is still served."""
+    """A key with many streams gets 429 by name before the queue is full, and another key is still served."""
     server = serve(script=answering("x" * 1000, interval_s=0.05), api_keys=(ALICE, BOB), max_queued_requests=16)
     greedy, modest = (server.openai(api_key=key) for key in (ALICE, BOB))
     body = {"model": "null", "prompt": "hi", "stream": True, "extra_body": {"n": 10}}
@@ -98,7 +99,7 @@ def test_no_key_fills_the_queue_for_others(serve, answering):
 
 
 def test_no_key_has_more_than_its_quota_of_constraints(serve, answering):
-    """Item 4: requests with too many different constraints are refused by name. A constraint that the key uses already costs nothing."""
+    """Requests with too many different constraints are refused by name. A constraint that the key uses already costs nothing."""
     server = serve(script=answering("x" * 1000, interval_s=0.05), api_keys=(ALICE, BOB), max_key_constraints=2)
 
     def ask(key: str, regex: str, **fields):
@@ -114,7 +115,7 @@ def test_no_key_has_more_than_its_quota_of_constraints(serve, answering):
 
 
 def test_no_key_deletes_the_stored_responses_of_others():
-    """Item 4: when the store is full, the key that stores most loses its least recently used response."""
+    """When the store is full, the key that stores most loses its least recently used response."""
     store = ResponseStore(1000, 3600.0)
     store.put(Stored("modest", "bob", b"x" * 300, ()))
     for number in range(10):

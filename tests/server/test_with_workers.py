@@ -141,8 +141,8 @@ def test_no_api_loses_anything_when_the_worker_is_killed(serve):
 
 
 def test_streams_that_nobody_reads_do_not_hold_up_the_next_request_of_their_key(serve):
-    """Issue 37, item 4 (tenants): with 40 unread streams of one key in 8 slots, the key's next request is answered after few steps of the
-    worker, whatever the streams still generate. A stream that was set aside continues byte for byte."""
+    """With 40 unread streams of one key in 8 slots, the key's next request is answered after few steps of the worker, whatever the streams
+    still generate. A stream that was set aside continues byte for byte."""
     config = NullConfig(vocab_size=256, max_context=4096, max_seqs=8, num_pages=20_000, step_s=0.002)
     server = serve(make_worker=partial(make_worker, source=null_source(config)), api_keys=(KEY,))
     worker = server.registry.models()[0].loaded.worker

@@ -75,7 +75,7 @@ def layer(at: EncoderLayer, x: Var) -> Var:
 
 
 def joined(at: Stem, x: Var) -> Var:
-    """Project the vectors of texts to the space of both."""
+    """Project the vectors of texts to the space that they share with those of images."""
     return at.net.linear(x, "text_projection", at.config.hidden_size, at.config.embedding.size_of(at.config.hidden_size))
 
 

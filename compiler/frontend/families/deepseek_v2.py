@@ -72,7 +72,8 @@ def complete_strength(config: dict[str, Any]) -> None:
 
 
 def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Add the sizes of heads. Files of older converters lack those of projected heads, since there the cache held projected heads."""
+    """Add the sizes of projected heads. Newer files state them in keys that end in `_mla`. Older files have no such keys: there the cache
+    held projected heads, and the plain keys have their sizes."""
     key, value = (metadata.get(f"attention.{part}_length_mla", metadata.get(f"attention.{part}_length")) for part in ("key", "value"))
     rotated = metadata.get("rope.dimension_count")
     if type(key) is int and type(rotated) is int:
@@ -85,7 +86,7 @@ def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Older converters keep the matrices of keys and values stacked."""
+    """Record whether the matrices of keys and of values are separate tensors. Older converters kept them stacked."""
     return replace(config, apart="blk.0.attn_k_b.weight" in tensors)
 
 

@@ -83,7 +83,8 @@ def _feed(at: Layer, h: Var, by: BranchFactors) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Converters multiply the weights by the factors of their branches, so all factors are 1."""
+    """Add the sizes and biases of Mamba-2. All factors keep the default 1, because converters multiply the weights by the factors of their
+    branches."""
     if config["tie_word_embeddings"]:
         raise ConfigError("output.weight is missing: the embeddings are multiplied by another factor than the head, expected both")
     config["mamba_d_ssm"] = inner_size(metadata, 1)

@@ -50,8 +50,8 @@ def read_gemma(fields: Fields) -> ModelConfig:
 
 
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
-    """Return a function that adds the field from which the attention scale is computed, since GGUF metadata lacks it. In the family's
-    largest model, which has `largest` layers, the field is hidden_size / num_heads; in all other models it is head_dim."""
+    """Return a function that adds the activation, and the field from which the attention scale is computed: GGUF metadata lacks both. In
+    the family's largest model, which has `largest` layers, the field is hidden_size / num_heads; in all other models it is head_dim."""
 
     def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
         config["hidden_activation"] = "gelu_pytorch_tanh"

@@ -140,7 +140,7 @@ def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
-    """Return the sizes that newer files state for each layer without a window, by the layer's number."""
+    """Return the sizes that newer files state for each layer without a window. They must be equal in all these layers."""
     given = fields.raw("per_layer_config", {})
     layers = {layer for layer, window in enumerate(config.windows) if window is None}
     expected = f"equal objects of head_dim and num_key_value_heads for the layers {', '.join(map(str, sorted(layers)))}"

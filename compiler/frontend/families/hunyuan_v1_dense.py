@@ -15,7 +15,7 @@ from compiler.ir.graph.atoms import Var
 def read(fields: Fields) -> ModelConfig:
     # Fields of the original code that select among variants; all models of the family have these values.
     fields.require(use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True, norm_type="rms")
-    # Fields about image tokens, training and classification, and the precision of the head, which is always f32 here.
+    # Fields about image tokens, training and classification, and the precision of the head, which `--quantize` decides here.
     fields.skip("cla_share_factor", "im_newline_id", "mask_init_id", "pad_id", "eod_token_id", "org_vocab_size", "enable_lm_head_fp32")
     fields.skip("class_num", "dense_list", "pool_type", "tokenizer_class")
     fields.fill(head_dim=fields.integer("attention_head_dim", None))

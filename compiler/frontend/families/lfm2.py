@@ -47,8 +47,8 @@ def read_hybrid(fields: Fields) -> ModelConfig:
 
 
 def _read_width(fields: Fields, width: int) -> int:
-    """Return the intermediate size: two thirds of `width`, times block_ffn_dim_multiplier, rounded up to a multiple of
-    block_multiple_of."""
+    """Return the intermediate size: two thirds of `width`, times block_ffn_dim_multiplier, rounded up to a multiple of block_multiple_of.
+    If block_auto_adjust_ff_dim is false, it is `width` itself."""
     multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return width

@@ -1,5 +1,5 @@
-"""Llama 4 (Scout, Maverick): rotary positions and attention to chunks in most layers, all earlier tokens in the other layers. Mixtures of
-experts, each with a shared expert, alternate with plain MLPs. Images become crops of one size on a canvas."""
+"""Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; the others attend to all earlier tokens, without
+rotation. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. Images become crops of one size on a canvas."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ WITHOUT_NORMS = 128  # number of experts of Maverick, the model whose queries an
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add whether queries and keys have a norm. Files do not state it; llama.cpp knows it by the number of experts. All published
-    models have the defaults of the other fields that files do not state."""
+    """Add whether queries and keys have a norm. Files do not state it; llama.cpp derives it from the number of experts. Other fields that
+    files do not state have their defaults in all published models."""
     if metadata.get("attention.sliding_window") == 0:
         raise ConfigError("attention.sliding_window of a GGUF file of Llama 4 is 0, expected chunks; load the safetensors files instead")
     config["use_qk_norm"] = config.get("num_local_experts") != WITHOUT_NORMS

@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, norms before each branch, gated MLPs, and a window in two of three layers."""
+"""ModernBERT: rotary positions, norms before each branch but the first, gated MLPs, and a window in two of three layers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from compiler.frontend.fields import Fields
 
 AUDIO_TOKEN = 151_646
 DEFAULTS = {**OF_DECODERS["qwen2"], "hidden_size": 4096, "model_type": "qwen2"}
-FRAMES = 2  # of a row
+FRAMES = 2  # frames that become one row
 
 
 def read(fields: Fields) -> ModelConfig:

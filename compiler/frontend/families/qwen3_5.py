@@ -42,7 +42,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Converters reorder value heads: heads that read the same key head are apart."""
+    """Record that converters reorder value heads: head i reads key head i % num_keys."""
     assert config.recurrence is not None, config
     return replace(config, recurrence=replace(config.recurrence, tiled=True))
 

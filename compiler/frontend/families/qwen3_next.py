@@ -122,7 +122,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Files of the first converters have the stacked projection of the hub."""
+    """Record whether projections are stacked as in safetensors files, as the first converters left them."""
     assert config.recurrence is not None, config
     first = min(config.recurrence.layers, default=0)
     return replace(config, apart=f"blk.{first}.ssm_in.weight" not in tensors)

@@ -36,7 +36,7 @@ TEXT: dict[str, Any] = {  # the defaults of transformers
 AUDIO = {"n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584}
 IMAGES = ("apply_vit_abs_pos_embed", "image_size", "tokens_per_second")  # fields that change nothing, or concern videos
 HALF_PIECE = 50  # hops: the only number for which the processor counts tokens right
-FRAMES = 4  # of two hops, which three convolutions make one
+FRAMES = 4  # frames of two hops each, of which three convolutions make one row
 
 
 def read(fields: Fields) -> ModelConfig:

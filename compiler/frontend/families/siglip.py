@@ -52,7 +52,7 @@ def read_padded(fields: Fields, defaults: Mapping[str, Any], vision: Vision) -> 
 
 
 def joined(at: Stem, x: Var) -> Var:
-    """Project the vectors of texts to the space of both."""
+    """Project the vectors of texts to the space that they share with those of images."""
     size = at.config.embedding.size_of(at.config.hidden_size)
     return at.net.linear(x, f"{at.prefix}head", at.config.hidden_size, size, bias=True)
 

@@ -33,7 +33,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Read from the tensors whether the residual is parallel: converters state it in all models whose configuration omits the field."""
+    """Derive from the tensors whether branches are parallel. The metadata may be wrong: if a configuration omits the field, converters
+    state that they are."""
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in tensors
 
 

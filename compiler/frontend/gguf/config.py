@@ -1,4 +1,4 @@
-"""Converts the metadata of a GGUF file to the fields of a config.json.
+"""Convert the metadata of a GGUF file to the fields of a config.json.
 
 Converters omit facts that all models of an architecture share; the family's module adds these facts. Other facts that converters omit
 cannot be restored.
@@ -91,7 +91,7 @@ def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
 
 
 def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
-    """Return the number of layers that predict further tokens."""
+    """Return the number of layers that predict further tokens. They follow the layers of the decoder."""
     count = metadata.get(f"{prefix}nextn_predict_layers", 0)
     if type(count) is not int or not 0 <= count <= MOST_AHEAD:
         raise DamagedFile(f"nextn_predict_layers is {count!r}, expected an integer from 0 to {MOST_AHEAD}")

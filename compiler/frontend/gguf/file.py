@@ -1,5 +1,5 @@
-"""The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3, little-endian. A model
-may be split into several files, of which the first has the metadata.
+"""The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3 are read, in
+little-endian order. A model may be split into several files, of which the first has the metadata.
 
 Lengths and counts in the file are checked against the remaining bytes before memory is allocated for them.
 """
@@ -30,7 +30,7 @@ MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
-# Formats that are not read, by their type code. "Dynamic" files mix them with others.
+# Formats that are not read, by their type code.
 OTHER_FORMATS = {
     9: "Q8_1",
     15: "Q8_K",
@@ -47,7 +47,7 @@ NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4",
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
-SIZE = struct.Struct("<Q")  # of a text, before its bytes
+SIZE = struct.Struct("<Q")  # the length of a text, which precedes its bytes
 
 
 class Texts:
@@ -55,7 +55,7 @@ class Texts:
     260,000 texts takes 20 MB."""
 
     def __init__(self, memory: mmap, begin: int, length: int) -> None:
-        """`begin`: where the first text begins; the caller has checked that all texts lie within the file."""
+        """`begin` is the offset of the first text, with its length. The caller has checked that all texts lie within the file."""
         self._memory, self._begin, self._length = memory, begin, length
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class GgufFile:
         return dequantize(self._blocks(tensor), tensor.format.blocks).reshape(tensor.shape)
 
     def first_rows(self, name: str, count: int) -> Tensor:
-        """Return the first rows of a matrix, without decoding the others."""
+        """Return the first `count` rows of a matrix, without decoding the others."""
         tensor = self.tensors[name]
         if tensor.format.blocks is None:
             return self.read(name)[:count]
@@ -196,7 +196,7 @@ class _Cursor:
         return self.take(self.count()).decode(errors="replace")
 
     def texts(self, length: int) -> Texts:
-        """Pass the next `length` texts. A vocabulary has 100,000 and more, so this loop calls as little as possible."""
+        """Skip the next `length` texts, and return them. A vocabulary has 100,000 and more, so the loop makes few calls."""
         memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
         size_at = SIZE.unpack_from
         for _ in range(length):

@@ -1,4 +1,4 @@
-"""How GGUF files describe layers that differ, and how they store layers that keep a state. Several families share this."""
+"""Read how GGUF files describe layers of different kinds, and restore the tensors of layers with a state, for several families."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def has_tensor(name: str, config: Mapping[str, Any], tensors: Container[str]) ->
 
 
 def inner_size(metadata: Mapping[str, Any], divisor: object) -> int | None:
-    """Return the number of elements of all value heads together, divided by `divisor`."""
+    """Return the number of elements of all value heads together, divided by `divisor`, or None if the file does not state it."""
     size = metadata.get("ssm.inner_size")
     return size // divisor if type(size) is int and type(divisor) is int and divisor > 0 else None
 
@@ -67,11 +67,13 @@ def mamba_restored(module: str) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def rates(stored: Tensor) -> Tensor:
+    """Return the logarithms of the rates at which states decay. Files store the negative rates."""
     with np.errstate(invalid="ignore", divide="ignore"):  # a damaged file may have any values
         return np.log(-stored)
 
 
 def taps(stored: Tensor) -> Tensor:
+    """Return the taps of a convolution in the shape of safetensors files, [channels, 1, taps]."""
     return stored[:, None]
 
 

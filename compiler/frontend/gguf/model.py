@@ -1,8 +1,9 @@
 """A GGUF file presented as a safetensors model: its configuration as the fields of a config.json, and its tensors under the names and in
-the layout of safetensors files. The rest of the compiler cannot distinguish the two kinds of files.
+the layout of safetensors files. So most of the compiler need not distinguish the two kinds of files.
 
-Changes that converters made to the tensors are undone: rows of Llama's query and key projections were reordered so that rotated pairs are
-adjacent, 1 was added to the norm weights of Gemma, and some files stack queries, keys and values, or gate and up projections of experts.
+Changes that converters made to the tensors are undone. For example, rows of Llama's query and key projections were reordered so that
+rotated pairs are adjacent, 1 was added to the norm weights of Gemma, and some files stack queries, keys and values, or gate and up
+projections of experts.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ class GgufModel:
 
 
 def _require_model(file: GgufFile) -> None:
-    """Raise ModelError if a file has something else than the weights of a model."""
+    """Raise ModelError if a file contains something other than the weights of a model."""
     kind, architecture = file.metadata.get("general.type", "model"), file.metadata.get("general.architecture")
     if (other := OTHERS.get(str(kind)) or OTHERS.get(str(architecture))) is not None:
         raise ModelError(f"{file.path.name} is {other}")

@@ -42,7 +42,7 @@ DEEPSEEK3_WORDS = PUNCTUATED + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\
 CASED_LETTERS = r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"
 EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 DEEPSEEK_SIGNS = r"\s?[!-/:-~" + "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
-# The expressions that split a text, in the order in which they are applied.
+# The expressions that split a text, in the order in which they are applied, by the value of `tokenizer.ggml.pre`.
 WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"), (LLAMA3_WORDS,)),
     **dict.fromkeys(("lfm2", "jina-v5-nano", "glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), (LLAMA3_WORDS,)),
@@ -56,7 +56,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
 }
-# these split words as GPT-2 does, and digits one by one
+# Values of `tokenizer.ggml.pre` of tokenizers that split words as GPT-2 does, and digits one by one; then of those that split as GPT-2.
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 PLAIN_WORDS = (
     "gpt-2",
@@ -97,7 +97,7 @@ SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-UNSTATED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+UNSTATED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # the defaults of llama.cpp
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:

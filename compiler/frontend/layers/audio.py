@@ -1,5 +1,5 @@
-"""Layers that all encoders of audio have in common, which are those of Whisper: the log-mel spectrogram, two convolutions, and layers of
-attention and a perceptron."""
+"""Layers of encoders of audio, which are those of Whisper: the log-mel spectrogram, two convolutions, and layers of attention and a
+perceptron. In Qwen3-Omni, `audio_pieces.py` replaces the two convolutions."""
 
 from __future__ import annotations
 

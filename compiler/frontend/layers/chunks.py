@@ -1,13 +1,14 @@
-"""Where attention finds the tokens of a step, if that is not where they are. In some models, a sequence is cut into chunks at multiples of
-their size, and a token attends to the tokens of its own chunk up to itself.
+"""Compute the sequences and positions that the attention operator is told for the tokens of a step, where they differ from the real ones.
+In some models, a sequence is cut into chunks at multiples of their size, and a token attends to the tokens of its chunk up to itself.
 
 The attention operator knows no chunks. It is told that the tokens of each chunk are a sequence of their own: the page table of this
 sequence has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of a row
 do not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
 
-Nor does it know images, whose tokens may attend to each other in both directions. It takes the last position that each token sees: for an
-image token the last one of its image instead of its own. In a layer with a window, it also takes the first position that a token sees,
-which still depends on the token's own. An image token reads the keys of later tokens of its image, so all of them must be in one step.
+The operator does not know images either, whose tokens may attend to each other in both directions. It is told the last position that each
+token sees: for an image token, the last one of its image instead of its own. In a layer with a window, it is also told the first position
+that a token sees, which still depends on the token's own position. An image token reads the keys of later tokens of its image, so all of
+them must be in one step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from compiler.ops.reduce import MIN
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the tokens of a step are, as attention sees it: the sequence and the position of each token, and each sequence's pages."""
+    """What attention is told about a step: the sequence and the position of each token, and each sequence's pages."""
 
     seq_ids: Var
     positions: Var  # [tokens], or [tokens, 2]: the first and the last position that each token sees
@@ -79,8 +80,8 @@ def _shape(x: Atom) -> tuple[Dim, ...]:
 
 
 def spans(net: Net, positions: Var, at: Var, lasts: Var, window: int) -> Var:
-    """Return the last position that each token sees, [tokens]; with a window, the first and the last position, [tokens, 2]. The tokens `at`
-    see up to `lasts`, and others up to their own position. An image is not longer than a window."""
+    """Return the last position that each token sees, [tokens]; with a window (`window` is not 0), the first and the last position, [tokens,
+    2]. The tokens `at` see up to `lasts`, and others up to their own position. An image is not longer than a window."""
     seen = net.call(SCATTER, positions, at, lasts, axis=0)
     if not window:
         return seen

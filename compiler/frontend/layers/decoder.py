@@ -96,10 +96,10 @@ class HeardCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenRows:
-    """The inputs of a step for tokens of images. A step without images has none of them."""
+    """The inputs of a step for tokens of images and audio. In a step without such tokens, these arrays are empty, except `axes`."""
 
     at: Var  # indices of these tokens in the step
-    rows: Var  # what is read in place of their embeddings: see `compiler/frontend/seeing.py`
+    rows: Var  # the rows that replace their embeddings: see `compiler/frontend/seeing.py` and `compiler/frontend/listening.py`
     lasts: Var | None  # the last position of the image of each of these tokens, if the tokens of an image attend to all of them
     axes: Var | None  # [tokens, 3]: the coordinates by which queries and keys of all tokens rotate, if image tokens have three
 
@@ -126,9 +126,9 @@ class Step:
     appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])
     layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
-    # per cache and window: where attention finds the tokens, if that is not where they are
+    # per cache and window: the places that attention is told, if they differ from the real ones
     places: dict[tuple[Cache, int], Places] = field(default_factory=dict["tuple[Cache, int]", Places])
-    heard: Places | None = None  # where attention finds the audio: see `heard_places`
+    heard: Places | None = None  # the places of the audio: see `heard_places`
     attended: list[Var] = field(default_factory=list[Var])  # [hidden rows, frames], one per aligned head: see `attention_to_audio`
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
@@ -150,11 +150,12 @@ class Step:
 
     @property
     def sees_back(self) -> bool:
-        """Whether the tokens of an image attend only to earlier tokens in layers without a window."""
+        """Whether attention of image tokens is causal in layers without a window."""
         return self.config.vision is not None and self.config.vision.windows_only
 
     def places_of(self, cache: KVCache, window: int) -> Places:
-        """Return where attention to a cache finds the tokens of this step. `window` is the window or the chunk of the layer, or 0."""
+        """Return the places that attention to a cache is told for the tokens of this step. `window` is the number of tokens of the layer's
+        window or chunk, or 0 if it has none."""
         whole, seen = Places(self.batch.seq_ids, self.batch.positions, cache.page_tables), self.batch.seen
         if seen is not None and seen.lasts is not None and not (self.sees_back and not window):
             if (cache, window) not in self.places:
@@ -167,7 +168,7 @@ class Step:
         return self.places[cache, window]
 
     def heard_places(self) -> Places:
-        """Return where attention finds the frames of each sequence. Every token attends to all frames."""
+        """Return the places of the frames of each sequence. Every token attends to all frames."""
         if self.heard is None:
             net, cache = self.net, self.batch.heard
             assert cache is not None
@@ -215,7 +216,7 @@ def embed(step: Step) -> Var:
 
 
 def deepened(step: Step, x: Var, number: int) -> Var:
-    """After layer `number`, add rows to the residual stream of image tokens, if the encoder has rows for this layer."""
+    """Return the residual stream after layer `number`: rows are added to that of image tokens, if the encoder has rows for this layer."""
     seen, vision = step.batch.seen, step.config.vision
     if seen is None or vision is None or number >= len(vision.deep_layers):
         return x
@@ -451,7 +452,7 @@ def _extent(x: Var, axis: int) -> Dim:
 
 
 def hear(layer: Layer, q: Var, out: str) -> Var:
-    """Attend to the audio of each sequence, and project."""
+    """Attend to the audio of each sequence, and project. In the program `both`, also record the attention of aligned heads."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     cache, places = step.batch.heard, step.heard_places()
     assert cache is not None
@@ -467,7 +468,7 @@ def hear(layer: Layer, q: Var, out: str) -> Var:
 
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:
-    """Attend with rotary positions, without norms of queries and keys."""
+    """Attend with rotary positions, without norms of queries and keys. Queries grow with their positions if the configuration says so."""
     q, k, v = project_qkv(layer, h, names)
     return attend(layer, grow(layer, rotate(layer, q)), rotate(layer, k), v, out)
 

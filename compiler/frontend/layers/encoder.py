@@ -161,7 +161,7 @@ def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
 
 
 def _for_each_query(layer: EncoderLayer, heads: Var) -> Var:
-    """Repeat each key or value head once per query head that shares it."""
+    """Return a key or value head for each query head: query heads that share one get copies."""
     net, c = layer.net, layer.config
     if c.num_kv_heads == c.num_heads:
         return heads

@@ -1,9 +1,9 @@
-"""Multi-head latent attention: keys and values of all heads are projections of one latent vector per token, and pages store only these
-vectors.
+"""Multi-head latent attention: keys and values of all heads are projections of one latent vector per token. Pages store this vector and a
+rotated part of the key, which all heads share.
 
-No key is ever computed. Each head's query is multiplied by the transpose of the head's key matrix, and then scored against the latent
-vectors themselves. The weighted sum of the latent vectors is multiplied by the head's value matrix. The cache has one key per token: the
-latent vector, and then the part that is rotated by position. The value is the latent vector, the beginning of the key.
+No head's key is ever computed. Each head's query is multiplied by the transpose of the head's key matrix, and then scored against the
+latent vectors themselves. The weighted sum of the latent vectors is multiplied by the head's value matrix. The cache has one key per token:
+the latent vector, and then the part that is rotated by position. The value is the latent vector, the beginning of the key.
 """
 
 from __future__ import annotations

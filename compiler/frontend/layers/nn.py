@@ -48,7 +48,7 @@ OFFSETS = {Offset.NONE: NO_OFFSET, Offset.ZERO: ZERO, Offset.SHIFT: SHIFT}
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """How the weights of matrix products are stored in memory: as floats of 16 or 32 bits, or as integers of 8 or 4 bits with a scale per
-    `group` of inputs (0: one scale per row). Floats of 16 bits keep the type that they have in the file."""
+    `group` of inputs (0: one scale per row). Files' floats of 16 bits keep their type, f16 or bf16."""
 
     bits: int
     group: int = 0
@@ -64,13 +64,13 @@ class WeightFormat:
 
     @property
     def coarse_rows(self) -> bool:
-        """Whether inputs of all products are rounded to 8 bits."""
+        """Whether weights become integers of 8 bits, and inputs of their products may be rounded to 8 bits, too."""
         return self.fast and not self.as_stored and self.bits == 8
 
     @staticmethod
     def parse(text: str) -> WeightFormat:
-        """Parse `auto`, `auto-fast`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit`, a number of bits per weight such as `4.6`, or
-        `int4-32`."""
+        """Parse the name of a format, such as `auto`, `auto-fast`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit` or `int4-32`, or
+        a number of bits per weight such as `4.6`."""
         if text == "auto":
             return AS_STORED
         if text == "auto-fast":
@@ -111,8 +111,8 @@ AS_STORED = WeightFormat(16, as_stored=True)
 @dataclass(slots=True)
 class Net:
     """A builder of functions and of the weights that they use. `dtypes` has the element type of every tensor in the checkpoint; `weights`
-    collects the tensors that the functions use. The head has at least 8 bits, since its errors directly affect the logits. `forms`
-    describes the matrices that the checkpoint stores as integers."""
+    collects the tensors that the current function uses. Floats of the head are quantised to no fewer than 8 bits, since their errors
+    directly affect the logits. `forms` describes the matrices that the checkpoint stores as quantised numbers."""
 
     dtypes: Mapping[str, DType]
     format: WeightFormat = DEFAULT_FORMAT
@@ -146,7 +146,7 @@ class Net:
         return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
 
     def tolerates(self, format: WeightFormat, w: Var) -> str | None:
-        """Return the type to which machines may round the inputs of a product by `w`."""
+        """Return the type to which machines may round the inputs of a product by `w`, or None if they may not round them."""
         if format.fast and (self._is_decoded(w) or not format.as_stored):
             return "i8"
         return "bf16" if self.rounds and format.bits <= 16 else None
@@ -162,7 +162,7 @@ class Net:
         return self.weights[name]
 
     def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
-        """Return matrices that the checkpoint stores as integers with the same `Form`, stacked by rows and dequantised. If the form sorts
+        """Return matrices that the checkpoint stores as numbers with the same `Form`, stacked by rows and dequantised. If the form sorts
         columns by group, the columns stay sorted, and products reorder their inputs. If numbers are split, this is the larger part."""
         form, of = self.forms[names[0]], self._parts(names, shapes)
         parts = [of[part] for part in form.numbers]
@@ -182,7 +182,7 @@ class Net:
         return found
 
     def _parts(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, Var]:
-        """Return the parts of matrices with the same `Form`, stacked by rows."""
+        """Return the parts of matrices with the same `Form` by name, stacked by rows. Blocks are taken apart."""
         form = self.forms[names[0]]
         infos = [form.infos(shape) for shape in shapes]
 
@@ -289,7 +289,7 @@ class Net:
         return x if self.ranks == 1 else self.call(ALL_GATHER, *[x] * self.ranks, axis=1)
 
     def output_linear(self, x: Var, name: str, in_size: int, size: int, *, bias: bool = False) -> Var:
-        """Apply a linear layer that reads the columns of all ranks. Each rank has `in_size` columns of the input."""
+        """Apply a linear layer that reads the columns of all ranks, and return all its columns. Each rank has `in_size` columns of `x`."""
         return self.gathered(self.linear(self.gathered(x), name, in_size * self.ranks, size // self.ranks, bias=bias))
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:

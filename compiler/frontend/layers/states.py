@@ -1,4 +1,4 @@
-"""Layers that keep a state per sequence instead of keys and values."""
+"""The parts of layers that keep a recurrent state per sequence: convolutions and scans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_gr
 
 
 def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: bool = False) -> Var:
-    """Apply a causal convolution to `x[tokens, size]`. Each channel has separate taps."""
+    """Apply a causal convolution to `x[tokens, size]`, and write the last inputs to the state. Each channel has separate taps."""
     net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
     held = _held(layer)[INPUTS]
     before = net.reshape(net.call(STATE_READ, held, states.sources, index), _length(states.sources), taps - 1, size)
@@ -52,7 +52,7 @@ def step_sizes(layer: Layer, x: Var, bias: str, r: Recurrence) -> Var:
 
 
 def forgetting(layer: Layer, steps: Var, rate: str, r: Recurrence) -> Var:
-    """Return the decay factor of each head's state: `exp(-exp(rate) * steps)`."""
+    """Return the factors by which the states of heads decay at each token, [tokens, heads]: `exp(-exp(rate) * steps)`."""
     net = layer.step.net
     rates = net.call(NEGATIVE, net.call(EXP, net.vector(layer.name(rate), r.num_heads)))
     return net.call(EXP, net.call(MULTIPLY, rates, steps))

@@ -1,8 +1,8 @@
-"""bitsandbytes: matrices of 4-bit codes (NF4, FP4) that stand for floats, with a scale per 64 values in order.
+"""bitsandbytes: matrices of 4-bit codes (NF4, FP4) that stand for floats, with a scale per group of values (usually 64) in order.
 
 A tensor of JSON beside the codes has the shape of the matrix. Scales may be codes of 8 bits themselves: then they are floats of a table
-times a scale per 256 of them, plus an offset ("double quantisation"). The library rounds a product of float and scale to the type in which
-the model computes; here it stays an f32.
+times a scale per group of them (usually 256), plus an offset ("double quantisation"). The library rounds a product of float and scale to
+the type in which the model computes; here it stays an f32. As a `Form`, the floats of NF4 are rounded by at most 3.9e-5 of a scale.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Codes:
         return (numbers * np.repeat(self._scales(parts, state), state.block)[: numbers.size]).reshape(state.shape)
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return None if a group spans two rows."""
+        """Return None if a group spans two rows, or if its length is no multiple of 8."""
         state = self._state(read(self._state_part))
         length = state.shape[1]
         if length % state.block or not is_even(length, length // state.block):
@@ -74,8 +74,8 @@ class Codes:
         return Form(4, state.block, DType.F32, kind=self.kind)
 
     def held(self, parts: Parts) -> Parts:
-        """Return the codes, and the scales of the larger integers for which codes stand (`Split`): such an integer counts `SPLIT_STEP`
-        steps."""
+        """Return the codes, and the scales of the larger integers for which codes stand (`Split` in compiler/ir/numbers.py): such an
+        integer counts `SPLIT_STEP` steps."""
         state, rows = self._state(parts[self._state_part]), self._state(parts[self._state_part]).shape[0]
         scales = self._scales(parts, state) * np.float32(SPLIT_STEP / SPLIT[self.kind].steps)
         return {NUMBERS[self.kind]: self._codes(parts).reshape(rows, -1), SCALE: scales.reshape(rows, -1)}
@@ -119,7 +119,7 @@ class Codes:
 
 
 def read_bitsandbytes(fields: Fields) -> tuple[Method, ...]:
-    """Read for which floats codes stand. The other fields say in which type the library computes; here, `--quantize` decides that."""
+    """Read which floats the codes stand for. The other fields say in which type the library computes; here, `--quantize` decides that."""
     if fields.flag("load_in_8bit", fields.flag("_load_in_8bit", False)):
         raise fields.error("load_in_8bit", "false: of bitsandbytes, codes of 4 bits (NF4, FP4) are read")
     kind = fields.text("bnb_4bit_quant_type", "fp4").lower()

@@ -1,4 +1,5 @@
-"""compressed-tensors: integers, packed or one per byte, or 8-bit floats, with scales per group, per row or per matrix."""
+"""compressed-tensors: integers, packed or one per byte, 8-bit floats (fp8.py) or 4-bit floats (fp4.py), with scales per group, per block,
+per row or per matrix."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Scaled:
         return weight * scale
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return None for e5m2, which becomes floats of 16 bits."""
+        """Return None for e5m2 and for empty matrices: programs read these as floats."""
         rows, columns = self.shape(infos, read)
         if infos["weight"].dtype != E4M3 or rows * columns == 0:
             return None

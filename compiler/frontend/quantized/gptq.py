@@ -129,7 +129,8 @@ def read_auto_round(fields: Fields) -> tuple[Method, ...]:
 
 
 def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:
-    """Return the numbers of bits that matrices may have: first that of most matrices. 16 bits and more stand for floats."""
+    """Return the numbers of bits that matrices may have, first that of most matrices. 16 bits and more, which stand for floats, are left
+    out."""
     found = [fields.integer("bits"), *(settings["bits"] for settings in several if isinstance(settings, Mapping) and "bits" in settings)]
     found = [bits for bits in dict.fromkeys(found) if type(bits) is not int or bits < 16]
     if not set(KNOWN_BITS).issuperset(found):

@@ -2,9 +2,10 @@
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Other numbers
 take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
-`m.weight.e4m3`, and indices of the tables of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on. The scales of floats of 4 bits
-multiply the double of a float, which is an integer. No value is rounded: `dequantize` gives, bit for bit, the values that the library of
-the quantisation method computes from the checkpoint.
+`m.weight.e4m3`, indices of the tables of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, and codes of bitsandbytes in
+`m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an integer. No value is rounded,
+except those of bitsandbytes: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the
+checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
@@ -109,7 +110,7 @@ MOST_PER_UNIT = 128  # largest number of groups that share a unit, in forms into
 
 
 class Width(NamedTuple):
-    """A choice among the forms into which we quantise."""
+    """A choice among the forms into which we quantise: bits per number, numbers per group, and kind of numbers."""
 
     bits: int
     group: int
@@ -135,7 +136,7 @@ def halves(numbers: Array) -> NDArray[np.uint8]:
 
 
 class Holding(Protocol):
-    """A source that can return the integers that encode some of its matrices."""
+    """A source that can return the numbers that encode some of its matrices. `parts` returns those of a matrix that is in `forms`."""
 
     @property
     def forms(self) -> Mapping[str, Form]: ...
@@ -147,7 +148,7 @@ class HoldingSource(WeightSource, Holding, Protocol): ...
 
 
 class HeldWeights:
-    """A WeightSource in which the integers that encode a matrix replace the matrix. Tensors without a form keep their values."""
+    """A WeightSource in which the numbers that encode a matrix replace the matrix. Tensors without a form keep their values."""
 
     def __init__(self, source: HoldingSource) -> None:
         self._source = source
@@ -177,8 +178,8 @@ class HeldWeights:
 
 
 def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
-    """Return the forms of the matrices that a source provides as integers. Forms are recognised by the names and shapes of the parts, so it
-    does not matter whether another source renamed or joined the tensors."""
+    """Return the forms of the matrices that a source provides as numbers with scales. Forms are recognised by the names and shapes of the
+    parts, so it does not matter whether another source renamed or joined the tensors."""
     found: dict[str, Form] = {}
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")
@@ -211,7 +212,7 @@ def form_of_blocks(blocks: Blocks | CodedBlocks) -> Form:
 
 
 def is_held(name: str) -> bool:
-    """Return whether programs can read the tensor as integers: as a matrix in products, or as a table whose rows are looked up."""
+    """Return whether programs can read the tensor in a `Form`: as a matrix in products, or as a table whose rows are looked up."""
     return name.endswith(".weight")
 
 

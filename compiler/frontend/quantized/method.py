@@ -50,8 +50,8 @@ class Method(Protocol):
         ...
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return the form in which a program stores the matrix as integers without rounding, or None if it stores the matrix as floats.
-        `shape` has checked the parts."""
+        """Return the form in which a program stores the matrix as numbers with scales, or None if it stores the matrix as plain floats.
+        `shape` has checked the parts. Only the form of NF4 rounds values."""
         ...
 
     def held(self, parts: Parts) -> Parts:

@@ -134,7 +134,7 @@ class _Search:
         return best
 
     def starts(self, span: Var) -> Iterator[Var]:
-        """Return the scales from which the search begins. Each is the same multiple of the one before, so that all starts run the same
+        """Yield the scales from which the search begins. Each is the one before times the same factor, so that all starts run the same
         kernels."""
         if self.has_table:
             middle = float(np.abs(TABLES[self.form.kind][[0, -1]].astype(np.float32)).mean())

@@ -35,7 +35,7 @@ METHODS: Final[Mapping[str, Callable[[Fields], tuple[Method, ...]]]] = {
     "mxfp4": read_mxfp4,
 }
 FIELDS: Final = ("quantization_config", "compression_config", "quantization")  # fields of a config.json; the last one is that of MLX
-# Ends of the names of scales for cached keys and values, which are stored in other types here.
+# Ends of the names of scales for queries and for cached keys and values, which are stored in other types here.
 CACHE_SCALES: Final = tuple(f".{part}_{kind}" for part in "qkv" for kind in ("scale", "zero_point"))
 MODELOPT_FILE = "hf_quant_config.json"  # the file in which older versions of Model Optimizer state what newer ones state in config.json
 
@@ -49,8 +49,8 @@ def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...
 
 
 def method_named(config: Mapping[str, Any]) -> str:
-    """Return the name of the method by which the weights next to this config.json are quantised, or of the floats that bitsandbytes
-    stores."""
+    """Return, in capitals, the name of the method by which the weights next to this config.json are quantised, or of the codes that
+    bitsandbytes stores."""
     stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
     return str(stated.get("bnb_4bit_quant_type", stated.get("quant_method", "quantised"))).upper()
 
@@ -99,7 +99,7 @@ class QuantizedWeights:
         return self._checked(name, self._methods[name].values)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
-        """Return the integers that encode a matrix, with their scales, in the matrix's form."""
+        """Return the numbers that encode a matrix, with their scales, in the matrix's form."""
         return self._checked(name, self._methods[name].held)
 
     def release(self, name: str) -> None:

@@ -1,1 +1,1 @@
-"""From vocabularies in other formats to the content of tokenizer.json."""
+"""Convert vocabularies in other formats to the content of tokenizer.json."""

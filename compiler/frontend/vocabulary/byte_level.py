@@ -1,7 +1,7 @@
 """vocab.json and merges.txt: a vocabulary of byte-level BPE, and the order in which its tokens are merged.
 
-The files do not say how a text is split into words. The tokenizer's class says it for most models; where it names GPT-2's class, which
-many others use, the vocabulary shows whether digits are split, too: what could never be merged is in no vocabulary.
+The files do not say how a text is split into words. For most models, the tokenizer's class determines it. Many models name GPT-2's class;
+then the merges show whether digits are split, too, since no merge makes a token that spans two words.
 """
 
 from __future__ import annotations

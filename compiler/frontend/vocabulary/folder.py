@@ -1,4 +1,4 @@
-"""The vocabulary in a model's folder that has no tokenizer.json."""
+"""Make tokenizer.json from the other files of a model's folder that hold a vocabulary."""
 
 from __future__ import annotations
 

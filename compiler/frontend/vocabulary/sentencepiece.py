@@ -179,7 +179,7 @@ def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Norm
 
 
 def _scored(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, float]]:
-    """Return all tokens with their scores. Sentencepiece takes a defined piece wherever it can, which is a matter of its score, too."""
+    """Return all tokens with their scores. As in sentencepiece, the score of a defined piece is so high that it is always used."""
     texts = {id: text for text, id in ids.items()}
     if len(texts) != max(texts) + 1:
         missing = next(id for id in range(len(texts)) if id not in texts)

@@ -35,8 +35,8 @@ class Stated:
         return self.roles[name]["content"] if name in self.roles else None
 
     def place(self, ids: Mapping[str, int], own: list[dict[str, Any]]) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Return a vocabulary with the stated tokens, and the tokens that are recognised in a text. `own`: those that the vocabulary itself
-        declares. A stated token replaces the token of its id."""
+        """Return a vocabulary with the stated tokens, and the tokens that are recognised in a text before it is split into words. `own`
+        are such tokens that the vocabulary itself declares. A stated token replaces the token of its id."""
         texts = {id: text for text, id in ids.items()} | {id: token["content"] for id, token in self.added.items()}
         placed = {text: id for id, text in texts.items()} | {token["content"]: id for id, token in self.added.items()}
         special = [token for token in (*self.roles.values(), *self.further) if token["content"] in placed]
@@ -47,7 +47,7 @@ class Stated:
 
 
 def stated(files: Mapping[str, bytes], defaults: Mapping[str, str | dict[str, Any]]) -> Stated:
-    """Read the files. `defaults`: special tokens by role of the tokenizer's class."""
+    """Read the files. `defaults` are the special tokens of the tokenizer's class by role, for roles that the files do not state."""
     config, special = _object(files, CONFIG), _object(files, SPECIAL)
     roles = {role: _token(value, role, special=True) for role, value in defaults.items()}
     for role in ROLES:

@@ -59,7 +59,7 @@ class DimNames(Names):
         self.free: list[DimVar] = []  # variables that appear without a binder, in order
         self._renamed: dict[DimVar, DimVar] = {}
         self._texts: dict[Dim, str] = {}
-        self._mentions: dict[DimVar, list[Dim]] = {}  # the expressions with a variable whose texts are kept
+        self._mentions: dict[DimVar, list[Dim]] = {}  # for each variable, the expressions with it that are in `_texts`
 
     def text(self, dim: Dim) -> str:
         text = self._texts.get(dim)

@@ -22,7 +22,7 @@
                  | "if" Atom "{" Body "}" "else" "{" Body "}"
     Launch     ::= "launch" ...: see forms.py
     Atom       ::= Name                                                  a variable, or else a dimension as a number
-                 | "dim" "(" Dim ")" | Number [":" DType] | "true" | "false"
+                 | "dim" "(" Dim ")" [":" DType] | Number [":" DType] | "true" | "false"
                  | "shape" "[" Dim,* "]" | "@" Name
                  | "const" DType "[" Int,* "]" (Array | "base64" String+ | "digest" String)
     Array      ::= Number | "true" | "false" | "[" Array,* "]"
@@ -36,8 +36,10 @@
                  | "let" Name ["within" Range] "=" Scalar Block
                  | Place "=" Scalar
                  | "when" Scalar Block ["else" Block]
-                 | "alloc" ("global" | "local" | "shared") Name ":" DType "[" Dim,* "]" Block
+                 | "alloc" ("global" | "local" | "shared" | "counters") Name ":" DType "[" Dim,* "]" Block
                  | "tile" String "(" Place,* ")" ["dims" "(" Dim,* ")"] ["{" Attr,* "}"]
+                 | "attention" "(" Operand,* ")" ["{" Attr,* "}"]
+    Operand    ::= Name "=" (Scalar | ("paged" | "ragged") "(" Operand,* ")" ["{" Attr,* "}"])
     Kind       ::= "serial" | "parallel" | "vector" | "unroll" | "block" | "thread"
     Axis       ::= Name "in" Dim ["within" Range]                        runs over 0 .. Dim - 1
     Place      ::= Name "[" Dim,* "]"
@@ -50,7 +52,7 @@
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
 A name is a word that may contain dots. The name of a function may also be any quoted string. A dimension is defined where a parameter, a
-match_cast, a loop or a let first mentions it. A number without a type is an f32 if it has a decimal point, else an i64.
+match_cast, a loop, a reduction or a let first mentions it. A number without a type is an i64 if it is an integer, else an f32.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ from compiler.ir.types import FuncType, TupleType, Type
 
 
 def parse(text: str, arrays: Arrays | None = None) -> IRModule:
-    """Parse the text. Raise a ParseError that points at the first mistake."""
+    """Parse the text. `arrays` has the constants of which the text contains only digests. Raise a ParseError that points at the first
+    mistake."""
     return _Parser(text, arrays or {}).module()
 
 

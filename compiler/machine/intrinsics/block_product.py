@@ -117,8 +117,8 @@ class BlockProduct(ProductOp):
         return self.formats[self.bits, self.e4m3]
 
     def deepened(self, length: int, group: int, *, fills: bool = False, lone: bool = False) -> BlockProduct:
-        """Return the best such tile for sums of `length` elements, in groups of `group`. `fills` says whether only one block of the kernel
-        runs on a multiprocessor at once, and `lone` whether the tile has the size `lone_size`."""
+        """Return the best variant of this tile for sums of `length` elements, in groups of `group`. `fills` says whether only one block of
+        the kernel runs on a multiprocessor at once, and `lone` whether the tile has the size `lone_size`."""
         return self
 
     @property

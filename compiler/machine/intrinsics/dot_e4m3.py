@@ -1,4 +1,4 @@
-"""Products of rows of bf16 and 8-bit floats, which bf16 represents exactly. They are decoded in registers.
+"""Products of rows of bf16 and 8-bit floats, which bf16 represents exactly. The floats are decoded in registers.
 
 Two look-ups give the upper and the lower byte of 64 bf16; the sign is added to the upper byte. Interleaving both gives two registers of
 pairs, for the instruction of `dot_bf16`. Every c[i, j] is summed in the order of k, as in `dot_bf16`.

@@ -119,7 +119,7 @@ class DotPanel(_PanelOp):
         elif self.bits not in (known := (8, 6, 4) if self.kind == Kind.INT else (TABLE_PANELS[Kind(self.kind)].bits,)):
             yield f"bits are {self.bits}, expected {' or '.join(map(str, known))} for numbers of kind {self.kind}"
         if self.upper and (self.bits == 6 or self.later):
-            yield f"bits are {self.bits} and later is {self.later}, expected 8 or 4, and 0 with upper planes"
+            yield f"bits are {self.bits} and later is {self.later}, expected 8, 4 or 2, and 0 with upper planes"
 
     @property
     def table(self) -> tuple[int, ...]:

@@ -301,8 +301,8 @@ class _Values(BlockCode):
         return _fragments(self, chosen)
 
     def _from_keys(self, page: str, number: int) -> list[list[str]]:
-        """Load the same from a page of keys that hold the values: for each of this lane's elements, the words of its keys. The pairs along
-        the summed axis are words already."""
+        """Load this lane's part of a page whose keys hold the values: for each of the lane's elements, the words of its keys. The pairs
+        along the summed axis are words already."""
         begin = number * WARPS * self.op.width
         return [self.words(GLOBAL, page, str((begin + e) * PAGE * 2), 2) for e in range(self.op.width // EIGHT)]
 

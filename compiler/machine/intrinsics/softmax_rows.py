@@ -181,7 +181,7 @@ class BlockSoftmax:
 
 
 def power(x: Array, coefficients: Sequence[float]) -> Array:
-    """The meaning of `_power`: 2^x in f32."""
+    """Compute 2^x in f32, as `_power` does."""
     whole = np.floor(x)
     fraction = np.where(np.isinf(x), np.float32(0), x - whole)
     total = np.full_like(x, coefficients[-1])

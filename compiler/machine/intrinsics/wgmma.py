@@ -43,14 +43,14 @@ THIN = NARROW // 2  # number of columns of a tile for products with few columns
 FOLDS = (16, 8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
 DEEP_STAGES = 4  # a stage holds several steps only if there is room for at least this many stages
 MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for the converted weights of two steps
-CROWDED = 2  # number of instructions that start together if a thread has more accumulators
+CROWDED = 2  # number of instructions that start together if a thread has more accumulators and weights are converted
 MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take turns: their sums pass through shared memory
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 LONE_ROWS = 64  # number of rows of a wide tile that a block computes alone
 ROW_BYTES = 128  # number of bytes of a row in one step
 BARRIER_BYTES = 8
-# Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. By shared memory, two
-# blocks fit it at once, or one block with a wide tile, or with one whose warpgroups take turns: its registers leave room for only one.
+# Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. With MOST_BYTES, two
+# blocks fit at once; with MOST_WIDE_BYTES, one does. The latter is for tiles whose registers leave no room for a second block.
 MOST_BYTES, MOST_WIDE_BYTES = 113 << 10, 227 << 10
 MOST_SUMS = 128  # maximum number of accumulators of a thread
 
@@ -159,7 +159,7 @@ class Wgmma(BlockProduct):
 
     @property
     def adders(self) -> int:
-        """The number of threads of such a part. Those of the first part add the sums of all."""
+        """The number of threads of one of `takers`. Those of the first one add the sums of all."""
         return CONSUMERS // self.takers
 
     @property

@@ -49,7 +49,7 @@ class Step:
 
     before: str  # assembly that runs before it
     left: str  # its left operand
-    distance: int  # that of its right operand
+    distance: int  # the distance of its right operand, see `Right.at`
 
 
 class AttendCode(Rows):
@@ -122,7 +122,7 @@ class AttendCode(Rows):
             self._multiplied_values(following, part.stop)
 
     def _before(self, means: Sequence[str]) -> list[str]:
-        """Compute the means before, times their factors, here and not later."""
+        """Return the earlier means, times their factors, and make the assembler compute them here, not later."""
         return self._after("", means)
 
     def _await_values(self, turn: str) -> None:
@@ -135,7 +135,8 @@ class AttendCode(Rows):
             self.await_half(KEYS, turn)
 
     def _multiplied_values(self, following: str, end: int) -> None:
-        """Do what this warpgroup does after it has multiplied its values up to element `end`: nothing if stages are not cut into parts."""
+        """Do nothing after the product of this warpgroup's values up to element `end`. If stages are cut into parts
+        (wgmma_attend_parts.py), the part that ends there is now copied for the turn `following`."""
 
     # --- turns -----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class AttendCode(Rows):
         self._turn("arrive", self.code.op(f"xor i64 {self.own_warpgroup()}, 1"))
 
     def _turn(self, action: str, warpgroup: str) -> None:
-        number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # of a barrier of the block
+        number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # the number of a barrier of the block
         self.assembly(f"bar.{action} $0, {self.op.threads};", [("r", number)])
 
     # --- products --------------------------------------------------------------------------------------------------------

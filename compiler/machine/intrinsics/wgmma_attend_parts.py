@@ -7,11 +7,11 @@ are multiplied.
 Heads of more than 128 elements: the second warpgroup multiplies each part last, and copies it for the next turn right after that.
 
 Latents: values are the beginnings of keys, so one copy serves both products. Both warpgroups compute the scores and weights of the same 64
-rows, and each multiplies half of every value. So it needs no weights of the other, and its means fit in registers. The warpgroups do not
-take turns, because the next keys need room that values take until both have multiplied them. After both have multiplied the keys, each
-warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by zeros, because a chunk that is
-copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean, so the run is
-computed again.
+rows, and each multiplies half of every value. So neither needs weights of the other, and the means of each fit in registers. The warpgroups
+do not take turns, because the next keys need room that values take until both have multiplied them. After both have multiplied the keys,
+each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by zeros, because a chunk
+that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean, so the
+run is computed again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PartCode(AttendCode):
         return list(means)
 
     def _await_next_keys(self, turn: str) -> None:
-        """Each part of the keys is awaited before it is multiplied."""
+        """Do nothing: each part of the keys is awaited just before it is multiplied."""
 
     def _multiplied_values(self, following: str, end: int) -> None:
         if end % PART == 0:
@@ -95,7 +95,7 @@ class PartCode(AttendCode):
 
     @contextmanager
     def _near_bounds(self) -> Generator[None]:
-        """Let what follows from the bounds of positions be computed where it is used, so that it takes no registers elsewhere."""
+        """Inside the `with`, compute numbers that follow from the bounds of positions anew, so that they take no registers elsewhere."""
         bounds = self.low, self.high, self.begin
         self.low, self.high = (self.code.op(f'call i32 asm sideeffect "", "=r,0"(i32 {x})') for x in bounds[:2])
         self.begin = self.code.op(f"udiv i32 {self.low}, {SPLIT}")
@@ -182,7 +182,7 @@ class LatentCode(PartCode):
             self._copy_rest(following, pages)
 
     def _await_values(self, turn: str) -> None:
-        """Values have arrived with the keys."""
+        """Do nothing: the values have arrived with the keys."""
 
     def _multiply_values(self, weights: Sequence[str], turn: str, part: range) -> list[str]:
         """Return the products of weights and some elements of this warpgroup's half of the values. Along the summed axis, 64 keys are

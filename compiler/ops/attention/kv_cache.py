@@ -108,7 +108,8 @@ def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Typ
 
 
 def _append_type(args: tuple[Type, ...], names: str) -> Type:
-    """`names` names the operands that are appended: "kv" or "k"."""
+    """Deduce the annotation of the cache after the append, with that of its scales if there are any. `names` has a letter for each operand
+    that is appended: "kv" or "k"."""
     given = [wants_float(tensor_operand(args, 1 + i, n, ndim=3, layout=TOKENS), n) for i, n in enumerate(names)]
     k, v = given[0], given[-1]
     for i, (wanted, found) in enumerate(zip(k.shape or (), v.shape or k.shape or (), strict=True)):

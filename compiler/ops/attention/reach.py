@@ -12,7 +12,7 @@ FIRST, LAST = 0, 1  # columns of `positions[tokens, 2]`
 
 
 def has_window(node: Attention) -> bool:
-    """Return whether a token may not see the beginning of its sequence."""
+    """Return whether there may be tokens that do not see the beginning of their sequence."""
     return node.window > 0 or node.has_spans
 
 

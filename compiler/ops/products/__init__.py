@@ -1,1 +1,1 @@
-"""Operators that multiply matrices of floats or integers, and operators that quantise and pack the factors."""
+"""Operators that multiply matrices of floats or integers, and operators that quantise, pack, unpack and look up the factors."""

@@ -37,7 +37,8 @@ F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8 planes of a 16-bit number are at most 127
 ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
 LEAST = float(np.float32(LARGEST[8] / LARGEST[16]))
-FINE = 4095  # steps per largest number of a row, for its mean magnitude: the sum of 2^19 numbers fits in 32 bits
+# The mean magnitude of a row is computed from integers: its largest magnitude becomes FINE. The sum of 2^19 such integers fits in 32 bits.
+FINE = 4095
 MOST_CAP = 1e6  # a cap times the sum of a row's magnitudes must be a finite f32
 NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is smaller
 

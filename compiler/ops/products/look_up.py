@@ -39,7 +39,7 @@ Shape = tuple[Dim, ...]
 
 F32, I8, U8 = DType.F32, DType.I8, DType.U8
 NO_OFFSET, ZERO, SHIFT = "", "zero", "shift"
-UNITS = {"scale": "unit", "offset": "offset_unit"}  # the operand with the units of another one
+UNITS = {"scale": "unit", "offset": "offset_unit"}  # for each operand that may have units, the operand that holds them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The operands, in order."""
+        """The names of the operands, in order."""
         units = ["unit"] if self.in_units else []
         offsets = ["offset", *(["offset_unit"] if self.in_units else [])] if self.offset else []
         return "ids", "numbers", "scale", *units, *offsets
@@ -89,7 +89,7 @@ class _Table:
 
     @property
     def subtracted(self) -> int:
-        """What is subtracted from a stored number, besides the zero of its group."""
+        """The integer that is subtracted from every unpacked number, before the `offset` of its group is applied."""
         if self.bits == 4 and self.kind is Kind.INT and self.offset:
             return 0
         if self.panels is not None:
@@ -176,7 +176,7 @@ def _look_up_nest(operands: Operands) -> Nest:
 
 
 def _number(table: _Table, numbers: Array, row: Dim, k: Dim) -> Scalar:
-    """Return a number of the table as an f32, without its offset in a panel."""
+    """Return a number of the table as an f32, after subtracting `table.subtracted`."""
     if table.panels is not None:
         stored = table.panels.element((numbers.buffer,), row, k).decoded
     else:
@@ -221,7 +221,7 @@ def _numbers_numpy(table: _Table, numbers: Any, rows: Any, columns: int) -> Any:
 
 
 def _levels_numpy(table: _Table, levels: Any, rows: Any) -> Any:
-    """Return the levels of rows, repeated so that there is one per number."""
+    """Return the scales, offsets or units of rows, repeated so that there is one per number."""
     columns = levels.shape[-1]
     of_rows = levels[rows] if table.panels is None else levels[rows // columns, :, rows % columns]
     return np.repeat(of_rows.astype(np.float32), table.length // levels.shape[1], 1)

@@ -1,6 +1,7 @@
 """Matrix products. Floats of every type are multiplied and summed in f32, and the sum is rounded once. Integers are multiplied and summed
 in the result's type. The attribute `tolerates` of `linear` names a type to which a back end may round x, for machines that multiply that
-type faster: bf16, or i8 with a scale per group if the weights have 8 bits. The reference interpretation of `linear` does not round x."""
+type faster: bf16, or i8 with a scale per group if the weights are quantised integers. The reference interpretation of `linear` does not
+round x."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ them, numbers of 6 bits -32 to 31. If the attribute `kind` is iq4, a number is o
 order, and is stored as its index.
 
 `refine_groups` rounds weights to the nearest numbers, and computes by least squares the scale and the shift that are best for these
-numbers, and their sum of squared errors. A scale of 0 leaves the group as it is. Calls on its own results converge to a minimum near the
-first scale and shift, so a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads them.
+numbers, and their sum of squared errors. When weights are rounded, a scale of 0 counts as 1. Calls on its own results converge to a minimum
+near the first scale and shift, so a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads them.
 `group_errors` returns the sums of squared errors of given scales and shifts.
 """
 
@@ -56,7 +56,7 @@ def bounds_of(kind: Kind) -> NDArray[np.float32]:
 
 
 def _groups_type(args: tuple[Type, ...], attrs: Attrs, names: tuple[str, ...]) -> TensorType:
-    """Return the annotation of a value per group. Raise AnnotationError if operands do not fit together."""
+    """Return the annotation of a result with one value per group. Raise AnnotationError if operands do not fit together."""
     bits = bits_attr(attrs, SEARCHED)
     if attrs["kind"] not in SEARCHED_KINDS:
         raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected {' or '.join(SEARCHED_KINDS)}")
@@ -119,7 +119,8 @@ class _Group:
         return (self.value(r) if self.shift is None else self.value(r) + self.shift) / divisor
 
     def _counted(self, r: Dim, first: float, gaps: NDArray[np.float32]) -> Scalar:
-        """Return `first` plus the gap of each bound between numbers of the table that an element exceeds."""
+        """Return `first` plus the gaps of all bounds that an element exceeds. There is a bound, and a gap, between each two adjacent
+        numbers of the table."""
         steps, found = self._steps(r), const(first, F32)
         for bound, gap in zip(bounds_of(self.kind), gaps, strict=True):
             found = found + select(steps > float(bound), const(float(gap), F32), 0.0)

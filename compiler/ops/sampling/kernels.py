@@ -55,7 +55,8 @@ class _Sampling(Truncations):
                 self.draw_and_report()
 
     def rank_given(self) -> None:
-        """Report the rank of the given token, and its distance: how much its logit is below the largest logit."""
+        """Report the rank of the given token, its distance (how much its logit is below the largest logit), and the most probable
+        tokens."""
         self.report_nothing()
         token = clamped_index(self.k, "token", self.arrays["tokens"][self.i], Dim.of(self.vocab))
         self.find_best(self.raw)

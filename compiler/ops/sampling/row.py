@@ -150,7 +150,7 @@ class Row:
     # --- stages --------------------------------------------------------------------------------------------------------
 
     def adjust(self) -> None:
-        """Write the row's logits after applying bias, penalties and mask."""
+        """Write the row's logits to `distance`, after applying bias, penalties and mask."""
         k, i, arrays = self.k, self.i, self.arrays
 
         def copy(b: Dim, read: Read) -> None:
@@ -214,7 +214,7 @@ class Row:
                     first[0] = places[e]
 
     def measure(self, read: Read, sharpness: Callable[[], Scalar]) -> None:
-        """Convert logits to distances."""
+        """Set `distance` to how much each logit that `read` returns is below `best`, times `sharpness`."""
         self.stale[0] = True
         self.each_block(read, lambda b, read: self.renew(b, lambda at: (self.best[0] - read(at)) * sharpness()))
 
@@ -230,7 +230,8 @@ class Row:
         self.low[self.g, b] = least[0]
 
     def keep(self, condition: Read, reach: Callable[[], Scalar]) -> None:
-        """Set the distance of each token to infinity if it does not meet the condition or is beyond `reach`."""
+        """Set the distance of each token that does not meet the condition to infinity. No token beyond the distance `reach` may meet the
+        condition: a block that has only such tokens is dropped without reading it."""
         with self.live() as b:
             with self.k.when(reach() < self.low[self.g, b]):
                 self.low[self.g, b] = INF

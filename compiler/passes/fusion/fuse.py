@@ -114,7 +114,7 @@ class _Done:
         return self._owners.of(*(call.args[i] for i in call.inplace if i is not None))
 
     def may_move(self, var: Var, producer: CallTir, consumer: CallTir) -> bool:
-        """Whether neither the consumer nor any binding before it overwrites an operand of the producer."""
+        """Whether neither the consumer nor any binding between the producer and the consumer overwrites an operand of the producer."""
         since = takewhile(lambda write: write[0] > self._places[var], reversed(self._writes))
         taken = self.taken(consumer).union(*(written for _, written in since))
         return not taken or not taken & self._owners.of(*producer.args)

@@ -74,7 +74,7 @@ class Growth:
     """The largest number of pages of a cache group that a growing sequence holds at a time."""
 
     window: int | None
-    pages: list[int]  # until the sequence is one, two, three and four times as long as the longest window
+    pages: list[int]  # largest numbers until the sequence is one, two, three and four times as long as the longest window
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Measured:
     limits: Limits
     rows: list[Row]
     growth: list[Growth]  # empty for models without windows
-    lengthening: float | None  # None for models whose state grows with the context
+    lengthening: float | None  # time of a step after a long context over that after a short one: see the function `lengthening`
 
 
 class Model:
@@ -290,10 +290,10 @@ def growth(model: Model) -> list[Growth]:
 def model_options(prog: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
-    parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
-    parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
-    parser.add_argument("--layers", type=int, help="in the place of the shape's own; of a mixture, otherwise as many as memory holds")
-    parser.add_argument("--quantize", default="bf16", help=f"how weights are held; {FP8}, {Q4_K_M.lower()}: as in such files")
+    parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="size of a head; by default the shape's")
+    parser.add_argument("--kv-heads", type=int, help="number of heads of keys and values, a divisor of the heads; by default the shape's")
+    parser.add_argument("--layers", type=int, help="number of layers; by default the shape's, for a mixture as many as memory holds")
+    parser.add_argument("--quantize", default="bf16", help=f"format of the weights in memory; {FP8}, {Q4_K_M.lower()}: as in such files")
     parser.add_argument("--kv-dtype", default="bf16", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
     parser.add_argument("--threads", type=int)

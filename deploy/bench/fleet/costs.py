@@ -17,7 +17,7 @@ from server.engine.scheduling.pace import extrapolated_s
 from server.engine.step_model import StepLimits, StepModel
 
 DECODING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-NEAR, FAR = 128, 1024  # tokens of context
+NEAR, FAR = 128, 1024  # tokens of context in the two steps whose times give `context_s`
 NUM_RUNS, ENOUGH_S = 9, 0.5  # runs of a step, and seconds after which it is not run again
 # Costs that a file must have, because they would be 0 otherwise: the seconds that each of these adds to a step.
 ADDED = {"context_s": "a token of context of a decoding sequence", "pair_s": "a pair of a prompt token and a token of context"}
@@ -138,8 +138,8 @@ def _seconds(model: StepModel, clock: Callable[[], float], num_seqs: int, num_ea
 
 # --- machines that were measured before ---------------------------------------------------------------------------------
 
-# `relaxserve bench fleet --measure --model smollm2.gguf` with RELAXSERVE_THREADS=1, on one of two cores of a server CPU with AVX-512, whose
-# other core did the same
+# What `relaxserve bench fleet --measure --model smollm2.gguf` printed with RELAXSERVE_THREADS=1 on one of two cores of a server CPU with
+# AVX-512, while the other core ran the same command.
 SMOLLM2 = Costs(
     prompt={1: 0.00457, 4: 0.00581, 16: 0.0190, 64: 0.0712, 256: 0.253, 512: 0.573},
     decode={1: 0.00513, 2: 0.00519, 4: 0.00686, 8: 0.0119, 16: 0.0231, 32: 0.0440, 64: 0.0869},

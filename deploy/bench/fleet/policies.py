@@ -69,5 +69,5 @@ class Cell:
         return present[best]
 
     def forget(self) -> None:
-        """Forget what replicas had that are down."""
+        """Forget which prefixes the replicas that are down had."""
         self._owners.forget({replica.name for replica in self.replicas if replica.is_up})

@@ -28,7 +28,7 @@ class Job:
     first_s: float | None = None  # time of the first token
     end_s: float | None = None
     num_cached: int = 0  # prompt tokens that a prefix cache had when the request was first admitted
-    num_sent: int = 0  # how often it was sent to a replica
+    num_sent: int = 0  # how many times the request was sent to a replica
     left: int = 0  # prompt tokens that the present replica has not computed
 
 
@@ -53,15 +53,15 @@ class Prefixes:
 
 
 class Replica:
-    """`costs_at` gives the costs where they change, as on a machine that replicas share; they have the limits of `costs`."""
+    """`costs_at` returns the costs at a time, if they change, as on a machine that replicas share. Their limits are those of `costs`."""
 
     def __init__(self, name: str, costs: Costs, costs_at: CostsAt | None = None) -> None:
         self.name = name
         self.now_s = 0.0
         self.is_up = True
         self.waiting: deque[Job] = deque()
-        self.busy: list[tuple[float, float]] = []  # the spans of time in which it computed
-        self.num_coming = 0  # jobs whose pages are on the way
+        self.busy: list[tuple[float, float]] = []  # begin and end of each span of time in which the replica computed
+        self.num_coming = 0  # jobs that will be submitted here when their pages have arrived
         self._costs = costs
         self._costs_at = costs_at or constant(costs)
         self._restart()
@@ -69,10 +69,10 @@ class Replica:
     def _restart(self) -> None:
         self._pace = Pace(self._costs.max_tokens, Measured(self._costs.prompt), MAX_GAP_MS / 1000)
         self.prefixes = Prefixes()
-        self._prompts: list[Job] = []  # admitted, and not computed yet
-        self._decoding: list[tuple[int, int, Job]] = []  # a heap by the decoding step in which they end
-        self._num_steps = self._num_begun = 0  # decoding steps; jobs that have begun to decode
-        self._num_context = self._num_held = 0  # tokens before decoding sequences; tokens that have pages reserved
+        self._prompts: list[Job] = []  # admitted jobs whose prompts are not computed yet
+        self._decoding: list[tuple[int, int, Job]] = []  # a heap of (decoding step in which the job ends, order of beginning, job)
+        self._num_steps = self._num_begun = 0  # number of decoding steps; number of jobs that have begun to decode
+        self._num_context = self._num_held = 0  # tokens of context of all decoding jobs; tokens for which pages are reserved
 
     @property
     def num_requests(self) -> int:
@@ -80,7 +80,7 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """The number of requests that a router counts."""
+        """The number of requests that the router counts as the load of this replica."""
         return self.num_requests + self.num_coming
 
     @property
@@ -107,7 +107,7 @@ class Replica:
             self._num_held -= job.arrival.num_prompt + job.arrival.num_new
 
     def fail(self) -> list[Job]:
-        """Lose everything. Return the jobs that were not answered."""
+        """Go down, and lose the cache and all jobs. Return the jobs that have not ended."""
         lost = [*self.waiting, *self._prompts, *(job for _, _, job in self._decoding)]
         self.waiting.clear()
         self.is_up = False
@@ -176,7 +176,8 @@ class Replica:
             self._begin(job)
 
     def _duration_s(self, num_prompt: int, num_decode: int, num_pairs: int) -> float:
-        """Return how long a step takes. While the costs change, a part of the step takes a part of each of its durations."""
+        """Return how many seconds a step takes. If the costs change during the step, the part of the step that is left continues at the new
+        costs."""
         left, end_s = 1.0, self.now_s
         while True:
             costs, holds_until_s = self._costs_at(end_s)
@@ -191,7 +192,8 @@ class Replica:
         the costs change is taken alone."""
         num_decode = len(self._decoding)
         costs, holds_until_s = self._costs_at(self.now_s)
-        step_s, longer_s = costs.step_s(0, num_decode, self._num_context), costs.context_s * num_decode  # each step is longer than the last
+        # the time of the next step, and how much longer each step takes than the one before
+        step_s, longer_s = costs.step_s(0, num_decode, self._num_context), costs.context_s * num_decode
         num_steps = self._decoding[0][0] - self._num_steps
         if until_s < inf:
             num_steps = min(num_steps, ceil((until_s - self.now_s) / step_s))

@@ -35,12 +35,12 @@ class Plan:
     costs: Costs
     num_cells: int = 1
     num_replicas: int = 2  # replicas of each cell
-    most_replicas: int = 0  # largest number per cell, if it follows the load, then at least num_replicas; 0: it does not
+    most_replicas: int = 0  # largest number of replicas of a cell, if it follows the load from num_replicas on; 0: it does not
     target_requests: float = TARGET_REQUESTS  # running and waiting requests per replica that the policy aims at
     policy: str = "prefix"
     most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
-    costs_at: CostsAt | None = None  # the costs where they change
+    costs_at: CostsAt | None = None  # returns the costs at a time, if they change
     network: Network | None = None  # None: replicas give each other no pages
     num_prefill: int = 0  # replicas of each cell that only compute long prompts
 

@@ -30,9 +30,9 @@ Again = Callable[[Job, float], None]  # sends a job to another replica
 class Network:
     """How pages travel."""
 
-    rate_bytes: float  # per second, of what a replica receives, and of what it sends
-    prefill_tokens: int = 2048  # of a prompt that no replica of the cell has, from which on a prefill replica computes it
-    patience_s: float = 2.0  # how much longer than computing a request waits for pages: `peer_patience_s` of servers
+    rate_bytes: float  # bytes per second that a replica can receive, and that it can send
+    prefill_tokens: int = 2048  # least number of prompt tokens, in no replica's cache, for which a prefill replica computes the prompt
+    patience_s: float = 2.0  # how much longer than computing its prompt a request waits for pages: `peer_patience_s` of servers
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +117,8 @@ class Transfers:
             self._at(now_s + LOOK_S, self._look)
 
     def _send(self, delivery: Delivery, now_s: float) -> None:
-        """Let as many blocks arrive as arrive within the limit."""
+        """Begin a transfer when the taker and the giver are free. It ends when all blocks have arrived, or at the delivery's `limit_s`. The
+        job then reaches the taker with the blocks that have arrived."""
         taker, giver, rate = delivery.taker, delivery.giver, self._network.rate_bytes
         self._num_giving[giver] += 1
         block_s = BLOCK_TOKENS * self._costs.token_bytes / rate

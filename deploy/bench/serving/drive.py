@@ -89,7 +89,7 @@ class Beside(Protocol):
     """Work that runs in turns with the engine."""
 
     def catch_up(self, num_tokens: int) -> None:
-        """Work until this has computed as many tokens as the engine has since the run began: at most `num_tokens`."""
+        """Compute tokens until the next step would exceed `num_tokens`, the number of tokens that the engine has computed in this run."""
         ...
 
 

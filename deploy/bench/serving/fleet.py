@@ -1,4 +1,4 @@
-"""`relaxserve bench fleet --simulate`: what a fleet would do, before it is bought.
+"""`relaxserve bench fleet --simulate`: simulate how a fleet of replicas would serve a load.
 
     relaxserve bench fleet --simulate --trace sessions --rate 2 --replicas 4
     relaxserve bench fleet --simulate --trace sessions --rate 2 --replicas 4 --policy all      compare ways to choose a replica
@@ -154,18 +154,18 @@ def _parser() -> argparse.ArgumentParser:
         "--network", type=_number, help="bytes per second at which replicas give each other pages; they give none by default"
     )
     parser.add_argument("--prefill-replicas", type=_whole, default=0, help="further replicas of each cell, which only compute long prompts")
-    parser.add_argument("--prefill-tokens", type=_whole, default=2048, help="tokens of a new prompt from which on they compute it")
+    parser.add_argument("--prefill-tokens", type=_whole, default=2048, help="least number of new prompt tokens that they compute")
     parser.add_argument(
         "--patience", type=_number, default=2.0, help="seconds for which a request waits for pages beyond the time of computing them"
     )
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
-    parser.add_argument("--queue", type=_whole, default=128, help="requests of a cell's least loaded replica at which it takes no more")
+    parser.add_argument("--queue", type=_whole, default=128, help="requests of its least loaded replica at which a cell is full")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
-    parser.add_argument("--fail-replicas", type=_whole, help="replicas of each such cell that fail; all by default")
-    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which they are away")
+    parser.add_argument("--fail-replicas", type=_whole, help="number of replicas of each such cell that fail; all by default")
+    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which these replicas are away")
     parser.add_argument("--first", type=_number, default=1.0, help="the objective: seconds to the first token")
     parser.add_argument("--token", type=_number, default=0.1, help="the objective: seconds per further token")
-    parser.add_argument("--price", type=_number, default=1.0, help="of a replica for an hour")
+    parser.add_argument("--price", type=_number, default=1.0, help="price of a replica for an hour")
     parser.add_argument("--json", action="store_true")
     return parser
 

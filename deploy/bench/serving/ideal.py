@@ -37,9 +37,9 @@ class Ideal:
     def __init__(self, model: CompiledModel, prompts: Sequence[StepBatch], decoding: Sequence[StepBatch]) -> None:
         self.took = Took()
         self._model = model
-        self._num_prompts = len(prompts)  # steps with prompts
+        self._num_prompts = len(prompts)  # number of steps with prompts
         self._steps = [*prompts, *decoding]
-        self._num_done = self._num_tokens = 0  # steps and tokens so far
+        self._num_done = self._num_tokens = 0  # numbers of steps and of tokens that are computed
 
     @staticmethod
     def of_clients(model: CompiledModel, num_clients: int, length: int = LENGTH) -> Ideal:
@@ -55,7 +55,7 @@ class Ideal:
 
     @staticmethod
     def of_prompt(model: CompiledModel, num_tokens: int, chunk: int) -> Ideal:
-        """A single prompt in chunks of `chunk` tokens."""
+        """Return the ideal of a single prompt that is computed in chunks of `chunk` tokens."""
         ends = [*range(chunk, num_tokens, chunk), num_tokens]
         starts = [0, *ends]
         chunks = zip(starts, ends, strict=False)
@@ -68,7 +68,7 @@ class Ideal:
         return self.took
 
     def catch_up(self, num_tokens: int) -> None:
-        """Run steps as long as their tokens, with those of earlier steps, are at most `num_tokens`."""
+        """Run steps as long as all steps so far have at most `num_tokens` tokens together."""
         while self._num_done < len(self._steps) and self._num_tokens + len(self._steps[self._num_done].tokens) <= num_tokens:
             self._step()
 

@@ -49,8 +49,8 @@ class Ahead:
 
 
 def _first_pieces(weights: Sequence[tuple[int, int]], readers: int) -> Iterator[_Piece]:
-    """Yield the pieces that a thread reads first, if the weights of a record are large. It reads all weights of a product at the same time,
-    so each slice has a piece of each weight, in proportion to its size."""
+    """Yield the pieces that a thread reads first, if the weights of a record are large. The thread reads all weights of a product at the
+    same time, so each slice has a piece of each weight, in proportion to the weight's size."""
     total = sum(num_bytes for _, num_bytes in weights)
     if not readers or total < readers * MOST_BYTES:
         return

@@ -15,7 +15,7 @@ from runtime.errors import OutOfMemory
 from runtime.sections import ALIGNMENT
 
 HUGE_PAGE = 2 << 20
-MADV_COLLAPSE = 25  # of Linux 6.1; Python has no name for it
+MADV_COLLAPSE = 25  # advice to Linux 6.1 and later to make a huge page of small pages now; Python has no name for it
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _madvise, _mincore = _libc.madvise, _libc.mincore
@@ -30,16 +30,16 @@ def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def sparse_buffer(num_bytes: int) -> NDArray[np.uint8]:
-    """Allocate the same memory in small pages. `use_huge_pages`, called for the array's base, makes those huge that are mostly written. The
-    first token of a sequence writes to two places per layer: as huge pages, these took 126 MB in a model with 30 layers, and 0.28 s of its
-    start on a virtual machine."""
+    """Allocate memory as `host_buffer` does, but in small pages. `use_huge_pages`, called for the array's base, later makes huge pages of
+    the parts that are mostly written. Huge pages from the start would cost much: the first token of a sequence writes to two places per
+    layer, which took 126 MB of huge pages in a model with 30 layers, and 0.28 s of its start on a virtual machine."""
     return _buffer(num_bytes, huge=False)
 
 
 def use_huge_pages(block: NDArray[np.uint8]) -> None:
-    """Make a huge page of each part of a block that is at least half written. Other parts keep their small pages and get more of them,
-    because huge pages would more than double what they take; so call this again once more is written. Other threads may read and write
-    meanwhile. A system that refuses the advice leaves all as it is."""
+    """Make a huge page of each part of a block that is at least half written. Other parts keep small pages, because huge pages would more
+    than double their memory; call this again when more has been written. Other threads may read and write meanwhile. If the system refuses,
+    all pages stay as they are."""
     address = block.ctypes.data
     begin, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + block.nbytes) // HUGE_PAGE * HUGE_PAGE
     if begin < end and sys.platform == "linux":

@@ -2,7 +2,7 @@
 ;
 ;     body, grid                            addresses of the native phase
 ;     num_buffers, num_dims
-;     first, end                            ranges of weights that the next product reads first
+;     first, end                            numbers of the ranges of weights that the next product reads first: first .. end - 1
 ;     (base, slot) per buffer               address = bases[base] + heap[slot]
 ;     slot per dimension                    value = heap[slot]
 ;
@@ -20,7 +20,7 @@
 ; opened, the state of the first group is advanced last, so this state tells which record is open.
 ;
 ; While a thread waits for others, it prefetches the weights that it will read first in the next product. A list has an array of ranges per
-; group, in the order in which the group's thread reads them. Ranges depend on no tensor, so prefetching does not need to wait for one.
+; group, in the order in which the group's thread reads them. Ranges do not depend on results of kernels, so prefetching waits for none.
 
 %Team = type {
   i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups   2  threads in earlier groups and this one

@@ -225,8 +225,8 @@ class Card:
 
     @contextmanager
     def capturing(self) -> Generator[None]:
-        """Free nothing inside the `with`: the driver ends a capture whose thread frees memory. Collect no garbage either, which may own
-        memory of other sessions."""
+        """Free nothing inside the `with`, because the driver ends a capture whose thread frees memory. Collect no garbage either, because
+        it may own memory of other sessions."""
         self._capturing, was_collecting = True, gc.isenabled()
         gc.disable()
         try:
@@ -255,7 +255,8 @@ class Card:
             self._cuda.memcpy_dtod_async(target, source, num_bytes, self.stream)
 
     def copy_pinned(self, address: int, words: NDArray[np.int64]) -> None:
-        """Copy pinned words to the card asynchronously. Do not write to them before the next `wait` returns."""
+        """Copy pinned words to the card asynchronously. Do not write to them before the copy has ended: use `await_event` for an event that
+        is recorded after the copy, or `wait`."""
         with self, self._faults("copy"):
             self._cuda.memcpy_htod_async(address, words, self.stream)
         self.uploaded_bytes += words.nbytes

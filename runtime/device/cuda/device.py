@@ -248,12 +248,12 @@ def _overlap(tensor: CudaTensor, memory: CudaMemory) -> bool:
 
 
 def _inner_bytes(tensor: CudaTensor, axis: int) -> int:
-    """Return the bytes of one index of the axis, in each row of the axes before it."""
+    """Return the number of contiguous bytes at one index of the axis, within one row of the axes before it."""
     return prod(tensor.shape[axis + 1 :]) * tensor.dtype.itemsize
 
 
 def _row_addresses(tensor: CudaTensor, axis: int) -> Iterator[int]:
-    """Yield where each row of the axes before `axis` begins."""
+    """Yield the address at which each row of the axes before `axis` begins."""
     row_bytes = tensor.shape[axis] * _inner_bytes(tensor, axis)
     yield from (tensor.address + row * row_bytes for row in range(prod(tensor.shape[:axis])))
 

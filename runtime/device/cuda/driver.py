@@ -156,8 +156,8 @@ def unload_module(module: int) -> None:
 
 
 class Parameters:
-    """The parameters of a kernel: the address of its record, and whether it names itself when it begins. The driver copies them when the
-    kernel is launched."""
+    """The parameters of a kernel: the address of its record, and whether it names itself when it begins (`last_launch.py`). The driver
+    copies them when the kernel is launched."""
 
     def __init__(self, address: int, *, tells: bool = False) -> None:
         self.address, self._words = address, (c_ulonglong(address), c_uint(tells))
@@ -165,13 +165,14 @@ class Parameters:
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute. Its value is a union of 64 bytes, which begins with the integer of the only attribute that is used."""
+    """The driver's structure CUlaunchAttribute. Its value is a union of 64 bytes, which begins with the integer of the only attribute
+    that is used."""
 
     _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int), ("rest", c_int * 15))
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The driver's structure CUlaunchConfig."""
 
     _fields_ = (
         *((name, c_uint) for name in ("blocks", "blocks_y", "blocks_z", "threads", "threads_y", "threads_z", "shared_bytes")),

@@ -8,8 +8,8 @@ from runtime.device.cuda.card import Card
 
 
 class Lockstep:
-    """Waits between the streams of cards. They hold for the work that the streams have been given before the call, and are part of a
-    capture if the streams are being captured."""
+    """Makes streams of cards wait for each other. A stream waits for the work that other streams have been given before the call. If the
+    streams are being captured, the waits become part of the graph."""
 
     def __init__(self, cards: Sequence[Card]) -> None:
         self._cards = cards

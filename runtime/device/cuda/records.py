@@ -24,7 +24,7 @@ from runtime.executable import OWN
 
 WORD = 8  # bytes
 COUNTER = 4
-FURTHER = 3  # bases that records add themselves: nothing, the word for the last launch, the counters
+FURTHER = 3  # bases that records add themselves: address 0 (for integers), the word for the last launch, the counters
 Grid = Callable[[int], int]  # returns the number of blocks that have work, given the address of a launch's integers
 
 
@@ -52,7 +52,7 @@ class _Launched:
     threads: int
     shared_bytes: int
     parameters: Parameters
-    overlaps: bool  # whether it may begin before the launch before it has ended
+    overlaps: bool  # whether this launch may begin before the one before it has ended
     grid: Grid
     dims: int  # host address of the launch's integers
 

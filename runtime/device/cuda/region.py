@@ -9,7 +9,7 @@ Within a graph, a launch may begin before the one before it has ended if its byt
 not if a fault is to name the kernel that began last, and not next to a wait of cards for each other (`records.py`).
 
 Several cards may run a region in lockstep, each with records of its own. The graph then has the launches of all cards. Before a launch that
-reads memory of other cards, all cards wait until they have all got there, and after it, until it has ended on all of them.
+reads memory of other cards, each card waits until all cards have reached it; afterwards, until the launch has ended on all of them.
 """
 
 from __future__ import annotations

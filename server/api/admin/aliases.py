@@ -1,6 +1,6 @@
 """Administration endpoints under the paths of Triton and llama.cpp, for clients written for those servers.
 
-A load request without a source loads the folder below the model root that has the model's name.
+If a load request has no source, the model's name is also its source: a path below the model root, or a model to download.
 """
 
 from __future__ import annotations

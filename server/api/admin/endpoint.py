@@ -113,7 +113,7 @@ class AliasBody(Options):
 
 
 ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each alias
-EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report of the load at once and after each change."}}
+EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report of the operation at once and after each change."}}
 
 
 def router(context: Context) -> APIRouter:
@@ -193,24 +193,24 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/operations", responses=gives(OperationReports))
     async def list_operations() -> Response:
-        """List the loads of the last hour."""
+        """List the loads and downloads that are running, and those of the last hour."""
         listed: OperationReports = {"object": "list", "data": [operation.describe() for operation in registry.operations.all()]}
         return json_answer(listed)
 
     @routes.get("/operations/{operation_id}", responses=gives(OperationReport))
     async def get_operation(operation_id: str) -> Response:
-        """Return the progress of a load, or how it ended."""
+        """Return the progress of a load or download, or how it ended."""
         return json_answer(find_operation(operation_id, registry).describe())
 
     @routes.get("/operations/{operation_id}/events", response_class=Response, responses=EVENTS)
     async def watch_operation(operation_id: str) -> Response:
-        """Stream the reports of a load as events until the load ends."""
+        """Stream the reports of a load or download as events until it ends."""
         operation = find_operation(operation_id, registry)
         return EventStream(_events(operation), {}, heartbeat_s=settings.heartbeat_s)
 
     @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
-        """Cancel a load and free everything it has claimed."""
+        """Cancel a load, and free its name and memory, or cancel a download. A later download continues it."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return json_answer(operation.describe())
@@ -381,7 +381,7 @@ def _stage_entry(stage: StageReport) -> StageEntry:
 def find_operation(operation_id: str, registry: Registry) -> Operation:
     operation = registry.operations.get(operation_id)
     if operation is None:
-        raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown; expected a load of the last hour")
+        raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown; expected a load or download of the last hour")
     return operation
 
 

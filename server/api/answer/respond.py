@@ -80,7 +80,7 @@ def in_pieces(answer: Mapping[str, object], name: str, entries: Iterable[bytes])
 
 
 class Client(Protocol):
-    """A request or its sender, whose next message says that the client has left."""
+    """An object, such as a Request or a Caller, whose `receive` waits until the client has left."""
 
     @property
     def receive(self) -> Receive: ...

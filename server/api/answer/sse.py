@@ -2,9 +2,10 @@
 
 APIs differ in how events are framed, how errors are encoded and how a stream ends: see `Framing`.
 
-A stream has one task that writes and one that watches for a disconnect. A client that has stopped sending may have left, which shows only
-when the server writes to it; from then on, heartbeats follow one another quickly. Whatever ends the stream also closes the generator of its
-payloads. A stream whose headers were sent always ends as its API requires, after an error event if there was an error.
+A stream has one task that writes and one that watches for a disconnect. A client that has closed its sending side may have left or may
+still read. Only a write can show which, so heartbeats then follow one another quickly. Whatever ends the stream also closes the generator
+of its payloads. Unless the client has left, a stream whose headers were sent ends as its API requires, after an error event if there was an
+error.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/messages/batches/{batch_id}/results", response_class=Response)
     async def get_results(request: Request, batch_id: str) -> Response:
-        """Return one line of JSON per request, in the order in which they were answered."""
+        """Return one line of JSON per request: first the requests that succeeded, then the others."""
         record = found(request, batch_id)
         if not record.has_ended:
             raise invalid("batch_id", f"batch {batch_id} is {record.status}; its results are readable once it has ended")

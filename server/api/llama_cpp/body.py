@@ -26,8 +26,8 @@ from server.interfaces import Tokenizer
 NEVER = -100.0  # the lowest bias, which bans a token
 RANDOM_SEEDS = (-1, 2**32 - 1)
 MOST_PROMPTS = 2048
-# Samplers that are not implemented, by their main field. Clients send all fields that they know, so the values that turn a sampler off are
-# accepted: they are in the first tuple. The second tuple names further fields, which have no effect while the sampler is off.
+# Samplers and other options that are not implemented, by their main field. Clients send all fields that they know, so the values that turn
+# an option off are accepted: they are in the first tuple. The second tuple names further fields, which have no effect while it is off.
 OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
     "dynatemp_range": ((0,), ("dynatemp_exponent",)),

@@ -60,8 +60,8 @@ Around = Mapping[str, tuple[str, str]]  # special tokens before and after a file
 
 
 async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> WrittenPrompts:
-    """Return the prompts. An object with files becomes token ids, with the tokens of its images and recordings; another is its text. Raise
-    ApiError if the model reads none of their kind, or if one cannot be decoded."""
+    """Return the prompts of a request. An object with files becomes token ids, with the tokens of its images and recordings; an object
+    without files becomes its text. Raise ApiError if the model does not read files of a given kind, or if a file cannot be decoded."""
     is_one = isinstance(body.prompt, MediaPrompt)
     prompts: list[object] = [body.prompt] if is_one else list(body.prompt) if isinstance(body.prompt, list) else []
     if not any(isinstance(prompt, MediaPrompt) for prompt in prompts):
@@ -105,7 +105,8 @@ def _divided(prompt: MediaPrompt, where: str, loaded: Loaded) -> _Divided:
 
 
 def _file(data: str, place: str, loaded: Loaded) -> ContentPart:
-    """Return the part of a file. What is neither an image nor audio is what the model reads, so that the error names the known formats."""
+    """Return the content part for a file. A file that is neither an image nor audio counts as an image, or as audio if the model sees no
+    images, so that the error names the known formats."""
     try:
         head = base64.b64decode(data[:HEAD_CHARS])
     except ValueError:
@@ -151,7 +152,8 @@ async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
 
 
 def specials_at_end(text: str, special: Collection[str]) -> str:
-    """Return the special tokens at the end of a text. Look each candidate up: a vocabulary has thousands of them."""
+    """Return the text of the special tokens at the end of a text. For each length of a special token, one end of the text is looked up: a
+    vocabulary has thousands of special tokens, but few lengths."""
     lengths, begin = sorted({len(one) for one in special if one}, reverse=True), len(text)
     while found := next((size for size in lengths if size <= begin and text[begin - size : begin] in special), 0):
         begin -= found
@@ -159,5 +161,5 @@ def specials_at_end(text: str, special: Collection[str]) -> str:
 
 
 def specials_at_begin(text: str, special: Collection[str]) -> str:
-    """Return the special tokens at the beginning of a text."""
+    """Return the text of the special tokens at the beginning of a text."""
     return specials_at_end(text[::-1], {one[::-1] for one in special})[::-1]

@@ -94,7 +94,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/api/delete", response_class=Response, responses={200: {"description": "The model is gone."}})
     async def delete(body: OllamaDeleteBody) -> Response:
-        """Unload a model that was downloaded from the hub, and delete its files from this machine."""
+        """Unload a model that was downloaded from the hub, and delete its files from this machine. If the name is an alias, remove only the
+        alias."""
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
         if name in registry.aliases():  # the name is that of a copy

@@ -178,7 +178,8 @@ class Conversation:
 
 
 def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str, str] = NO_MARKERS) -> Conversation:
-    """Return the arguments for the chat template. `markers` stand for parts of their types; other images and recordings are refused."""
+    """Return the arguments for the chat template. `markers` has the text that stands for a part, by the part's type. Images and recordings
+    without one are refused."""
     messages = for_template(body.messages, markers)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -239,7 +240,7 @@ def _readable(made: Conversation, loaded: Loaded) -> Conversation:
 
 
 def _has_system(made: Conversation, loaded: Loaded) -> bool:
-    """Return whether the template writes a system message into this conversation. That of Voxtral refuses one beside audio."""
+    """Return whether the template writes a system message into this conversation. Voxtral's template refuses one beside audio."""
     dialect, ears = loaded.dialect, loaded.ears
     if ears is None or dialect.has_system_with_audio:
         return dialect.has_system

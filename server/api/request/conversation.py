@@ -32,8 +32,8 @@ NOT_UNDERSTOOD = {
 
 
 def for_template(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> list[dict[str, object]]:
-    """Return the messages for a template. `markers` stand for parts of their types in the contents; other parts are refused unless they are
-    texts."""
+    """Return the messages for a template. `markers` has the text that stands for a part in the contents, by the part's type. Parts without
+    one are refused unless they are texts."""
     return [_message(message, f"messages[{index}]", markers) for index, message in enumerate(messages)]
 
 

@@ -19,7 +19,7 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Item = tuple[str, str, bool]  # path in the request; a text, or where an image is; whether it is an image
-BARE = "data:image;base64,"  # what a bare base64 text lacks of a URL
+BARE = "data:image;base64,"  # put before bare base64, it makes a URL
 
 
 async def separated(
@@ -43,8 +43,8 @@ async def separated(
 
 
 def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
-    """Yield what is to be embedded; nothing if there are only texts and token ids, which need no separation, or if the
-    request has both input and messages, which is refused later."""
+    """Yield the inputs of a request. Yield nothing if there are only texts and token ids, which need no separation, if the request has
+    messages and the model embeds no images, or if it has both input and messages, which is refused later."""
     if body.messages is not None:
         if body.input is None and loaded.image_decoder is not None:
             yield _conversation(body.messages)

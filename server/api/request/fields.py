@@ -17,7 +17,7 @@ NO_LORA = "adapters are not served; merge them into the weights and load the res
 NO_SPECULATION = "speculative decoding is not implemented"
 NO_DISTRIBUTED = "prefill and decode run in one worker; there is nothing to transfer"
 NO_SAMPLER = "this sampler is not implemented; use temperature, top_p, top_k, min_p or typical_p"
-NO_MULTIMODAL = "only text is understood"
+NO_MULTIMODAL = "answers are text, and images and recordings are read only as parts of messages"
 
 UNSUPPORTED: Mapping[str, str] = {
     "audio": NO_MULTIMODAL,
@@ -105,14 +105,14 @@ UNSUPPORTED: Mapping[str, str] = {
     "embd_normalize": "use normalize",
     "padding": "texts are never padded",
     "priority": "embeddings have no priorities",
-    "cache_salt": "embeddings are not cached",
+    "cache_salt": "the server chooses the salt of embeddings",
     "conversation": "use previous_response_id",
     "context_management": "the context is never shifted; send a shorter conversation",
     "prompt": "prompt templates are not stored; send the text itself",
     "image": NO_MULTIMODAL,
     "access_programs": "this server has no access programs",
     "container": "this server runs no containers",
-    "mcp_servers": "the server does not connect to MCP servers; offer their functions as tools",
+    "mcp_servers": "only /v1/responses calls MCP servers; give them there as tools, or offer their functions as tools here",
     "logprobs": "ask /v1/chat/completions for them",
     "top_logprobs": "ask /v1/chat/completions for them",
     "template": "templates come with the model; a request cannot bring its own",

@@ -34,8 +34,8 @@ MOST_BYTES = 240 << 20  # decoded pixels and samples of a request, which its wor
 
 
 async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
-    """Return the conversation with empty places for its images and recordings, and these in order. Raise ApiError if the model reads none
-    of their kind, if one cannot be decoded, or if the client leaves."""
+    """Return the conversation with empty places for its images and recordings, and the images and recordings in order. Raise ApiError if
+    the model does not read such a kind, if one cannot be decoded, or if the client leaves."""
     places = list(_media_in(body.messages))
     if not places:
         return body, []

@@ -57,7 +57,7 @@ def require_generator(model: Model, loaded: Loaded) -> None:
     if loaded.ready.num_hops:
         raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} only transcribes speech; ask /v1/audio/transcriptions", param="model")
     if not loaded.ready.generates:
-        raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} computes embeddings and generates no text", param="model")
+        raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} only embeds or classifies and generates no text", param="model")
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

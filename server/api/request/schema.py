@@ -21,7 +21,7 @@ Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: 
 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
 MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
-MAX_INPUT_PARTS = 2048  # of the inputs of an embedding
+MAX_INPUT_PARTS = 2048  # most texts and images in a request for embeddings
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]

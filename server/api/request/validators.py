@@ -1,4 +1,5 @@
-"""Build the validators of request bodies after the start, between requests. A request that comes earlier builds that of its own body."""
+"""Build the validators of request bodies after the start, between requests. A request that comes earlier builds the validator of its own
+body."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from collections.abc import Iterator
 
 from server.api.request.fields import Options
 
-AFTER_S = 1.0  # the first requests come first
+AFTER_S = 1.0  # seconds after the start, so that the first requests come first
 PAUSE_S = 0.01  # between two validators, of which the largest takes 20 ms
 
 log = logging.getLogger(__name__)
 
 
 async def build_validators() -> None:
-    """Building all of them at once would take a tenth of a second of the start."""
+    """Build the validators one by one. Building all of them at the start would lengthen it by a tenth of a second."""
     await asyncio.sleep(AFTER_S)
     for body in _below(Options):
         if not body.__pydantic_complete__:

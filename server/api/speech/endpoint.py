@@ -91,7 +91,7 @@ def router(context: Context) -> APIRouter:
         asked = read_form(form, strict=settings.strict, translates=task == "translate")
         model, loaded = context.serve(request, asked.model)
         if loaded.speech is None:
-            raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
+            raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
         recording = await while_connected(request, decoder.decode(bytes(data), loaded.ready.num_mels))
         who, series = caller(request), context.metrics_of(model.spec.name)
 

@@ -20,7 +20,7 @@ ITEM = re.compile(r"\[\d{0,3}\]$")  # follows the name of a list, or is missing;
 LOGPROBS = "logprobs"
 CHUNKING = "chunking_strategy"  # no effect: the model's own stamps say where windows begin. Its parts have names in brackets
 KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", "seed", "user", CHUNKING, GRANULARITIES, INCLUDE)
-WHOLE = ("srt", "vtt")  # formats that no event has
+WHOLE = ("srt", "vtt")  # formats that are written as a whole, and not streamed
 UNSUPPORTED = {
     "known_speaker_names[]": "speakers are not told apart",
     "known_speaker_references[]": "speakers are not told apart",

@@ -1,4 +1,4 @@
-"""Make the request that all windows of a transcription have in common."""
+"""Make what the requests of all windows of a transcription have in common, from the form and the model's defaults."""
 
 from __future__ import annotations
 

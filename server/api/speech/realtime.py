@@ -257,12 +257,12 @@ class Speech:
     def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
         model, loaded = self._context.serve(self._request, name, has_begun=has_begun)
         if loaded.speech is None:
-            raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} hears no audio", param="model")
+            raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
         return model, loaded, loaded.speech
 
     async def texts(self, item: _Item) -> AsyncGenerator[tuple[str, list[TranscriptLogprob] | None], None]:
-        """Yield the texts of an item's segments, and the log-probabilities of their tokens if the session asks for them. For the rates of
-        the key, an item is a request."""
+        """Yield the texts of an item's segments, and the log-probabilities of their tokens if the session asks for them. Each item counts
+        as a request for the rates of the key."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)

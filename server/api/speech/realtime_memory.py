@@ -7,8 +7,8 @@ from collections.abc import Hashable
 
 from server.errors import AUDIO_MEMORY_FULL, ApiError
 
-MOST_BYTES = 512 << 20  # of all sessions
-MOST_OF_OWNER_BYTES = MOST_BYTES // 4  # of the sessions of one key, or of one session on a server without keys
+MOST_BYTES = 512 << 20  # most bytes that all sessions may hold together
+MOST_OF_OWNER_BYTES = MOST_BYTES // 4  # most bytes of the sessions of one key, or of one session on a server without keys
 
 
 class SessionMemory:

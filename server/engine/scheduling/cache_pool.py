@@ -109,12 +109,12 @@ class CachePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def can_admit(self, held: Held, start: int, stop: int, num_spare: int) -> bool:
-        """Return whether there are enough pages to compute positions start .. stop, and `num_spare` more pages."""
+        """Return whether there are enough pages to compute positions start .. stop - 1, and `num_spare` more pages."""
         lists = zip(self.pools, held.lists, strict=True)
         return all(pool.num_to_admit(pages, start, stop) + num_spare <= pool.num_available for pool, pages in lists)
 
     def make_writable(self, held: Held, start: int, stop: int) -> list[Copy] | None:
-        """Give `held` private pages for the positions start .. stop, and take back pages that no later token reads. Return the page
+        """Give `held` private pages for the positions start .. stop - 1, and take back pages that no later token reads. Return the page
         copies to make before the step, or None if there are not enough pages."""
         lists = list(zip(self.pools, held.lists, strict=True))
         for pool, pages in lists:

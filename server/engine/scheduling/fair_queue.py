@@ -93,6 +93,6 @@ class FairQueue(Generic[T]):
             ring.move_to_end(key)
 
     def charge(self, key: str, num_tokens: int) -> None:
-        """Charge a key for tokens that were computed, even if none of its items is queued."""
+        """Charge a key for tokens, even if none of its items is queued. Nothing is charged while the queue is empty: nobody waits."""
         if self._levels:
             self._deficits[key] = max(self._deficits.get(key, 0) - num_tokens, -DEEPEST_DEBT)

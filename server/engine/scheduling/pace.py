@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import log2
 
 SMALLEST = 16  # a step may always take this many prompt tokens, even beyond `max_gap_s`, so that prompts make progress
-MOVES = 0.25  # weight of a new observation in a correction, so that one disturbed step changes little
+MOVES = 0.25  # weight of each observation after the first in a correction, so that one disturbed step changes little
 FURTHEST = 4.0  # largest factor by which an observed step counts as slower or faster than its estimate
 EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
 LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
@@ -34,7 +34,7 @@ class Measured:
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
-    # seconds to encode the example of an excerpt, by its kind: "image" or "audio"
+    # seconds to encode an excerpt, measured with the `example` of its limits, by its medium: "image" or "audio"
     excerpts_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
@@ -170,8 +170,8 @@ class Pace:
         return int(self._context_tokens * context)
 
     def excerpt_tokens(self, medium: str, estimated: int) -> int:
-        """Return the number of prompt tokens that cost as much as encoding the example of an excerpt. Return the estimate if that was not
-        measured."""
+        """Return the number of prompt tokens that cost as much as encoding the `example` of the medium's limits. Return `estimated` if that
+        was not measured."""
         return self._excerpt_tokens.get(medium, estimated)
 
 

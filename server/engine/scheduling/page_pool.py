@@ -2,7 +2,8 @@
 
 A page is in exactly one of three places: free, cached (no sequence holds it, but it can be found), or held by one or more sequences. A full
 page is *published* under the digest of all tokens up to its end, so that a later prompt with the same beginning can share it. A page is
-written only while one sequence holds it and it is not published; otherwise `make_writable` copies it.
+written by a step only while one sequence holds it and it is not published; otherwise `make_writable` copies it. A page of another server is
+published by `adopt` and written before the next step.
 
 In a group with a window, a sequence gives back the pages that no later token reads. Its list then has 0 in place of their numbers.
 """
@@ -49,7 +50,7 @@ class Chain:
 @dataclass(slots=True)
 class PageList:
     """The pages of one sequence in order of position. The first `num_returned` pages were given back. Each of the first `num_published`
-    pages is published, or has the same content as a published page.
+    pages was published, or not, because a page with the same content was published then.
 
         num_returned <= num_published <= len(pages)
     """
@@ -169,18 +170,18 @@ class PagePool:
         return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // self.page_size)])
 
     def num_to_admit(self, held: PageList, start: int, stop: int) -> int:
-        """Return how many further pages are needed to compute positions start .. stop, in any number of steps."""
+        """Return how many further pages are needed to compute positions start .. stop - 1, in any number of steps."""
         needed = self.num_needed(held, start, stop)
         return needed if self._most_each is None else min(needed, self._most_each - len(held.held))
 
     def is_writable(self, held: PageList, start: int, stop: int) -> bool:
-        """Return whether the positions start .. stop lie in one private page: `make_writable` then has nothing to do."""
+        """Return whether the positions start .. stop - 1 lie in one private page: `make_writable` then has nothing to do."""
         pages, last = held.pages, -(-stop // self.page_size) - 1
         return last < len(pages) and start // self.page_size == last and self._is_private(pages[last])
 
     def make_writable(self, held: PageList, start: int, stop: int) -> list[tuple[int, int]]:
-        """Give `held` private pages for the positions start .. stop. Return the copies (source page, target page) to make first. The caller
-        has checked that there are enough pages."""
+        """Give `held` private pages for the positions start .. stop - 1. Return the copies (source page, target page) to make first. The
+        caller has checked that there are enough pages."""
         pages, num_pages = held.pages, -(-stop // self.page_size)
         copies: list[tuple[int, int]] = []
         for i in range(start // self.page_size, min(num_pages, len(pages))):
@@ -220,8 +221,8 @@ class PagePool:
         return True
 
     def rewind(self, held: PageList, num_computed: int) -> None:
-        """Drop the pages after `num_computed`, whose tokens will be written again. A published page in that range stays published and is
-        copied before it is written."""
+        """Drop the pages behind the first `num_computed` tokens, whose later tokens will be written again. If the last page that is left is
+        published, it stays so, and is copied before it is written."""
         while len(held.pages) * self.page_size >= num_computed + self.page_size:
             self._drop(held.pages.pop())
         held.num_published = min(held.num_published, num_computed // self.page_size)

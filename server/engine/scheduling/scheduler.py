@@ -34,8 +34,8 @@ from server.messages import IDLE
 
 
 class Item(Struct, eq=False):
-    """Tokens start .. start + count of a sequence in a plan. The last `num_rows` of them give rows of logits: one row to draw the next
-    token from, or more if log-probabilities of the prompt are requested."""
+    """Tokens start .. start + count - 1 of a sequence in a plan. The last `num_rows` of them give rows of logits: one row to draw the next
+    token from, or more if log-probabilities of the prompt are requested. Tokens of a text to embed give rows of hidden states instead."""
 
     seq: Sequence
     start: int
@@ -43,7 +43,7 @@ class Item(Struct, eq=False):
     num_rows: int
     draws: bool  # a token is drawn from the last row
     is_prefill: bool
-    num_context: int  # cost of reading the context before this chunk, in prompt tokens, and of encoding
+    num_context: int  # cost of reading the context before this chunk, in prompt tokens, plus `num_encoding`
     num_encoding: int = 0  # cost of encoding audio or images before the step, in prompt tokens
 
     @property
@@ -88,8 +88,9 @@ class Plan:
 
     @property
     def in_order(self) -> list[Item]:
-        """The items in their order in the batch: the longest first, so that the first prompt begins at a tile of attention, and prompts
-        whose lengths are multiples of a tile leave no tile to two sequences. Tokens of a shared tile are computed one by one."""
+        """The items in their order in the batch: the longest first, so that the first prompt begins where a tile of attention begins, and
+        prompts whose lengths are multiples of a tile share no tile. The tokens of a tile that two sequences share are computed one by
+        one."""
         return sorted(self.items.values(), key=lambda item: item.count, reverse=True)
 
 
@@ -175,8 +176,8 @@ class Scheduler:
         return self._open
 
     def extend(self) -> Plan:
-        """Add prompts to the open plan while it has room. Items that were planned before are kept, but for idle ones beside a prompt that
-        has arrived since."""
+        """Add prompts to the open plan while it has room. Items that were planned before are kept, except those of idle sequences if a
+        prompt of another sequence has arrived since."""
         plan = self._open
         if self.paused:
             return plan
@@ -315,7 +316,7 @@ class Scheduler:
         assert draws <= wanted <= count, (seq, wanted)
         # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
-        # at most one window of audio is heard before a step
+        # a sequence that transcribes hears its window of audio before its first step
         num_encoding = self.limits.hearing_cost * (start == 0) + self._excerpts_cost(seq, start, start + count)
         self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context + num_encoding, num_encoding))
         seq.num_computed += count
@@ -334,8 +335,8 @@ class Scheduler:
 
     def _whole(self, seq: Sequence, count: int) -> int:
         """Return how many of the next `count` tokens to plan, so that no excerpt is divided whose tokens attend to each other in
-        both directions. Tokens before it are planned without it. A chunk that begins with it has all of it, even beyond the budget; if
-        this step has no place for it, return 0."""
+        both directions. Tokens before such an excerpt are planned without it. A chunk that begins with one has all of it, even beyond the
+        budget; if this step has no place for it, return 0."""
         start = seq.num_computed
         kinds = tuple(limits.kind for limits in self.limits.excerpts if limits.both_ways)
         if not kinds or count < 1:
@@ -349,8 +350,8 @@ class Scheduler:
         return count
 
     def _excerpts_cost(self, seq: Sequence, start: int, stop: int) -> int:
-        """Return the cost, in prompt tokens, of encoding the excerpts of images or audio that are first read by the tokens start .. stop.
-        If the sequence begins within an excerpt, after tokens from the prefix cache, that excerpt is included."""
+        """Return the cost, in prompt tokens, of encoding the excerpts of images or audio that begin in the tokens start .. stop - 1. If the
+        sequence begins within an excerpt, after tokens from the prefix cache, that excerpt is included."""
         excerpts = seq.request.excerpts
         if not excerpts or start >= excerpts[-1].stop:
             return 0

@@ -20,12 +20,12 @@ PROPERTIES = {"place": {"type": "string"}, "count": {"type": "integer"}}
 PROBED = {"probe_first": {"place": "Oslo", "count": 3}, "probe_second": {"place": "Rome", "count": 5}}
 TOOLS = [ToolSchema(name, {"type": "object", "properties": PROPERTIES}) for name in PROBED]
 IDS = ("call{number:05}", "functions.{name}:{number}")  # as Mistral and Kimi write them
-DEFAULT = "json"  # if the template writes no calls, or none that a format reads
+DEFAULT = "json"  # name of the format if no other is found
 
 
 def detected(tokenizer: Tokenizer) -> tuple[Format, bool]:
-    """Return the format in which the model's chat template writes calls, and True. If it writes none, return a format whose markers are
-    tokens of the model, and False."""
+    """Return the format in which the model's chat template writes calls, and True. If it writes none that a format reads, return a format
+    whose markers are tokens of the model, or else the format DEFAULT, and False."""
     written = None if tokenizer.chat_template is None else _written_by(tokenizer.chat_template)
     if written is not None:
         return written, True
@@ -41,7 +41,7 @@ def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
 
 
 def shows_tools(template: ChatTemplate | None) -> bool:
-    """Return whether a prompt contains the tools of its request."""
+    """Return whether the template's prompt contains the tools of a request."""
     name = TOOLS[0].name
     tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
     try:
@@ -51,7 +51,7 @@ def shows_tools(template: ChatTemplate | None) -> bool:
 
 
 def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
-    """Return whether a prompt contains the text of a system message, if the user's message has the content `user`."""
+    """Return whether the template's prompt contains the text of a system message, if the user's message has the content `user`."""
     messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": user}]
     try:
         return template is not None and "probe of the system" in template.render(messages, limits=PROBE)
@@ -60,7 +60,7 @@ def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
 
 
 def reads_effort(template: ChatTemplate | None) -> bool:
-    """Return whether a prompt tells the model how much to think. Such a model was trained to follow it."""
+    """Return whether the template's prompt depends on `reasoning_effort`. Such a model was trained to think as much as the prompt says."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "probe"}]
     try:
         found = {template and template.render(messages, variables={"reasoning_effort": each}, limits=PROBE) for each in ("low", "high")}
@@ -80,8 +80,9 @@ def _written_by(template: ChatTemplate) -> Format | None:
 
 
 def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str]:
-    """Return what the template writes for an assistant's message with calls: without the prompt of such a message, and with it, because a
-    prompt that opens thoughts may share the beginning of a marker with the calls. The list is empty if the template refuses the message."""
+    """Return twice what the template writes for an assistant's message with calls: the text after the generation prompt, and the text after
+    the user's message. A generation prompt that opens thoughts may share the beginning of a marker with the calls, which the first text
+    then lacks. The list is empty if the template refuses the message."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
     asked: dict[str, object] = {"role": "user", "content": "probe"}
@@ -99,12 +100,13 @@ def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str
 
 
 def _num_shared(text: str, other: str) -> int:
-    """Return the length of the longest common prefix."""
+    """Return the length of the longest common prefix, in characters."""
     return next((at for at, (one, two) in enumerate(zip(text, other, strict=False)) if one != two), min(len(text), len(other)))
 
 
 def _fit(form: Format, answer: str) -> tuple[int, int]:
-    """Return how well an answer agrees with a format that reads it: the number of the format's signs in the answer, minus those missing."""
+    """Return a key that is larger the better a format agrees with an answer that it reads: the number of the format's signs in the answer,
+    then minus the number of its signs that are missing there."""
     num_found = sum(sign in answer for sign in form.signs)
     return num_found, num_found - len(form.signs)
 

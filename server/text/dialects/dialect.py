@@ -22,7 +22,7 @@ from server.text.infill import Infill
 class Dialect:
     format: Format
     thoughts: Thoughts | None  # None: the format has no block of thoughts
-    thinks: bool
+    thinks: bool  # answers may contain thoughts
     shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
     infill: Infill | None = None
     plain_calls: PlainCalls | None = None  # None: no calls are written as plain JSON
@@ -30,13 +30,13 @@ class Dialect:
     reads_effort: bool = False  # the chat template tells the model the effort of a request
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
-    has_system: bool = True  # the chat template writes a system message
+    has_system: bool = True  # the chat template writes a system message; not examined if it shows tools
     has_system_with_audio: bool = True  # it writes one also in a conversation with audio
     history_fault: str = ""  # how the template's text of earlier calls differs from what the model wrote; "": it does not
 
     @property
     def notes(self) -> list[str]:
-        """Return notes for the log about what this template does with tools."""
+        """Notes for the log about what the chat template does with tools."""
         if not self.reads_tools:
             return ["its chat template shows no tools: the first message describes them as text, and calls are read as JSON"]
         if self.history_fault:
@@ -54,7 +54,7 @@ class Dialect:
         return None if self.thoughts is None else self.thoughts.ids(self.specials)
 
     def is_thinking(self, prompt: str) -> bool:
-        """Return whether a prompt has opened a block of thoughts."""
+        """Return whether a prompt ends with the opening of a block of thoughts."""
         return self.thoughts is not None and self.thoughts.are_open(prompt)
 
     def rules(
@@ -66,7 +66,8 @@ class Dialect:
         thinking: bool = False,
         split_reasoning: bool = True,
     ) -> AnswerRules:
-        """Return how an answer is parsed. `demanded`: it must be calls. `thinking`: the prompt has opened a block of thoughts."""
+        """Return how an answer is parsed. `demanded`: it must be calls. `thinking`: the prompt has opened a block of thoughts.
+        `split_reasoning`: thoughts become parts of their own, otherwise they are content."""
         splits = split_reasoning and (self.thinks or thinking)
         return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls, demanded)
 
@@ -76,7 +77,7 @@ class Dialect:
         return self.format.forced_calls(tools, self.specials, several=several)
 
     def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool) -> Constraint:
-        """Return `constraint` preceded by a think block, which the model may write or is already writing (`thinking`)."""
+        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`)."""
         thoughts = self.thoughts if thinking or self.thinks else None
         return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call)
 
@@ -104,8 +105,8 @@ class Dialect:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
-        """Return the dialect of a model. Explicit settings win. Otherwise the format is the one in which the chat template writes calls,
-        and the model has think blocks if its vocabulary has tokens for them."""
+        """Return the dialect of a model. Settings that are not None win. Otherwise `detected` says the format, and the model thinks if the
+        format has no block of thoughts (harmony) or the vocabulary has tokens for one."""
         if tool_parser is not None and tool_parser not in FORMATS:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         written, writes_calls = detected(tokenizer)

@@ -1,4 +1,4 @@
-"""Describe a written format to the server.
+"""What the server asks of a format, in which a model writes its thoughts, calls and content.
 
 Format            a whole answer: its parser, and the constraints that hold it to calls or to a schema
   BlockFormat       a think block, then text and calls: blocks.py. Its calls are written in a `CallSyntax` (calls/syntax.py)
@@ -20,7 +20,7 @@ from server.text.dialects.thoughts import THINK, Thoughts
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials
 
-Bounds = tuple[tuple[int, ...], int]
+Bounds = tuple[tuple[int, ...], int]  # the tokens that open thoughts, one after the other, and the token that ends them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AnswerParser(CallParser, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format(ABC):
     name: str
-    aliases: tuple[str, ...] = ()  # other names of settings, such as those of other engines' parsers
+    aliases: tuple[str, ...] = ()  # other names that the setting `tool_parser` takes, such as those of other engines' parsers
     thoughts: tuple[Thoughts, ...] = (THINK,)  # markers between which a model may write thoughts; the first are the usual ones
 
     @property
@@ -89,5 +89,6 @@ class Format(ABC):
 
     @abstractmethod
     def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
-        """Return `constraint` preceded by thoughts, if the model has any: those that it may write, or is already writing (`thinking`)."""
+        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `thoughts` is None if
+        it writes none, or if the format has no block of thoughts."""
         ...

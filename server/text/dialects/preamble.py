@@ -1,5 +1,5 @@
-"""Conversations with tools for chat templates that show no tools: the first message describes the tools, calls and results become text.
-docs/dialects.md quotes the description."""
+"""Conversations with tools for chat templates that show no tools: the system message, or else the first message of the user, describes the
+tools. Calls and results become text unless the template writes them. docs/dialects.md quotes the description."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Write one object a line to call several functions. Their results come in the nex
 def described(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, has_system: bool, writes_calls: bool
 ) -> list[Message]:
-    """Return the conversation without tools. `has_system`: the template writes a system message. `writes_calls`: it writes calls and their
-    results."""
+    """Return the conversation with `tools` described in its text. `has_system`: the template writes a system message. `writes_calls`: it
+    writes calls and their results."""
     found = [dict(message) for message in messages] if writes_calls else _as_text(messages)
     if not tools:
         return found
@@ -37,8 +37,8 @@ def described(
 
 
 def _as_text(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which calls are JSON, and results are messages of the user. Templates may demand that roles alternate, so
-    neighbouring messages of the user are joined."""
+    """Return messages in which calls are JSON, and results are messages of the user. Templates may demand that roles alternate, so a result
+    is joined with the message of the user, or the result, that follows it."""
     found: list[Message] = []
     names: dict[object, str] = {}
     follows_result = False

@@ -1,5 +1,5 @@
-"""Find out whether a chat template writes the calls of earlier turns with the tokens that the model wrote. Only then does the prefix cache
-hold the beginning of the next prompt."""
+"""Find out whether a chat template writes the calls of earlier turns with the tokens that the model wrote. Otherwise the prefix cache holds
+the next prompt only up to the first token that differs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _turn(text: str, ids: str) -> tuple[Message, list[Message]]:
 
 
 def _end_of_calls(answer: str) -> int:
-    """Return the end of the last argument, with the braces that close it: what follows may belong to the end of the turn."""
+    """Return the index after the value of the last argument. The answer is compared up to there, because what follows may belong to the end
+    of the turn."""
     last = str(next(reversed(next(iter(PROBED.values())).values())))
     at = answer.rfind(last)
     return len(answer) if at < 0 else at + len(last)

@@ -26,7 +26,7 @@ class Thoughts:
         return self.opening + self.label
 
     def are_open(self, prompt: str) -> bool:
-        """Return whether a prompt ends inside a block that it has just opened."""
+        """Return whether a prompt ends with the opening of a block."""
         return prompt.rstrip("\n").endswith(self.begin.rstrip("\n"))
 
     def in_vocabulary(self, ids_of: Callable[[str], list[int]]) -> bool:
@@ -40,7 +40,7 @@ class Thoughts:
         return None
 
     def before(self, constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
-        """Return `constraint` preceded by a block, which the model may write or has already opened."""
+        """Return `constraint` preceded by a block that the model may write, or whose opening ends the prompt (`open_already`)."""
         opening = f"{marker_rule(self.opening, specials)} {literal(self.label)}".rstrip()
         start = "thought gap" if open_already else f"({opening} thought gap)?"
         head = "\n".join([f"start: {start} answer", up_to_marker("thought", self.closing, specials), "gap: /\\n*/"])
@@ -53,8 +53,8 @@ THINK = Thoughts("<think>", "</think>")  # by far the most common markers
 class ThoughtSplitter:
     """Splits text into reasoning and content. The result does not depend on how the text is cut into pieces.
 
-    A block is recognised only at the beginning of the answer, or if the prompt has already opened it (`inside`). Newlines after a
-    marker are dropped.
+    A block is recognised only at the beginning of the answer, after white space at most, or if the prompt has already opened it (`inside`).
+    Newlines after a marker are dropped.
     """
 
     def __init__(self, thoughts: Thoughts, *, inside: bool) -> None:

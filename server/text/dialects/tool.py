@@ -19,14 +19,14 @@ class ToolSchema:
 
     @property
     def object_schema(self) -> dict[str, object]:
-        """The schema of the arguments: an object, which has no properties but those that are named."""
+        """The schema of the arguments, which is that of an object: `closed` if the tool gives one, otherwise with any properties."""
         return {"type": "object", **({} if self.parameters is None else closed(self.parameters))}
 
 
 def closed(schema: Mapping[str, object]) -> dict[str, object]:
     """Return the schema of a call's arguments, changed to refuse properties that it does not name: `additionalProperties` becomes false
-    where it is absent, also in nested objects that name properties. An object composed of several schemas is not changed, because each
-    schema would refuse the properties of the others."""
+    where it is absent, also in objects that name properties within other objects and in lists. An object composed of several schemas is not
+    changed, because each schema would refuse the properties of the others."""
     given, required = schema.get("properties", {}), schema.get("required", [])
     if COMPOSED & schema.keys() or not (isinstance(given, dict) and isinstance(required, list)):
         return {**schema}

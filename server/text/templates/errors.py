@@ -1,6 +1,6 @@
-"""The errors of rendering a chat template.
+"""The errors of chat templates.
 
-TemplateError              rendering failed; `line` is the line in the template; a ValueError
+TemplateError              the template is broken, or rendering failed; `line` is the line in the template, if known; a ValueError
     TemplateRejection      the template refused the messages (`raise_exception`): the client must change them
     TemplateLimitError     rendering exceeded its time or memory
 """

@@ -1,4 +1,4 @@
-"""The filters and tests that a template may use, each counted by the meter.
+"""The filters and tests that a template may use. The meter counts those that may take long or make large values.
 
 The table is closed: a filter of Jinja that is not listed does not exist here. No filter returns `Markup`, whose methods are Python code
 that the sandbox could not see; `e` and `escape` return plain text, and `safe` changes nothing.
@@ -40,8 +40,9 @@ DEEP_TESTS = (  # compare nested values, or convert them to text
 
 
 def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = False) -> Callable[..., Any]:
-    """Return Jinja's `function` with metering. An attribute of the function says which first argument Jinja passes to it, such as the
-    context. The metered function always gets the context, and passes on the argument that the original expects."""
+    """Return Jinja's `function` with metering. `by_item`: it reads each item of its value. `deep`: it compares nested values or converts
+    them to text. An attribute of the function says which first argument Jinja passes to it, such as the context. The metered function
+    always gets the context, and passes on the argument that the original expects."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @pass_context
@@ -250,7 +251,8 @@ def metered_filters() -> dict[str, Callable[..., Any]]:
 
 
 def _number(value: Any) -> Any:
-    """Return a number, or raise TypeError. With a string, `%` could format to any width, and `*` could repeat to any length."""
+    """Return a number or an undefined value; raise TypeError for others. With a string, `%` could format to any width, and `*` could repeat
+    to any length."""
     if isinstance(value, int | float | Undefined):
         return value
     raise TypeError(f"a {type(value).__name__} is given where a number is expected")

@@ -11,7 +11,7 @@ class Limits:
     """The limits of one rendering."""
 
     time_s: float  # CPU time
-    memory_bytes: int  # bytes of all texts and lists that a rendering makes
+    memory_bytes: int  # bytes of all texts and lists that a rendering makes, also of those that it no longer holds
 
     @property
     def search_chars(self) -> int:

@@ -69,7 +69,7 @@ class Meter:
 
     def measure(self, value: object) -> int:
         """Return the approximate length of `str(value)`. Nested lists may share items, so their text can be exponentially longer than the
-        lists. So this walk stops at the budget, and a value is measured before any other use."""
+        lists. So this walk stops at the budget, and values are measured before they are compared or converted to text."""
         if type(value) is str:
             return len(value)
         size = steps = 0
@@ -105,8 +105,8 @@ def _check_count(number: int) -> None:
 
 
 def check_key(value: object) -> None:
-    """Refuse keys of other types than KEYS, such as tuples: since -1 and -2 have one hash, a template can make any number of equal
-    hashes."""
+    """Refuse keys of other types than KEYS, such as tuples. Since -1 and -2 have the same hash, a template could make any number of tuples
+    with one hash, and each look-up would compare with all of them."""
     if type(value) not in KEYS:
         raise TypeError(f"a {type(value).__name__} cannot be a key")
 

@@ -15,7 +15,7 @@ from server.open_values import created_s
 from server.text.templates.errors import TemplateError, TemplateLimitError
 from server.text.templates.rendering import CHECK, Outcome, Rendering
 
-PATIENCE_S = 20.0  # seconds to wait for a rendering that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
+PATIENCE_S = 20.0  # seconds to wait for a rendering, which may use 4 s of CPU time; two tries fit in the minute that clients wait
 
 
 class Renderer:
@@ -42,7 +42,7 @@ class Renderer:
             raise self._described(error) from None
 
     def render_blocking(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-        """Do as `render` does, on a thread without an event loop of the server."""
+        """Return the rendered prompt, or raise TemplateError. This blocks, so it is for threads without an event loop of the server."""
         return self._wait(_work(args, options))
 
     def check(self) -> None:

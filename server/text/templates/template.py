@@ -17,7 +17,7 @@ from server.text.templates.sandbox import MeteredEnvironment
 
 MAX_MESSAGE_CHARS = 2000  # longest error message: a template can raise any text
 
-# A template that compares a content with none expects none in an assistant's message that has only calls, such as those of R1 distills.
+# Some templates, such as those of R1 distills, compare a content with none: they expect none in an assistant's message with calls only.
 TESTS_NONE = re.compile(r"""\bcontent(['"]\])?\s+(is(\s+not)?|==|!=)\s+none\b""", re.IGNORECASE)
 
 # A template that loops over a content and does not ask whether it is a string expects a list of parts, such as those of vision models.

@@ -91,8 +91,8 @@ def test_no_page_of_a_loaded_library_is_writable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_readelf_finds_nothing_to_complain_about(arch: str, tmp_path: Path) -> None:
-    """For every machine: no warning, nothing to relocate, no imports, no executable stack, no segment that is both writable and
-    executable."""
+    """For each machine, readelf prints no warning and finds nothing to relocate, no imports, no executable stack, and no segment that is
+    both writable and executable."""
     tool = shutil.which("readelf") or pytest.skip("needs readelf: install binutils")
     path = written(tmp_path, "libx.so", example(arch), ["outer"], arch)
     done = subprocess.run([tool, "-aW", path], capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""Issue 38, part 1: the machine code of a kernel is kept, and found again by programs that have the same kernel."""
+"""The machine code of a kernel is kept, and found again by programs that have the same kernel."""
 
 from __future__ import annotations
 

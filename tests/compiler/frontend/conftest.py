@@ -38,7 +38,7 @@ from tests.gpu.fixtures import software_gpu as software_gpu
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
 NUM_PAGES = 200
-FP8_BLOCK = 32  # rows and inputs of a block with one scale
+FP8_BLOCK = 32  # number of rows, and of inputs, of a block of weights that share a scale
 
 Rows = NDArray[np.float32]  # [rows, values]; the values are logits or hidden states
 
@@ -130,7 +130,8 @@ class Sequences:
 
     def feed(self, pieces: dict[str, Sequence[int]], stream: Rows | None = None) -> dict[str, Rows]:
         """Append tokens to each named sequence in one step of the model. Return for each sequence the rows (logits, hidden states or the
-        residual stream) of these tokens. Later layers of a model need the residual stream of the layers before."""
+        residual stream) of these tokens. If the model has only the later layers, `stream` is the residual stream of the layers before
+        them."""
         ends = np.cumsum([len(piece) for piece in pieces.values()])
         starts = [self.lengths.setdefault(name, 0) for name in pieces]
         stops = [start + len(piece) for start, piece in zip(starts, pieces.values(), strict=True)]

@@ -67,7 +67,8 @@ class Listener:
         self.heard = self.caches[-2:] if coarse else self.caches[-1:]
 
     def hear(self, name: int, samples: NDArray[np.float32], *, loudest: float | None = None, num_hops: int = 48) -> NDArray[np.float32]:
-        """Hear samples, which silence follows within the window, and its reflection after the window, as in the golden."""
+        """Encode samples and return the result. As in the golden, silence follows the samples within the window, and the window's
+        reflection lies before and after it. The recording ends after `num_hops` hops of the window."""
         group = self.groups[-1]
         assert isinstance(group, HeardGroup)
         slots = np.arange(group.num_frames, dtype=np.int32) + (1 + name) * group.num_parts * 16
@@ -153,7 +154,7 @@ def require_golden(listener: Listener) -> None:
 
 
 def require_aligned(listener: Listener) -> None:
-    """The tokens of a text begin at the frames that CTranslate2 finds."""
+    """Require that the tokens of a text begin at the frames that CTranslate2 finds."""
     listener.hear(0, ARRAYS["samples"])
     text = ARRAYS["text"].tolist()
     listener.feed({0: [*PROMPT, *text, END]})
@@ -280,7 +281,8 @@ def test_variables_of_every_type_are_decoded(tmp_path: Path, dtype: str, most: f
 
 
 def test_filters_are_those_of_librosa() -> None:
-    """The first filter and the sums of some others, as librosa.filters.mel(sr=16000, n_fft=400, n_mels=80) computes them."""
+    """The mel filters are those of librosa.filters.mel(sr=16000, n_fft=400, n_mels=80). The test compares the first filter and the sums of
+    some others."""
     config = parse_config({"model_type": "whisper", **Ct2Whisper(GOLDEN / "model.bin").fields()})
     assert config.hearing is not None
     filters = tables(config.hearing.num_mels)[FILTERS]

@@ -28,7 +28,7 @@ from tests.golden.media import SIZES
 
 
 class Interpreted:
-    """Stands for a session."""
+    """Has the method `call` of a session, but interprets the program."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
@@ -116,7 +116,8 @@ def test_other_configurations_are_refused(name: str, part: str, field: str, valu
 
 
 def test_older_files_state_sizes_twice() -> None:
-    """The object with the longer name takes precedence, with the defaults of transformers."""
+    """Older configurations of CLIP state sizes in `text_config` and in `text_config_dict`. The latter takes precedence, and fields that it
+    lacks have the defaults of transformers."""
     given = SUBJECTS["clip"].config
     config = parse_config({**given, "text_config_dict": {"hidden_size": 48, "num_hidden_layers": 5}, "vision_config_dict": None})
     assert (config.hidden_size, config.num_layers, config.vocab_size, config.num_heads) == (48, 5, 49_408, 8)

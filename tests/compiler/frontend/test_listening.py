@@ -116,7 +116,8 @@ def either(request: pytest.FixtureRequest, hearer: Hearer) -> Hearer:
 
 @pytest.mark.parametrize("number", range(len(LENGTHS)))
 def test_rows_of_recordings_are_those_of_transformers(either: Hearer, number: int) -> None:
-    """They are as many, and nearly the same. Silence after a recording, the end of a window, and the loudest sound have an effect."""
+    """The encoder gives as many rows as in transformers, and nearly the same ones. Silence after a recording, the end of a window, and the
+    loudest sound have an effect on them."""
     wanted = either.subject.arrays[f"rows_{number}"]
     found = either.rows(either.clips([number]))
     assert found.shape == wanted.shape
@@ -160,7 +161,7 @@ REAL = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_windows_of_the_size_of_real_models(name: str) -> None:
-    """Windows last 30 s, and heads have 64 elements."""
+    """With windows of 30 s and heads of 64 elements, as in real models, the compiled encoder computes what the interpreter computes."""
     given, weights_of = SUBJECTS[name].config, dtypes_of(open_files(SUBJECTS[name].folder).weights)
     config = parse_config({**given, "audio_config": {**given["audio_config"], **REAL[name]}})
     listening = config.listening

@@ -157,12 +157,13 @@ def test_rows_of_images_are_those_of_transformers(either: Reader, number: int) -
 
 @pytest.mark.parametrize("number", range(NUM_SOUNDS))
 def test_rows_of_recordings_are_those_of_transformers(either: Reader, number: int) -> None:
-    """They are as many, and nearly the same: the begin and the end of a window, and of a recording, have an effect."""
+    """The encoder gives as many rows as in transformers, and nearly the same ones. The begin and the end of a window, and of a recording,
+    have an effect on them."""
     wanted = either.subject.arrays[f"heard_{number}"]
     found, others = np.split(either.rows(either.clips(number)), [wanted.shape[1]], axis=1)
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).max() < 2e-4
-    assert not others.any()  # which the decoder would add to audio tokens, as it adds those of images
+    assert not others.any()  # the decoder would add these columns to audio tokens, as it adds those of images
 
 
 def conversation(reader: Reader, number: int) -> tuple[list[int], list[Excerpt]]:
@@ -240,7 +241,8 @@ REAL = {"qwen2_5_omni": [50, 50, 21], "qwen3_omni_moe": [63]}  # tokens of the c
 
 @pytest.mark.parametrize("name", REAL)
 def test_windows_of_the_size_of_real_models(name: str) -> None:
-    """Heads have 64 elements; the last window is not full, and has odd numbers of hops and of frames."""
+    """The compiled encoder computes what the interpreter computes, with heads of 64 elements. The last window is not full, and has odd
+    numbers of hops and of frames."""
     subject = SUBJECTS[name]
     thinker = subject.config["thinker_config"]
     audio = {**thinker["audio_config"], "d_model": 128, "encoder_attention_heads": 2, "encoder_ffn_dim": 512}

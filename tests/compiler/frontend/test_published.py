@@ -96,5 +96,5 @@ def test_published_models_see_as_their_papers_say(name: str, rows: int, places: 
 
 @pytest.mark.parametrize("name", [name for name, config in PUBLISHED.items() if config["model_type"].startswith("gemma")])
 def test_no_gemma_has_another_activation(name: str) -> None:
-    """Files of some models do not state it."""
+    """Every Gemma uses the GELU that is computed by tanh, although the files of some models do not state it."""
     assert parse_config(PUBLISHED[name]).activation is Activation.GELU_TANH

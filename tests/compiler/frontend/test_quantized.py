@@ -94,7 +94,8 @@ def test_codes_of_floats_are_held_as_two_numbers(path: Path) -> None:
 
 
 def test_parts_of_a_matrix_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program reads the codes of matrices that it stacks before their scales. Each part is read once, and again if it is asked for."""
+    """A program reads the codes of the matrices that it stacks before their scales. All parts of a matrix are made at once, and made again
+    only if one is read a second time."""
     source = opened(GOLDEN / "int4_group.safetensors", COMPRESSED)
     made, parts = [], source.parts
     monkeypatch.setattr(source, "parts", lambda name: made.append(name) or parts(name))
@@ -353,7 +354,7 @@ NVFP4_SCHEME: dict[str, Any] = {
 
 
 def test_matrices_of_one_checkpoint_may_have_different_formats(tmp_path: Path) -> None:
-    """Publishers store experts in 4 bits, and attention in 8 bits."""
+    """Publishers may store experts in 4 bits and attention in 8 bits, so each matrix has a form of its own."""
     fp8 = {"a.c.weight": np.ones((16, 32), DType.E4M3.numpy), "a.c.weight_scale": np.ones((16, 1), np.float32)}
     source = written(tmp_path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, nvfp4("weight_scale_2"), **fp8)
     assert {name: form.kind for name, form in source.forms.items()} == {"a.b.weight": Kind.E2M1, "a.c.weight": Kind.E4M3}

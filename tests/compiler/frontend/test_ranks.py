@@ -30,7 +30,8 @@ def config_of(name: str) -> ModelConfig:
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_the_parts_of_all_ranks_are_the_whole(name: str, count: int) -> None:
-    """Joined in the order of ranks, parts are the tensor. Keys and values of one head may be on several ranks."""
+    """The parts of a tensor, joined in the order of the ranks, are the tensor. Several ranks may have the same part, such as the keys and
+    values of one head."""
     source, config = open_safetensors(MODELS / name), config_of(name)
     dtypes = {tensor: DType.from_numpy(np.dtype(info.dtype)) for tensor, info in source.tensors.items()}
     module = build_step(config, dtypes, StepBounds(16, 4, 64), DType.F32, entry=BOTH, ranks=count)
@@ -49,7 +50,7 @@ def test_the_parts_of_all_ranks_are_the_whole(name: str, count: int) -> None:
 
 
 def test_ranks_store_their_packed_weights_in_files_of_their_own() -> None:
-    """The name of such a file has the first 32 characters of the digest."""
+    """The digests of both ranks and of the whole model differ in their first 32 characters, which the name of such a file contains."""
     source = open_safetensors(MODELS / "llama")
     digests = {RankWeights(source, {}, rank, 2).digest()[:32] for rank in range(2)} | {source.digest()[:32]}
     assert len(digests) == 3

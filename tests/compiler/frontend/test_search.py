@@ -42,7 +42,7 @@ def weighted(values: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def results():
-    """Machine code's results by width, with one thread and with several."""
+    """Return the results of machine code by (width, number of threads)."""
     found = {}
     for width in WIDTHS:
         executable = compile_module(build_search(two_level_form(width, LENGTH), LENGTH), Options(host()))
@@ -61,7 +61,8 @@ def test_the_result_does_not_depend_on_threads_nor_on_other_rows(results, width)
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_machine_code_finds_what_numpy_finds(results, width):
-    """Sums are added in another order, which decides between starts that are equally good, so the errors are compared."""
+    """Machine code adds terms in another order, which may decide between starting points of the search that are equally good. So the test
+    compares the errors of the results."""
     module = build_search(two_level_form(width, LENGTH), LENGTH)
     expected, found = Interpreter(module).call(ENTRY, ROWS, IMPORTANCE), results[width, 1]
     for a, b in zip(found, expected, strict=True):

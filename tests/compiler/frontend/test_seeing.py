@@ -78,7 +78,7 @@ class Looker:
         found: list[NDArray[np.float32]] = []
         places = np.flatnonzero(np.array(ids) == self.subject.image)[: len(rows)]
         counts = [crop.num_tokens for crop in crops]
-        lasts = np.repeat(places[np.cumsum(counts, dtype=int) - 1], counts)  # of the image of each place
+        lasts = np.repeat(places[np.cumsum(counts, dtype=int) - 1], counts)  # position of the last token of each place's image
         limits = seeing_limits(self.vision, self.files.config)
         placed = placed_excerpts(Submit("", tuple(ids[: 1 + max([-1, *places])]), SamplingParams(1), excerpts=tuple(crops)), (limits,))
         start = 0
@@ -234,7 +234,8 @@ ODD_SHAPES = [(9, 13), (1, 7), (5, 2)]  # of models whose crops have any size
 
 @pytest.mark.parametrize("name", REAL)
 def test_crops_of_the_size_of_real_models(name: str) -> None:
-    """Patches, heads and matrices have sizes of real models, and windows are not full."""
+    """The compiled encoder computes what the interpreter computes for patches, heads and matrices of the sizes of real models, and for
+    windows that are not full."""
     given, weights_of = SUBJECTS[name].config, dtypes_of(open_files(SUBJECTS[name].folder).weights)
     scale = {"scale_factor": 3} if name == "idefics3" else {}
     config = parse_config({**given, **scale, "vision_config": {**given["vision_config"], **REAL[name]}})

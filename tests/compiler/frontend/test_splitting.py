@@ -1,4 +1,4 @@
-"""The layers of a model in stages: who can be split, where, and that stages compute the bits of the whole model."""
+"""The layers of a model divided into stages: which models can be divided, where, and that stages compute the bits of the whole model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_there_are_no_more_stages_than_layers() -> None:
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "llama-bias-tied"])
 def test_all_bytes_belong_to_a_layer(case: str) -> None:
-    """A tied embedding is counted twice, because two stages have it."""
+    """The bytes of all layers add up to those of all tensors. A tied embedding is counted twice, because two stages have it."""
     config = load_config(GOLDEN / case)
     tensors = weights_of(config, open_safetensors(GOLDEN / case)).tensors
     embedding = sum(info.num_bytes for name, info in tensors.items() if "embed_tokens" in name)

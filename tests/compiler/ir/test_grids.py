@@ -21,7 +21,7 @@ OWN = {
 
 
 def reference(name: str) -> Any:
-    """Return the reference's points, as indices of its levels."""
+    """Return the grid of the `gguf` package. Each number is replaced by its index in the package's list of levels."""
     OWN[name].init_grid()
     return np.searchsorted(OWN[name].grid_map, OWN[name].grid.reshape(OWN[name].grid_shape))
 

@@ -1,4 +1,5 @@
-"""A GPU computes exp2 by its own instruction, whose results are near powers of two. Both run on the software GPU."""
+"""A GPU computes exp2 by the instruction `ex2`, whose results are near powers of two. The software GPU runs it, and the general function
+exp2."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def kernel() -> str:
 
 
 def test_both_are_the_instruction_and_near_powers_of_two() -> None:
-    """The weight of a key with the largest score is exactly 1, and that of a key that a row does not see is exactly 0."""
+    """Both ways give the same bits, near powers of two. 2^0 is exactly 1, and 2^-inf exactly 0: these are the weights of a key with the
+    largest score, and of a key that a row does not see."""
     numbers = np.concatenate([np.array([0.0, -0.0, -np.inf, np.nan, -126.0, -127.0], np.float32), np.linspace(-130, 1, BLOCK - 6)])
     numbers = numbers.astype(np.float32)
     ptx, card = ptx_of(kernel(), ARCH), Card()

@@ -95,27 +95,27 @@ def test_nothing_is_computed_as_well_as_something(run: Any, call: tuple[str, tup
 
 
 def test_taps_without_a_middle_are_refused(run: Any, deduced: Any) -> None:
-    """The nest reads element 0 of dimension 1."""
+    """Such a weight is refused, because the nest reads element 0 of dimension 1."""
     with pytest.raises(AnnotationError, match="dimension 1 of weight is 0, expected 1"):
         deduced(CONV_TAPS, tensor((3, 0, 2), DType.F32))
 
 
 def test_a_scan_of_states_without_rows_is_refused(deduced: Any) -> None:
-    """A scan prefetches the first element of a key."""
+    """Such a scan is refused, because it prefetches the first element of a key."""
     q, v, gate, ids = tensor((3, 1, 0), DType.F32), tensor((3, 1, 4), DType.F32), tensor((3, 1), DType.F32), tensor((1,), DType.I32)
     with pytest.raises(AnnotationError, match="the size of a key is 0, expected at least 1"):
         deduced(STATE_SCAN, tensor((1, 2, 0), DType.F32), q, q, v, gate, ids, ids, ids, ids, ScalarType(DType.I64))
 
 
 def test_widened_products_of_empty_rows_are_refused(deduced: Any) -> None:
-    """The length of a group of multipliers is a divisor."""
+    """They are refused, because the length of a group of multipliers is a divisor."""
     given = ((3, 2, 0), "i8"), ((3, 1), "f32"), ((3, 1), "bool"), ((2, 0, 16), "u8"), ((2, 1, 4), "i8"), ((2, 1, 4), "f32")
     with pytest.raises(AnnotationError, match="dimension 1 of panels is 0, expected a number of at least 1"):
         deduced(WIDENED_LINEAR, *(tensor(shape, DType(dtype)) for shape, dtype in given), size=5)
 
 
 def test_texts_without_heads_are_refused(deduced: Any) -> None:
-    """The number of heads is a divisor."""
+    """They are refused, because the number of heads is a divisor."""
     q, v, ids = tensor((3, DimVar("h"), 4), DType.F32), tensor((3, 0, 4), DType.F32), tensor((3,), DType.I32)
     with pytest.raises(AnnotationError, match="the number of heads of v is 0, expected at least 1"):
         deduced(RAGGED_ATTENTION, q, q, v, ids, ids, scale=1.0)

@@ -63,7 +63,7 @@ def test_hostile_calls() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 10_000, 500))
 def test_hostile_calls_at_length(first: int) -> None:
-    """10,000 draws. Repeat one with `python -m tests.compiler.ops.hostile.run NUMBER NUMBER+1`."""
+    """Run 500 of 10,000 draws. Repeat one with `python -m tests.compiler.ops.hostile.run NUMBER NUMBER+1`."""
     assert not (wrong := hostile(first, first + 500)), "\n\n".join(wrong)
 
 

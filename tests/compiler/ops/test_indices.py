@@ -1,4 +1,4 @@
-"""Item B.8: every operand whose elements are indices says what happens to an index outside its range, and that is what happens."""
+"""Every operand whose elements are indices declares what happens to an index outside its range, and that is what happens."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_operand_that_is_used_as_an_index_says_what_a_bad_index_does(case: Ca
 
 
 def test_the_analysis_finds_indices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operators whose nests read an index themselves show that the test above can fail."""
+    """Without safe copies of indices, nests read the indices themselves, and the analysis finds them. So the test above can fail."""
     monkeypatch.setattr(legalize, "with_safe_indices", lambda builder, outliner, var, call: call)
     wanted = {"take": {"indices"}, "kv_append": {"slots", "layer"}, "paged_attention": {"page_tables", "seq_ids", "positions", "layer"}}
     for name, names in wanted.items():

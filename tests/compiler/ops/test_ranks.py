@@ -14,7 +14,7 @@ COARSE = TensorType(None, F32)
 
 
 def test_a_table_of_another_size_is_named_by_its_rank(deduced):
-    """Also where nothing is known about the tables before it."""
+    """The error names the table, also if nothing is known about the tables before it."""
     right = tensor((4, 8), F32)
     with pytest.raises(AnnotationError, match="the number of rows of table 1 is 5, expected 4"):
         deduced(RANK_EMBEDDING, IDS, right, tensor((5, 8), F32), size=8)

@@ -1,5 +1,5 @@
-"""Item B.7: an operator refuses sizes that violate a relation on which its lowering relies, during compilation or at run time, and so does
-the interpreter."""
+"""An operator refuses sizes that violate a relation on which its lowering relies, during compilation or at run time, and so does the
+interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of products with quantised weights belong to the program: all CPU targets compute the same."""
+"""Products with quantised weights round their rows in the same way on all CPU targets, so all compute the same bits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from compiler.passes.number_schemes import schemes_of
 
 CPUS = [name for name, target in NAMED.items() if target.system != GPU]
 FIRST = CPUS[0]
-K = 1088  # more than 512 products do not fit in 32 bits; it is no multiple of 512, so parts are shorter
+K = 1088  # sums of more than 512 products may not fit in 32 bits; K is no multiple of 512, so the parts of a sum are shorter
 
-# of each kind of weights: the parameters, the weight, and attributes of the product
+# kind of weights -> parameters, the weight, and attributes of the product
 WEIGHTS = {
     "8 bits by channel": (f"q: i8[24, {K}], s: f32[24, 1]", "dequantize(q, s)", ""),
     "8 bits, rows of 8": (f"q: i8[24, {K}], s: f32[24, 1]", "dequantize(q, s)", ', tolerates="i8"'),

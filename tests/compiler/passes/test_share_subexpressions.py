@@ -33,7 +33,7 @@ def test_equal_values_are_one(becomes: Becomes) -> None:
 
 
 def test_equal_checks_are_made_once(becomes: Becomes) -> None:
-    """Item B.8: a step makes each check of its index operands once, not once per layer."""
+    """Equal checks of a value are made once. So a step makes each check of its index operands once, not once per layer."""
     before = """
         func main(x: f32[n, m], y: object) -> tuple[f32[n, 4], f32[n, m], f32[n, m]] {
           a = match_cast x to f32[n, 4]

@@ -1,4 +1,4 @@
-"""Synthetic models as files."""
+"""Synthetic models of some families cannot be written as files. They are refused, and the error names the command that measures them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_the_peak_is_a_mean_over_a_span(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Spans(Gauge):
-    """Notes over how long each reading lasts."""
+    """A fake gauge that records how long each reading lasts."""
 
     def __init__(self) -> None:
         self.spans: list[float] = []

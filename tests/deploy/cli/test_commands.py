@@ -60,8 +60,8 @@ def test_a_default_that_help_shows_can_be_given() -> None:
 
 @pytest.mark.parametrize("command", ["serve", "load"])
 def test_every_field_of_a_model_is_an_option(command: str) -> None:
-    """docs/configuration.md says so, and an alert advises --kv-cache-bytes. A request to a running server can name neither files nor hosts
-    there."""
+    """docs/configuration.md says that every field is an option, and an alert advises --kv-cache-bytes. `load` lacks two of them, because a
+    request to a running server may name neither files nor hosts of the server."""
     root: Any = typer.main.get_command(app)
     options = {name for param in root.commands[command].params for name in param.opts}
     page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()

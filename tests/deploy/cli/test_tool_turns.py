@@ -176,7 +176,7 @@ def test_servers_of_one_name_are_numbered() -> None:
 
 
 def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFixture[str], stack: ExitStack) -> None:
-    """From the command to the model and the MCP server, and back."""
+    """The question goes from the command to the model and the MCP server, and the answer comes back."""
 
     def answer(submit: Submit, _choice: int) -> list[list[int]]:
         prompt = bytes(i for i in submit.prompt_ids if i < 256).decode()

@@ -18,7 +18,7 @@ class Answer:
     content: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    may_go: Event | None = None  # for which it waits
+    may_go: Event | None = None  # event for which the answer waits
 
 
 def listing(*entries: Mapping[str, Any]) -> Answer:

@@ -1,4 +1,4 @@
-"""Events of the server as chunks for Dynamo's frontend."""
+"""Events of the server become the chunks that Dynamo's frontend reads."""
 
 from __future__ import annotations
 

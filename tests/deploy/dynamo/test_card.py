@@ -28,7 +28,8 @@ def test_the_card_of_the_demo() -> None:
 
 
 def test_equal_files_have_one_place(tmp_path: Path) -> None:
-    """Dynamo takes workers whose files have other paths for workers of another model."""
+    """Folders with equal files get the same card, because Dynamo takes workers whose files have different paths for workers of different
+    models."""
     copy = shutil.copytree(demo.MODEL, tmp_path / "copy")
     assert write_card(str(copy)) == write_card("demo")
     (copy / "generation_config.json").write_text('{"eos_token_id": [3]}')
@@ -47,7 +48,8 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 
 
 def test_workers_need_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers whose files have different paths are workers of different models for Dynamo."""
+    """Without the cache, the files of each worker would have another path. Dynamo takes workers whose files have different paths for
+    workers of different models."""
     monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
     with pytest.raises(SettingsError, match=r"^RELAXSERVE_NO_CACHE is set; .*: unset it$"):
         write_card("demo")

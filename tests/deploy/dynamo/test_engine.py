@@ -85,7 +85,8 @@ def test_aliases_with_defaults_of_their_own_are_not_registered(server: Scripted)
 
 @pytest.mark.parametrize("is_own", [True, False])
 def test_an_abort_concerns_one_try(server: Scripted, is_own: bool) -> None:
-    """Dynamo may abort a try that has failed when it has sent the request to the same worker again, with the same id."""
+    """Dynamo may abort a failed try after it has sent the request to the same worker again, with the same id. The abort must not end the
+    new try."""
     may_go = threading.Event()
     server.answers[PATH] = Answer(STREAM, headers={"content-type": "text/event-stream"}, may_go=may_go)
 
@@ -148,7 +149,7 @@ def test_a_worker_whose_server_serves_no_more_ends(
 
 
 def test_a_server_that_fails_now_and_then_is_not_lost(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only failures in turn count."""
+    """Only consecutive failures count."""
     monkeypatch.setattr(engine_module, "WATCH_S", 0.0)
     looks: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""The description of a model in a server's list of models."""
+"""The entry of a model in a server's list of models is read, and a model that Dynamo cannot serve is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of Dynamo's frontend as requests to the server."""
+"""Requests of Dynamo's frontend become requests to the server, and fields that the server does not offer are refused by name."""
 
 from __future__ import annotations
 

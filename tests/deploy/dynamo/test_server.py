@@ -30,7 +30,7 @@ def status(url: str, key: str | None = None) -> int:
 
 
 def test_only_the_worker_has_the_key_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of the environment or of the configuration file do not open it."""
+    """The server accepts only the key that the worker has made, and no key of the environment or of the configuration file."""
     monkeypatch.setenv("RELAXSERVE_API_KEYS", "key-of-the-environment")
     server = OwnServer("demo=d", {"api_keys": ["key-of-the-file"], "max_body_bytes": 50_000})
     try:
@@ -102,7 +102,7 @@ def test_a_server_that_takes_no_connection_is_waited_for(monkeypatch: pytest.Mon
 
 
 def test_questions_go_to_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send the key to no proxy of the environment, and to no target of a redirect."""
+    """The worker sends its key to no proxy of the environment, and to no target of a redirect."""
     with scripted() as found, scripted() as other:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, other.url)

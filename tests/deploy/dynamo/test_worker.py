@@ -88,7 +88,8 @@ def test_chat_is_that_of_a_server(deployment: Deployment, client: openai.OpenAI)
 
 
 def test_requests_go_where_their_prompt_is_cached(deployment: Deployment, client: openai.OpenAI) -> None:
-    """The router predicts from the events of the caches what a worker reports afterwards."""
+    """From the events of the workers' caches, the router predicts how many prompt tokens are cached; the worker then reports the same
+    number."""
     number = itertools.count()
     predicted = found = 0.0
 
@@ -182,7 +183,7 @@ def test_a_worker_that_dies_is_not_missed(deployment: Deployment, part: str, blo
 
 
 def test_a_worker_that_ends_lets_its_streams_end(deployment: Deployment) -> None:
-    """A terminal sends SIGINT to all processes of a group."""
+    """A terminal sends SIGINT to all processes of a group, so the worker's server gets it, too."""
     undisturbed = asyncio.run(texts(deployment.url, NUM_STREAMS))
 
     async def drained() -> list[str]:
@@ -199,7 +200,7 @@ def test_a_worker_that_ends_lets_its_streams_end(deployment: Deployment) -> None
 
 
 def test_a_server_that_runs_already(deployment: Deployment, client: openai.OpenAI, cache_folder: Path) -> None:
-    """It goes on when its worker ends."""
+    """The server goes on when its worker ends."""
     events = f"ipc://{deployment.folder}/events"
     with serving_demo(cache_folder, "demo=found", "--kv-events", events, RELAXSERVE_API_KEYS="a-key-of-some-length") as server:
         worker = deployment.add_worker("demo=found", "--url", server.url, "--kv-events", events, RELAXSERVE_KEY="a-key-of-some-length")

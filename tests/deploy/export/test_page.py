@@ -194,7 +194,7 @@ UNTOUCHED = """(() => {
 
 
 def test_text_that_is_pasted_or_dragged_is_left_to_the_browser(page: Page, served: tuple[str, list[str]]) -> None:
-    """So is text that is pasted with a picture of it."""
+    """Text that is pasted with a picture of it is left to the browser, too."""
     address, _ = served
     page.open(f"{address}/chat.html")
     page.see("Ready, wasm-relaxed", "#status")

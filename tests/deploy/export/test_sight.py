@@ -91,7 +91,7 @@ def in_text(data: bytes | memoryview) -> str:
 
 
 def drawn(seed: int) -> Image.Image:
-    """Return an image of any size, most of them opaque. Every pixel is another."""
+    """Return an image of a random size with random pixels. Two of three seeds give an opaque one."""
     random = np.random.default_rng(seed)
     width, height = (int(length) for length in random.integers(1, 400, 2))
     pixels = random.integers(0, 256, (height, width, 4), dtype=np.uint8)
@@ -148,7 +148,7 @@ def asked(site: Path, *bodies: dict[str, Any]) -> list[list[Any]]:
 
 
 def shown(one: Image.Image, **options: Any) -> dict[str, Any]:
-    """Return the part with an image for the page."""
+    """Return the part of a message by which the page gets an image: its size and its pixels."""
     url = {"width": one.width, "height": one.height, "rgba": in_text(one.convert("RGBA").tobytes())}
     return {"type": "image_url", "image_url": {"url": url, **options}}
 
@@ -478,7 +478,8 @@ def test_the_page_names_images_that_it_cannot_use(page: Page, site: Path) -> Non
 
 
 def test_a_question_that_fails_can_be_sent_again(page: Page, site: Path) -> None:
-    """Its text and its images return to the form, and its bubbles go. What the page shows is what the model gets with the next question."""
+    """If a question fails, its text and its images return to the form, and its messages leave the page. What the page shows is what the
+    model gets with the next question."""
     [[expected]] = asked(site, {"messages": [user(shown(ODD[0]), text("Look!"))]})
     with serving(site) as (address, _):
         page.open(f"{address}/chat.html")

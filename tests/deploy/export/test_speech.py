@@ -85,7 +85,8 @@ def asked(site: Path, *requests: dict[str, Any]) -> list[list[Any]]:
 
 
 def test_recordings_are_cut_and_measured_as_in_the_server() -> None:
-    """Pieces and loudest energies have the same bits, also of recordings shorter than what is reflected before them."""
+    """Pieces and loudest energies have the same bits as the server's, also for recordings that are shorter than what is reflected before
+    them."""
     sizes = ((0, 1.0), (1, 0.5), (100, 0.1), (150, 0.1), (201, 0.3), (1000, 1e-4), (5000, 0.0), (16_000, 0.3))
     found = json.loads(
         in_node(

@@ -342,7 +342,7 @@ def containers() -> list[dict[str, Any]]:
 
 
 def patched_container() -> dict[str, Any]:
-    """Return what the replicas that share a cache have besides."""
+    """Return the container of the patch for replicas that share a cache."""
     (patch,) = load(FOLDER / "overlays" / "shared-cache" / "replicas.yaml")
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     return container
@@ -451,7 +451,7 @@ def _api() -> dict[str, Any]:
 
 
 def test_the_route_passes_all_clients_need_and_no_administration() -> None:
-    """Issue 37, A.5: the gateway's route agrees with the list of server/http/auth.py."""
+    """The gateway's route agrees with the list of server/http/auth.py."""
     matches = [match for rule in of_kind(FOLDER / "overlays" / "gateway", "HTTPRoute")["spec"]["rules"] for match in rule["matches"]]
 
     def passes(method: str, path: str) -> bool:
@@ -465,7 +465,7 @@ def test_the_route_passes_all_clients_need_and_no_administration() -> None:
 
 
 def test_a_policy_lets_only_labelled_clients_reach_the_replicas() -> None:
-    """Issue 37, A.5."""
+    """A network policy lets only pods and namespaces with certain labels connect to the replicas."""
     policy, pods = (of_kind(FOLDER / "base", kind)["spec"] for kind in ("NetworkPolicy", "StatefulSet"))
     assert policy["podSelector"]["matchLabels"].items() <= pods["template"]["metadata"]["labels"].items()
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -510,7 +510,7 @@ def test_replicas_that_share_a_cache_share_a_key_outside_of_it() -> None:
 
 
 def test_each_replica_keeps_batches_of_its_own_outside_of_its_cache() -> None:
-    """A cache may be removed, or shared."""
+    """Batches must outlive the cache, which may be removed, or shared."""
     stateful = of_kind(FOLDER / "base", "StatefulSet")
     (container,) = stateful["spec"]["template"]["spec"]["containers"]
     (claim,) = stateful["spec"]["volumeClaimTemplates"]

@@ -64,7 +64,8 @@ def test_the_context_is_the_model_s_own(place: Path) -> None:
 
 
 def test_the_memory_bounds_the_context_and_the_note_says_so(place: Path) -> None:
-    """A load refuses no model whose full context does not fit, but one for which not even a short context does."""
+    """If the full context of a model does not fit into memory, the model gets a shorter one. A model is refused only if not even a short
+    context fits."""
     folder = folder_of(place, "qwen3")
     asked = Load("m", str(folder), "f32", max_batch=4)
     whole = plan_load(asked)

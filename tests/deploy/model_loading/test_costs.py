@@ -73,7 +73,7 @@ SEEING = SeeingLimits(square_bytes=12, edge_tokens=2, token=1, cost=7)
 
 
 class Looking(Counted):
-    """Waits for each crop that it has not seen."""
+    """A fake model that needs 0.03 s for each crop that it has not seen, and 0.001 s for each token."""
 
     def __init__(self, clock: list[float]) -> None:
         super().__init__(replace(LIMITS, excerpts=(SEEING,)))

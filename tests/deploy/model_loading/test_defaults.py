@@ -86,7 +86,7 @@ def test_a_load_has_the_context_of_the_file_unless_it_names_one(tmp_path: Path, 
 
 
 def test_a_worker_that_replaces_another_keeps_its_context(tmp_path: Path) -> None:
-    """Requests that run rely on it; the changed file applies when the model is loaded again."""
+    """Running requests rely on the context; the changed file applies when the model is loaded again."""
     path, file = model_in(tmp_path, "folder")
     file.write_text("max_context = 32")
     again = Load("m", str(path), "f32", restart=True, least_context=64)

@@ -26,7 +26,7 @@ def test_the_demo_is_described() -> None:
 
 @pytest.mark.parametrize(("file_type", "named"), [(15, "Q4_K_M"), (None, "Q8_0"), (999, "Q8_0")])
 def test_a_gguf_file_names_its_types(tmp_path: Path, file_type: int | None, named: str) -> None:
-    """Without a name that is known, the type of most values is told."""
+    """If the file names no type that is known, the facts name the type of most of its values."""
     add = lambda writer: None if file_type is None else writer.add_file_type(file_type)  # noqa: E731
     path = convert("llama", "llama", tmp_path / "m.gguf", add, kind=Q8_0)
     facts = facts_of(open_files(path))

@@ -582,7 +582,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Issue 37, A.6: a full or read-only cache costs time at the start, and the log says so; the model is served."""
+    """A full or read-only cache costs time at the start, and the log says so; the model is served."""
     sound = embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]])
     if has_folder:
         for name in ("executables", "weights"):
@@ -607,7 +607,7 @@ def test_a_cache_that_is_no_folder_is_done_without(
 def test_a_cache_that_others_can_write_to_is_refused(
     part: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Issue 37, A.5: the refusal comes before anything is compiled or read."""
+    """The refusal comes before anything is compiled or read."""
     (tmp_path / part).mkdir(exist_ok=True)
     (tmp_path / part).chmod(0o777)
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))

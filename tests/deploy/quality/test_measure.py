@@ -109,7 +109,7 @@ def test_a_context_that_is_too_short_to_measure_is_refused(tmp_path: Path, posit
 
 
 def test_a_load_measures_the_label_that_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """A load measures the label first, and later loads need not. A model that can have none is served all the same."""
+    """A load that asks for a quality label measures it, and later loads need not. A model that can have no label is served all the same."""
     asked, stages = msgspec.structs.replace(form("int8-fast"), label=True), list[str]()
     label = load_model(asked, lambda part, _done: stages.append(part)).ready.label
     assert label is not None and label.kl_divergence > 0 and "measure" in stages

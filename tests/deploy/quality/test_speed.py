@@ -136,7 +136,7 @@ def test_answers_without_text_have_no_speed(serve: Any) -> None:
 
 
 def test_first_tokens_without_text_are_no_part_of_a_speed(serve: Any) -> None:
-    """Their time ends before the first event with text."""
+    """Neither the tokens before the first event with text nor the time that they take are counted."""
     server = serve(script=with_answer(b"", max_context=16, interval_s=DELAY_S))
     server.script.answer = lambda _submit, _choice: [[257]] * 5 + [[ord("x")]] * 15
     assert speed_at(server.url, "null", TEXT).tokens_per_s <= 1 / DELAY_S

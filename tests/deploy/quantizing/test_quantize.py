@@ -74,7 +74,7 @@ def test_matrices_keep_to_the_budget_and_the_head_is_wider(quantised: Quantised)
 
 
 def test_predictions_change_far_less_than_by_plain_rounding(files: ModelFiles, quantised: Quantised):
-    """Measured on the end of the text, with the weights of the layers alone."""
+    """The logits are compared at the end of the calibration text. Only the matrices that were quantised are replaced."""
     window = tokens_of(TokenizerSource(files.path), CALIBRATION)[-256:]
     names = [name for name in quantised._result.widths if name in files.weights.tensors]
     observer = Observer(files, 256)

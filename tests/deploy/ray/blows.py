@@ -16,7 +16,7 @@ LOOK_S = 0.02
 
 
 class Blow:
-    """Strikes once, and knows when."""
+    """Calls `strike`, and measures how long ago that was."""
 
     def __init__(self, strike: Callable[[], None]) -> None:
         self._strike = strike

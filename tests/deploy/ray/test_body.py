@@ -45,7 +45,7 @@ def test_what_takes_long_to_decode_is_not_read(slow: bytes) -> None:
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)])
 def test_a_compressed_body_is_read(encoding: str, pack: object) -> None:
-    """The model that it names decides which pool gets it."""
+    """The ingress decompresses a body to read the model's name, which decides which pool gets the request."""
     packed = pack(b'{"model":"a"}')  # type: ignore[operator]
     assert received(packed[:5], packed[5:], content_encoding=encoding).fields == {"model": "a"}
 
@@ -65,7 +65,7 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 
 def test_the_short_fields_of_a_form_are_read() -> None:
-    """So a recording goes to the pool whose model it names."""
+    """A form with a recording also names the model, which decides which pool gets the request."""
     whole = form(('name="file"; filename="a.wav"', b"\xff{[" * 100_000), ('name="model"', b"hears"))
     assert received(whole[:70], whole[70:], **{"content-type": FORM["content-type"]}).fields == {"model": "hears"}
 

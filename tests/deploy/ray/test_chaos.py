@@ -1,6 +1,6 @@
 """What clients see when other parts of a fleet than its servers are killed, fall silent, or lose their network.
 
-Streams outlive everything behind the ingress. A stream whose ingress or proxy died breaks, and is never taken for whole.
+Streams outlive everything behind the ingress. A stream whose ingress or proxy died ends with an error, so no client takes it for complete.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_what_is_in_front_dies(fleet: Cluster, parts: Callable[[Cluster], list[i
 
 
 def test_requests_whose_ingress_dies_are_refused(fleet: Cluster) -> None:
-    """Ray's own proxy writes the status, and sends nothing again."""
+    """Ray's own proxy, unlike HAProxy, does not retry a request whose ingress died. It answers 500 or 503."""
     assert {answer.status_code for answer in asyncio.run(unanswered(fleet, 4))} <= {500, 503}
     assert 200 in first_answer(fleet)
 
@@ -217,7 +217,7 @@ async def half_sent(fleet: Cluster, num_bytes: int) -> bytes:
 
 
 def test_bodies_that_stall_hold_no_buffer_for_long(balanced: Cluster) -> None:
-    """HAProxy refuses the smaller one, an ingress the one that exceeds HAProxy's buffer."""
+    """HAProxy refuses the body of 1,000 bytes; an ingress refuses that of 1 MiB, which exceeds HAProxy's buffer."""
 
     async def answers() -> list[bytes]:
         return await asyncio.gather(*(half_sent(balanced, num_bytes) for num_bytes in (1000, 1 << 20)))

@@ -211,7 +211,7 @@ def test_long_new_prompts_are_computed_by_a_prefill_replica() -> None:
 
 
 def test_a_prefill_replica_does_not_compute_a_long_history_again() -> None:
-    """It has nothing of the prompt until it has computed one with the same beginning."""
+    """A prefill replica has nothing of a prompt until it has computed one with the same beginning."""
     others = Directory()
     others.hear({"p": reported("p")})
     prefill = Prefill(others, lambda _wish: pytest.fail("Ray is asked, although a replica is known"), 4 * BLOCK)

@@ -117,7 +117,7 @@ def test_answers_have_one_id(fleet: Cluster) -> None:
 
 
 def test_servers_hear_by_which_name_they_are_asked(fleet: Cluster) -> None:
-    """Without keys, a page of another site must not reach them, and their own pages must."""
+    """Servers without keys answer to their own names only: a page of another site must not reach them, and their own pages must."""
     other = httpx.get(f"{fleet.url}/v1/models", headers={"host": "evil.example"})
     assert (other.status_code, other.json()["error"]["code"]) == (403, "host_not_allowed")
     body = {"model": "demo", "prompt": "Once", "max_tokens": 1}

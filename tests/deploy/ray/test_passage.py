@@ -69,7 +69,7 @@ def test_the_server_hears_who_gives_it_pages() -> None:
 
 
 def test_the_server_hears_by_which_name_the_client_asks() -> None:
-    """Without keys, it answers to its own names only, and pages of its own origin only."""
+    """Without keys, a server answers to its own names only, and to pages of its own origin only. So the ingress passes on both headers."""
 
     async def go() -> None:
         async with replicas(answers(200, b"{}")) as made:
@@ -115,7 +115,7 @@ def test_a_stream_goes_on_where_the_dead_replica_ended(cut: int) -> None:
 
 
 def test_a_response_is_stored_where_its_stream_ends() -> None:
-    """Its id still names the replica that has begun it."""
+    """The id of the response still names the replica that has begun it."""
     created = (
         b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_00ff","previous_response_id":"resp_1"}}\n\n'
     )
@@ -213,7 +213,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not can_cut(), reason="may not make a network of its own, which tests cut")
 def test_a_stream_goes_on_when_its_machine_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No packet says that the machine is lost, in the middle of a stream that has sent a few events."""
+    """The machine is lost in the middle of a stream, after a few events, and no packet says so."""
     monkeypatch.setattr("deploy.replicas.session.LOST_S", 1.0)
 
     async def go() -> None:
@@ -286,7 +286,7 @@ def test_ids_name_the_replica_that_answers() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_replica_that_has_the_earlier_response_is_not_passed_over(status: int) -> None:
-    """The others would say that there is no such response."""
+    """The request is not sent to another replica, which would answer that there is no such response."""
 
     async def go() -> None:
         async with replicas(answers(status, b'{"error":{"code":"queue_full"}}', **{"retry-after": "7"})) as made:

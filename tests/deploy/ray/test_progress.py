@@ -1,4 +1,4 @@
-"""Streams that go on behind what the client has."""
+"""When a replica dies, another one repeats its stream, and the client gets only what it does not have yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica a request prefers."""
+"""The ingress ranks the replicas for each request, by their prefix caches, their load and the responses that they store."""
 
 from __future__ import annotations
 

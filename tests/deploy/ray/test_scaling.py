@@ -1,4 +1,4 @@
-"""How many replicas the load asks for."""
+"""The number of replicas of a fleet follows the number of its requests and the use of its KV pages."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_replica_on_two_nodes_computes_the_bytes_of_one_process(fleet: Cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(b"ray::StageHost",), (b"deploy.cli", b"stage", b"--listen"), (b"deploy.stages.process",)])
 def test_streams_go_on_when_a_stage_is_killed(fleet: Cluster, words: tuple[bytes, ...]) -> None:
-    """The actor, its host, and the process that computes."""
+    """Killed are, in three cases, the actor of the stage, its host, and the process that computes."""
     before = fleet.servers()
     (url,) = before.values()
 

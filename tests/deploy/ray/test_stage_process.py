@@ -27,7 +27,7 @@ LISTENS = "relaxserve stage at 127.0.0.1 port 7\n"
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that lets the process run a program instead, which writes to `err`."""
+    """Return a function that replaces the program of the process. In the new program, `err` is standard error."""
 
     def let(program: str) -> None:
         words = (sys.executable, "-c", f"import os, sys, time\nerr = sys.stderr.buffer\n{program}")

@@ -1,4 +1,4 @@
-"""Streams in pieces of any size."""
+"""Events of a stream are found in whatever pieces its bytes arrive."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_server_starts_answers_and_stops() -> None:
 
 @pytest.mark.parametrize(("given", "found"), [(None, "3"), ("1", "1")])
 def test_models_compute_with_the_threads_of_the_replica(given: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of the cluster comes first."""
+    """RELAXSERVE_THREADS in the environment of the cluster takes precedence."""
     if given is None:
         monkeypatch.delenv("RELAXSERVE_THREADS", raising=False)
     else:
@@ -85,7 +85,7 @@ def test_wrong_settings_are_refused_before_a_process_starts() -> None:
 
 
 def test_a_model_in_stages_keeps_its_names(tmp_path: Path) -> None:
-    """A file can also be asked for with its ending, as without stages."""
+    """A model has the same name and aliases in stages as without. One alias of a file is its name with the ending."""
     (file := tmp_path / "tiny-Q4_K_M.gguf").touch()
     (secret := tmp_path / "secret").write_text("a secret of some length")
     config = tmp_path / "relaxserve.yaml"

@@ -26,7 +26,8 @@ def address() -> str:
 
 
 def test_strangers_do_not_keep_workers_away(address: str) -> None:
-    """Connections that say nothing take all places for strangers. A worker gets the place of the oldest."""
+    """Connections that send nothing take all places that the host has for unknown peers. A worker that connects gets the place of the
+    oldest one."""
     name, port = address.split(":")
     with ExitStack() as held:
         for _ in range(MOST_STRANGERS + 8):

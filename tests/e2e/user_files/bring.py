@@ -1,4 +1,4 @@
-"""Models as users have them on their disks, and what becomes of them: they are loaded as the front and a worker load them together."""
+"""Write models as users have them on their disks, and load them as the front and a worker load them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What files beside the weights say: chat templates, recommended sampling, the tokens that end an answer, the scaling of positions."""
+"""Models are loaded with what files beside the weights say: chat templates, recommended sampling, the tokens that end an answer, the
+scaling of positions."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def test_a_recommendation_that_is_none_is_refused(recommended: object, said: str
 
 
 def test_every_end_token_of_a_folder_ends_an_answer(tmp_path: Path) -> None:
-    """They are those of the tokenizer, of generation_config.json and of config.json."""
+    """The tokenizer, generation_config.json and config.json each name end tokens, and all of them count."""
     folder = write_folder(tmp_path / "model", eos_token_id=[5, 6])
     change_json(folder / "tokenizer_config.json", eos_token=VOCAB[3])
     change_json(folder / "generation_config.json", eos_token_id=[4, 5])

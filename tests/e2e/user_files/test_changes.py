@@ -41,7 +41,7 @@ def test_a_removed_file_is_served_until_it_is_loaded_again(tmp_path: Path) -> No
 
 
 def test_a_file_of_the_same_size_and_time_is_another_file(tmp_path: Path) -> None:
-    """A file that `cp -p` or `rsync` puts in place of another one may have its size and its time."""
+    """A file that `cp -p` or `rsync` puts in place of another one may have its size and its time. It is read anew nevertheless."""
     folder = write_folder(tmp_path / "model")
     tensors = tensors_of(folder)
     save_tensors(folder, tensors)

@@ -1,4 +1,5 @@
-"""What downloads leave in place of a file: a Git LFS pointer, a web page, the answer of a server that refuses, a part of the file."""
+"""Downloads may leave something else in place of a file, which is refused by name: a Git LFS pointer, a web page, the answer of a server
+that refuses, a part of the file."""
 
 from __future__ import annotations
 

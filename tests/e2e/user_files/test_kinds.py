@@ -1,4 +1,4 @@
-"""Kinds of models: what each serves, and quantised checkpoints, which give the answers of their values or are refused by name."""
+"""Kinds of models: what each serves, and quantised checkpoints, which compute with the values that they encode, or are refused by name."""
 
 from __future__ import annotations
 

@@ -99,6 +99,8 @@ _running: list[str] = []  # name of the call that holds the lock, if any
 
 
 def function(name: str, signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a Python function as the implementation of the driver function `name`."""
+
     def note(answer: Callable[..., Any]) -> Callable[..., Any]:
         FUNCTIONS[name] = (signature, answer)
         return answer

@@ -8,7 +8,7 @@ SOFTWARE_GPU_DRIVER    CUDA version of the driver, as in 12080 (13000)
 SOFTWARE_GPU_SHARED    folder where processes record how much of each card they use (none: no other process uses the cards)
 SOFTWARE_GPU_PEERS     0: no card can access the memory of another one (1)
 SOFTWARE_GPU_WILD      file: once it exists, the next kernel gets an invalid pointer and the file is deleted (none)
-SOFTWARE_GPU_UNEVEN    wgmma with at least this many rows adds like an older generation, so that bits depend on the number of rows (none)
+SOFTWARE_GPU_UNEVEN    a wgmma whose n is at least this number adds like an older generation, so that bits depend on n (none)
 SOFTWARE_GPU_SEED      0 does asynchronous work as late as the rules allow; any other seed draws random orders (0)
 """
 
@@ -58,7 +58,7 @@ class Machine:
     homes: dict[int, Context] = field(default_factory=dict)  # module -> the context that has loaded it
     pinned: dict[int, int] = field(default_factory=dict)  # pinned host allocation -> bytes
     objects: dict[int, Any] = field(default_factory=dict)  # streams, events, modules, functions, graphs by handle
-    faults: list[str] = field(default_factory=list)  # for each failed kernel, what it did wrong
+    faults: list[str] = field(default_factory=list)  # for each kernel that failed, or could not be loaded: what is wrong with it
     initialized: bool = False
     next_handle: int = 0x1000
     launches: int = 0

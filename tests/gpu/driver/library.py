@@ -1,4 +1,5 @@
-"""Build `libcuda.so.1` in software. Every function of this library calls a Python function in the process that loaded it.
+"""Build `libcuda.so.1` in software. A driver function of this library calls a Python function in the process that loaded the library, or
+returns `not supported` (refused.py).
 
 The first call imports `tests.gpu.driver.attach` into the interpreter of the process, which fills the library's table of functions. A
 process therefore needs only the library: on `LD_LIBRARY_PATH`, or loaded by its path.

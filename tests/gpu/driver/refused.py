@@ -1,4 +1,4 @@
-"""Driver functions that pycuda 2026.1 looks up at import but that the software driver does not implement. Each returns `not supported`."""
+"""Driver functions that pycuda 2026.1 looks up at import. Those that the software driver does not implement return `not supported`."""
 
 REFUSED = (
     "cuArray3DCreate_v2", "cuArray3DGetDescriptor_v2", "cuArrayCreate_v2", "cuArrayDestroy", "cuArrayGetDescriptor_v2", "cuCtxAttach",

@@ -1,5 +1,5 @@
-"""Driver functions for streams and events. A stream's work runs only when a call waits for this work, so a host that reads a result too
-early finds the old contents.
+"""Driver functions for streams and events. With seed 0, a stream's work runs only when a call waits for this work or asks whether it is
+done, so a host that reads a result too early finds the old contents. With other seeds, work may also run when it is submitted.
 
 Each piece of work has a list of predecessors, which must run before it. A call that waits for a piece of work runs this piece and its
 predecessors, and nothing else.
@@ -146,8 +146,9 @@ def _do(work: Work, run: Callable[[Work], None], before: list[Work]) -> None:
 
 
 def _since(before: list[Work]) -> int:
-    """Return the number of the earliest launch that may still run when a kernel that overlaps begins. `before` is the work that it follows.
-    If this is anything but one kernel, a real card need not overlap them. Here it is a fault, so that no launch overlaps such work."""
+    """Return the number of the earliest launch that may still run when a kernel that overlaps begins. `before` is the work that the kernel
+    follows. If this is anything but one kernel, a real card need not overlap them. Here it is a fault, so that no launch overlaps such
+    work."""
     if len(before) != 1 or not before[0].number:
         raise Fault("a launch overlaps, and what is before it is not one kernel")
     return before[0].since or before[0].number

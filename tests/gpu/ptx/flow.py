@@ -1,4 +1,4 @@
-"""Splits a kernel into basic blocks (here called "pieces"), and finds the pieces at which threads that a branch separated reconverge."""
+"""Split a kernel into basic blocks (here called "pieces"), and find the pieces at which threads that a branch separated reconverge."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Record, for each thread, up to which time the accesses of other blocks of its cluster are ordered before its own.
 
 A barrier of the cluster orders everything before it. An arrival at an mbarrier passes on what the arriving thread knows, and a thread that
-waits for the mbarrier learns it. The threads of a block share what they know at a barrier of the block. It is a fault to overwrite what
-another block has accessed later than known.
+waits for the mbarrier learns it. The threads of a block share what they know at a barrier of the block. It is a fault if a thread
+overwrites what another block accessed after the time that the thread knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Known:
 
     def of_arrivals(self, threads: Array) -> Array:
         """Return what threads pass on when they arrive at an mbarrier: what they know of other blocks, and all that their own block has
-        done. An mbarrier counts all its threads, so what others of them do before they arrive is ordered too."""
+        done. The mbarrier waits for all its threads, so what the others of the block do before they arrive is ordered too."""
         times, own = self.times[threads], self.wave.rank[self.wave.slot[threads]]
         times[np.arange(len(threads)), own] = self.wave.shadow.next_time()
         return times

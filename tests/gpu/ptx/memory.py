@@ -124,7 +124,7 @@ class Memory:
         inside[inside] = offsets[inside] + size <= self._edges[places[inside]]
         if not inside.all():
             wrong = int(np.flatnonzero(~inside)[0])
-            raise AddressFault(wrong, f"the {size} bytes at {addresses[wrong]:#x} belong to no allocation")
+            raise AddressFault(wrong, f"the {size} bytes at {addresses[wrong]:#x} are not all within one allocation")
         return offsets
 
     def span(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -132,7 +132,7 @@ class Memory:
         offset = self.offset(address)
         place = bisect.bisect_right(self._sorted, offset)
         if num_bytes and not (place % 2 and offset + num_bytes <= self._sorted[place]):
-            raise AddressFault(0, f"the {num_bytes} bytes at {address:#x} belong to no allocation")
+            raise AddressFault(0, f"the {num_bytes} bytes at {address:#x} are not all within one allocation")
         return self.bytes[offset : offset + num_bytes]
 
 

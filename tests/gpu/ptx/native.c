@@ -1,4 +1,4 @@
-/* Sums of floats for which NumPy needs a dozen passes each: tests/gpu/ptx/native.py calls them. */
+/* Fused multiply-adds and sums of matrix units, for which NumPy needs a dozen passes each: tests/gpu/ptx/native.py calls these functions. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

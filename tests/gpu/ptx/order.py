@@ -3,7 +3,7 @@
 Kernels run here one after another, so that a mistake would change no bytes. It is found by a record of which launch wrote each word last.
 Until a thread has executed griddepcontrol.wait, it is a fault
 
-    to read what a launch has written that may still run,
+    to read what was written by a launch that may still run,
     to write anything, because a launch that may still run may read it, or write it later,
     to end, because the next launch waits only for this one, not for those before it.
 

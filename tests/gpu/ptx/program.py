@@ -104,7 +104,7 @@ class Program:
     views: list[tuple[int, Any]]  # (register slot, element type) of each array that steps read
     static_bytes: int  # bytes of shared memory that the kernel declares, without dynamic memory
     local_bytes: int
-    shared_grain: int  # bytes of the narrowest access to shared memory in the kernel
+    shared_grain: int  # bytes of the narrowest access to shared memory in the kernel, at most 4
     unit_registers: frozenset[int]  # slots of the registers that warpgroup products use
 
     @property

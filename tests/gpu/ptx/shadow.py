@@ -40,7 +40,7 @@ class Shadow:
         return self.time
 
     def synchronise(self, threads: Any, times: Array | None = None) -> None:
-        """Order all that other threads of the block did before `times`, or before now, before what these threads do next."""
+        """Note that what other threads of the block did until `times` (None: until now) is ordered before what these threads do next."""
         self.epoch[threads] = self.next_time() if times is None else np.maximum(self.epoch[threads], times)
 
     def synchronise_warps(self, threads: Any) -> None:

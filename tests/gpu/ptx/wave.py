@@ -419,8 +419,8 @@ _memory: dict[int, Array] = {}  # bits of a register -> bytes that the last wave
 
 
 def _poisoned(shape: tuple[int, int], bits: int) -> Array:
-    """Return an array whose bytes are those of registers before they are written. It is valid until the next wave: only one wave runs at a
-    time in a process, and fresh memory for each would take longer than what most kernels do."""
+    """Return registers of `bits` bits filled with POISON, or with zeros if they are predicates. The next wave reuses the memory: only one
+    wave runs at a time in a process, and allocating memory for each wave would take longer than most kernels run."""
     num_bytes, fill = shape[0] * shape[1] * max(1, bits // 8), 0 if bits == 1 else POISON
     if bits not in _memory or len(_memory[bits]) < num_bytes:
         _memory[bits] = np.empty(num_bytes, np.uint8)

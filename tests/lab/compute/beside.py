@@ -38,8 +38,8 @@ class Quotients:
     """The shares of one model divided by those of the other, over all turns of a step."""
 
     name: str
-    limit: Quartiles  # of the limit time's share of the measured time
-    peak: Quartiles  # of the share of the peak of arithmetic, also where memory is the limit
+    limit: Quartiles  # quotients of the shares of the limit, that is of limit time / measured time
+    peak: Quartiles  # quotients of the shares of the peak of arithmetic, also where memory is the limit
     turns: int
 
 

@@ -90,8 +90,8 @@ def compile_time() -> list[Figure]:
 
 
 def recompile_time() -> list[Figure]:
-    """Compare the CPU time of compiling for a longer context, with the code of an earlier compilation, with that of compiling from
-    scratch."""
+    """Compile for one context, then for twice the context with the code that the first compilation kept. The figure is the CPU time of the
+    second compilation divided by that of the first, the median of three such pairs."""
     longer = StepBounds(BOUNDS.max_tokens, BOUNDS.max_seqs, 2 * BOUNDS.max_context)
     ratios: list[float] = []
     for _ in range(3):

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m tests.lab embed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
-    parser.add_argument("--layers", type=int, help="in the place of the shape's own")
+    parser.add_argument("--layers", type=int, help="number of layers; that of the shape by default")
     parser.add_argument("--target", default="aarch64-linux", help="machine of the library")
     parser.add_argument("--peer", choices=(PEER,), help="another engine, where installed, whose memory is compared")
     parser.add_argument("--json", action="store_true")

@@ -68,8 +68,8 @@ class CardSubject:
 
 
 def measure_on_card(names: Sequence[str], subject: CardSubject) -> Generator[tuple[str, Compared | SettingsError]]:
-    """Measure peers on a GPU, each in all ways in which it is measured. Yield the result of each way, or the reason why there is none.
-    Shares are relative to limits that were measured before. See `measure_peer`."""
+    """Measure peers on a GPU, each in all its kinds, as PyTorch eager and compiled. Yield the name of each kind with its result, or with
+    the reason why there is none. Shares are relative to `subject.limits`, which were measured before."""
     versions: dict[str, str] = {}
     for name in names:
         try:

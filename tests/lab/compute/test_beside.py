@@ -37,8 +37,8 @@ class Given:
 
 
 def test_shares_are_divided_within_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the last three turns, the machine is four times slower. Their quotients are those of the first turn, because it slows both models.
-    In the second turn, only the other model is slow, which does not change the median."""
+    """In the last three turns, the machine is four times slower. It slows both models, so the quotients of these turns are those of the
+    first turn. In the second turn, only the other model is slow, which does not change the median."""
     fast, slow = Limits(bytes_per_s=10.0, flops=100.0), Limits(bytes_per_s=2.5, flops=25.0)
     turns = [Turn((4.0, 2.0), fast), Turn((4.0, 4.0), fast), Turn((16.0, 8.0), slow), Turn((16.0, 8.0), slow), Turn((16.0, 8.0), slow)]
     gauge: Any = Given(turns=turns)
@@ -57,7 +57,7 @@ def test_shares_are_divided_within_each_turn(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_turns_run_every_step_once_and_have_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of a turn are not the best of earlier turns: the machine may be slower meanwhile. The first run of each step is not
+    """The limits of a turn are measured anew, because the machine may be slower than in earlier turns. The first run of each step is not
     counted. Every second turn has the reverse order. The turns end after their time, but there are at least three."""
     now, order = [100.0], list[str]()
     lasts, speeds = {"a": iter((9.0, 1.0, 2.0, 3.0)), "b": iter((9.0, 4.0, 5.0, 6.0))}, iter((8.0, 4.0, 2.0))

@@ -1,4 +1,4 @@
-"""The model of a GPU names what limits a step, and reproduces what is known about steps."""
+"""Test the model that predicts the time of steps on a GPU. Kernels that become slower by the model fail here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_a_faster_memory_makes_a_step_faster_but_its_share_smaller(code: StepCod
 
 
 def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
-    """Predicted shares of the limit on an H100 are 0.91 and 0.87: a change of a kernel that makes the steps slower fails here."""
+    """The predicted shares of the limit on an H100 are 0.91 for one sequence and 0.87 for many: a change of a kernel that makes these steps
+    slower fails here."""
     assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.89
     assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.855
 
@@ -66,7 +67,8 @@ def test_a_product_of_4_bits_is_as_fast_as_it_was(int4: ProgramCode) -> None:
 
 @pytest.mark.parametrize("case", [ONE, PREFILL], ids=["narrow", "wide"])
 def test_an_early_begin_saves_each_wait_once(case: Case, int4: ProgramCode) -> None:
-    """A launch that begins early saves as much if the bandwidth is its bound as if the work of its blocks is."""
+    """A launch that begins while the launch before it still runs saves as many cycles if the bandwidth of memory bounds it as if the work
+    of its blocks does."""
     late = launch_of(int4, case.tokens)
     early = replace(late, before=replace(late, blocks=1))  # leaves room for other blocks
 
@@ -82,8 +84,8 @@ def test_only_narrow_tiles_copy_weights_before_they_wait(int4: ProgramCode) -> N
 
 
 def test_a_product_of_many_columns_and_several_rows_takes_one_round() -> None:
-    """A wide tile of one block: narrow tiles would be 224 blocks, which 132 multiprocessors run in two rounds. The model predicts 0.57 of
-    the limit on an H100."""
+    """The product uses wide tiles, each of which one block computes alone: narrow tiles would need 224 blocks, which 132 multiprocessors
+    run in two rounds. The model predicts 0.57 of the limit on an H100."""
     given = "x: bf16[n, 2048], " + ", ".join(f"weight q{i}: u8[14336, 1024], weight s{i}: bf16[14336, 16]" for i in range(2))
     body = "v = dequantize(q0, s0, bits=4, group=128) w = dequantize(q1, s1, bits=4, group=128) a = linear(x, v) b = linear(x, w)"
     text = f"func main({given}) -> object where n in 0..2048 {{ dataflow {{ {body} s = silu(a) y = multiply(s, b) }} return y }}"
@@ -131,7 +133,8 @@ func main(q: f32[t, 32, 128], cache: bf16[1, 2, 256, 8, 2048], tables: i32[s, p]
 
 
 def test_attention_of_a_prefill_meets_its_goal() -> None:
-    """On an H100. All launches of attention count, also those that find no work."""
+    """The predicted operations per second on an H100 reach the goal. All launches of attention count, also those that find no work. No
+    kernel spills registers."""
     code = assembled(ATTENTION)
     kernels = [predict(CARDS[0], x, PREFILL) for x in code.launched("main", Sizes({"t": 2048, "s": 1, "p": 128}, 1, 2048))]
     step = Step("bf16", PREFILL, CARDS[0], tuple(kernels))

@@ -1,5 +1,6 @@
-"""`python -m tests.lab web`: exports for browsers in Node, compared with the peak of Node's engine and with native code on one thread. With
-Chromium, the time from the browser's cache to the demo's first token. With `--peer`, another engine and the same 4-bit weights in Chromium.
+"""`python -m tests.lab web`: exports for browsers in Node, compared with the peak of Node's engine and with native code on one thread. If
+Chromium is installed, it also measures the time from the browser's cache to the demo's first token. With `--peer`, it measures only the
+export beside another engine with the same 4-bit weights, in Chromium.
 
 The peak is measured by multiply-adds of registers, compiled by the same back end. The f32 product has 64 rows and 512 x 512 weights.
 Decoding is for one sequence with 128 tokens and 4-bit weights. All programs run in turn, because the speed of a shared machine changes from
@@ -165,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m tests.lab web", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model that decodes")
-    parser.add_argument("--layers", type=int, help="in the place of the shape's own")
+    parser.add_argument("--layers", type=int, help="number of layers; that of the shape by default")
     parser.add_argument("--peer", choices=list(PEERS), help="measure only this engine, in Chromium")
     parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), help="folder in which npm installed the peer")
     parser.add_argument("--json", action="store_true")

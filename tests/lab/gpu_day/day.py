@@ -34,7 +34,7 @@ CARRIED = ROOT / ".gpu"  # what `make gpu-day` prepares for a machine that can f
 FIRST = CARRIED / "first"  # comes before all other folders with packages
 LINES, LOG = "day.jsonl", "log.txt"
 LEAST_S = 8.0
-SAID_BYTES = 600  # of the end of a failed step's output, in its line
+SAID_BYTES = 600  # the line of a failed step has the last bytes of its output, at most so many of each stream
 TOGETHER = 2  # number of steps that a rehearsal runs at the same time
 REHEARSED = 6  # a rehearsal's limits are so many times as long, because it shares its machine with other work
 INSTALLED = "site"  # the folder into which the first step installs packages
@@ -43,7 +43,7 @@ SITE = "GPU_DAY_SITE"  # names the folder into which the first step installs pac
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of a step."""
+    """The result of a step."""
 
     step: str
     outcome: str  # passed, failed, died, timed out, left out
@@ -90,7 +90,8 @@ def kill_group(group: int) -> None:
 def run_day(
     steps: Sequence[Step], out: Path, seconds: float, environment: Mapping[str, str], *, is_small: bool = False, cwd: Path = ROOT
 ) -> Generator[Line]:
-    """Run the steps. Yield what became of each as soon as its line is written. Whatever interrupts this also ends the steps that run."""
+    """Run the steps. Yield the result of each as soon as its line is written. If the caller stops, or an exception interrupts the day, the
+    steps that still run are killed."""
     out.mkdir(parents=True, exist_ok=True)
     end_s, running = time.monotonic() + seconds, Running()
 
@@ -202,8 +203,8 @@ def objects(printed: str) -> list[Any]:
 
 
 def environment_of(work: Path) -> dict[str, str]:
-    """Return the variables of all steps. What they compile is kept in the folder `work`. On a machine that lacks packages, they come from a
-    folder there, too, into which the first step installs what was carried along."""
+    """Return the environment variables of all steps. Compiled code and bytecode go into the folder `work`. If wheels were carried along,
+    the first step installs them into a subfolder of `work`, from which Python imports them."""
     site = [str(FIRST), str(work / INSTALLED)] if (CARRIED / "wheels").is_dir() else []
     given = os.environ.get("PYTHONPATH")
     paths = [*site, str(ROOT), str(ROOT / "deploy" / "entry"), *([given] if given else [])]

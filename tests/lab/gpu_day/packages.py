@@ -19,9 +19,9 @@ regex requests rich safetensors setuptools shellingham sortedcontainers tokenize
 """
 PRESENT = frozenset(NAMES.split())  # a machine with PyTorch, JAX and Triton has them
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "packaging")
-OF_PYCUDA = ("mako", "pytools")  # pycuda itself is built
+OF_PYCUDA = ("mako", "pytools")  # packages that pycuda imports; pycuda itself is built from its source
 OF_PIP = ("setuptools",)  # builds pycuda from its source
-# That machine as the markers of requirements see it.
+# Values of the environment markers of requirements (PEP 508) on the machine with the card.
 MACHINE: Mapping[str, str] = {
     "python_version": "3.12",
     "python_full_version": "3.12.3",

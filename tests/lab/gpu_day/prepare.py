@@ -1,13 +1,13 @@
 """Prepare a visit to a machine with a card that can fetch nothing: fill the folder .gpu, which travels with the checkout.
 
     wheels/             the packages that the machine lacks, and pycuda built against NVIDIA's headers
-    pycuda-*.tar.gz     its source, should the machine need another build
+    pycuda-*.tar.gz     the source of pycuda, from which the machine builds it if the wheel does not work there
     first/tests         a package that leads to the tests of the checkout: without it, Python would prefer any package of this name that is
                         installed on the machine, since the folder tests is no package
     commit              the commit of the checkout
 
-A virtual environment with the packages that the machine has stands in for it here. Whatever was fetched stays for the next time. The
-build of pycuda stays in the user's cache, so that other checkouts use it, too.
+Here, a virtual environment with the packages that the machine has stands in for the machine. Fetched packages are kept for the next time.
+The build of pycuda is kept in the user's cache, so that other checkouts use it, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.lab.gpu_day.packages import carried, expected, pinned
 from tests.lab.reporting.record import commit_name
 
 VERSION = "3.12"  # the machine's Python
-NAMED = "GPU_DAY_PYTHON"
+NAMED = "GPU_DAY_PYTHON"  # environment variable with the path of an interpreter of that version
 BARE = ROOT / ".venv" / f"bare-{VERSION}"
 BUILT = xdg_folder("XDG_CACHE_HOME", ".cache") / "relaxserve-lab"  # builds that all checkouts of a user share
 MOST_BYTES = 64 << 20  # checkout and .gpu together

@@ -55,7 +55,7 @@ def lay_tools(folder: Path) -> None:
 
 
 def clear(work: Path) -> None:
-    """Remove what the last rehearsal left. What it kept stays, unless too much has gathered."""
+    """Empty the folder of the last rehearsal, except its subfolder KEPT. Remove KEPT too if it has more than MOST_KEPT_BYTES."""
     num_kept = sum(path.stat().st_size for path in (work / KEPT).rglob("*") if path.is_file())
     for old in work.glob("*"):
         if old.name != KEPT or num_kept > MOST_KEPT_BYTES:
@@ -70,7 +70,7 @@ def copy_checkout(folder: Path) -> None:
 
 
 def environment_in(work: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a rehearsal: none of this environment's, but those of a card in software."""
+    """Return the variables of a rehearsal: those of a card in software, and only PATH of this environment."""
     lay_tools(work / "tools")
     lay_peers(work / "peers")
     library = build(work / "card")
@@ -87,7 +87,7 @@ def environment_in(work: Path, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def lay_rival(python: str) -> None:
-    """Install a package named tests, as careless packages do."""
+    """Install a package named tests, as careless packages do, so that the rehearsal shows that the tests of the checkout come first."""
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
     (packages / "tests").mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def lay_rival(python: str) -> None:
 
 
 def rehearse(python: str, command: Sequence[str], out: Path) -> int:
-    """Run the command of the day. Return its exit status."""
+    """Run the command of the day in a copy of what travels. Return its exit status."""
     clear(WORK)
     copy_checkout(WORK / "checkout")
     lay_rival(python)

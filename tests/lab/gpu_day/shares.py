@@ -36,7 +36,7 @@ from tests.lab.planned import Sizes, planned_bytes
 
 COUNTS = (1, 8, 9, 40, 64, 65, 130)  # numbers of rows, chosen so that tiles of every height are used
 ADD = "func main(x: f32[n]) -> object where n in 0..9 { dataflow { y = exp(x) } return y }"
-WHOLE_LAYERS = 32  # of the 8B shape
+WHOLE_LAYERS = 32  # number of layers of the 8B shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Card:
         return Model(self.extent.config, form, None, target=self.target, device="cuda", bounds=self.extent.bounds)
 
     def copies(self) -> float:
-        """Return the bytes per second of a copy."""
+        """Return the bytes per second that a copy reads and writes together."""
         session, _ = self._session(ADD)
         device, count = session.device, self.extent.copied_bytes // 4
         one, other = (device.empty((count,), np.dtype(np.float32)) for _ in range(2))

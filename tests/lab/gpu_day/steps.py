@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 PYTHON = "python"  # in a command: the interpreter that runs the day
 MARKED = "gpu and not slow"  # value of pytest's option -m, which runs tests on a real card
-LAYERS = 4  # of the 8B shape, so that a model is bound in seconds
+LAYERS = 4  # number of layers with which the 8B shape is measured, so that a model is bound in seconds
 FORMATS = ("bf16", "int4-128", "int8")
 SHAPE = "shape "  # begins the name of a step that measures the 8B shape; the format of its weights follows
 KERNELS = (
@@ -34,14 +34,15 @@ def module(name: str, limit_s: int, what: str, *arguments: str, small: tuple[str
 
 
 def tests(name: str, limit_s: int, file: str, *tool: str, small: tuple[str, ...] = (), several_cards: bool = False) -> Step:
-    """A step that runs the tests of a file, under a tool if one is given. A rehearsal runs one case of each test. Warnings of other
-    versions of packages are no errors there. Tests of several cards are skipped on a machine with one."""
+    """Return a step that runs the tests of a file with pytest, under a tool if one is given. A rehearsal runs one case of each test.
+    Warnings are no errors, because the machine may have other versions of packages. With `several_cards`, the step also passes if all tests
+    are skipped, as on a machine with one card."""
     command = (*tool, PYTHON, "-m", "pytest", "-q", "--maxfail=3", "-W", "default", "-p", "no:cacheprovider", "-p", PLUGIN, "-m", MARKED)
     return Step(name, limit_s, (*command, *(("--may-skip",) if several_cards else ()), file), ("--one-case", *small))
 
 
 def sanitized(tool: str) -> Step:
-    """A step with tests of small kernels, each of which has asynchronous copies in flight."""
+    """Return a step that runs the tests of products under a tool of compute-sanitizer: small kernels with asynchronous copies in flight."""
     return tests(tool, 60, OF_KERNELS.format("products"), "compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
 
 

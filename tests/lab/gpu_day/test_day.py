@@ -81,7 +81,8 @@ while not other.exists():
 
 
 def test_an_interrupted_rehearsal_ends_its_steps_and_begins_no_others(tmp_path: Path) -> None:
-    """Also if it fails between two steps, as when a line cannot be written."""
+    """An exception that interrupts the day between two results, as when a line cannot be written, kills the steps that run. Steps that wait
+    for their turn do not begin."""
     wait = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(f'{os.getpid()}\\n'); time.sleep(600)"
     begun = {name: tmp_path / name for name in ("two", "three", "four", "five")}
     waiting = [Step(name, 5, (PYTHON, "-c", wait, str(path))) for name, path in begun.items()]

@@ -1,4 +1,4 @@
-"""What travels to a machine with a card, and what stands in for that machine here."""
+"""Test what travels to a machine with a card, and the environment that stands in for that machine here."""
 
 from __future__ import annotations
 

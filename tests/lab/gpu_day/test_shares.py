@@ -1,4 +1,4 @@
-"""The figures of a day with a card, on the software GPU and with stand-ins for peers. The times themselves mean nothing here."""
+"""Test the figures of a day with a card, on the software GPU and with stand-ins for peers. The times themselves mean nothing here."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from tests.lab.peers.torch_llama import TorchLlama, tensor_of
 
 GPU = "cuda"
 WARM = 3  # runs before the measured ones, in which kernels are compiled and graphs captured
-DECODED = 32  # tokens whose time vLLM's steps are computed from
+DECODED = 32  # tokens by which two answers of vLLM differ, from whose times the time of a step is computed
 TOP = 20  # the most log-probabilities that vLLM returns per token
 
 
 class Engine(Protocol):
     def measure(self, tokens: int, sequences: int, context: int, rounds: int, *, logits: bool) -> dict[str, Any]:
-        """Return the seconds of a step. With `logits`, also return the logits after each sequence's last token, or the highest
-        log-probabilities."""
+        """Return a step's time as `seconds`. With `logits`, also return the logits after each sequence's last token as `logits`, or the
+        highest log-probabilities there as `logprobs`."""
         ...
 
 

@@ -25,7 +25,8 @@ Way = Callable[[Sequence[Samples]], list[str]]
 
 
 def faster_whisper(model: str, threads: int) -> Mapping[str, Way]:
-    """Files in turn, or joined to one recording whose files are the windows of a batch, which needs files of at most 30 s."""
+    """Return two ways to transcribe files: in turn, and as a batch. For a batch, the files are joined to one recording, and each file is
+    one window of it, so it must have at most 30 s."""
     package = import_module("faster_whisper")
     whisper = package.WhisperModel(model, device="cpu", compute_type="int8", cpu_threads=threads)
     batched = package.BatchedInferencePipeline(whisper)
@@ -48,7 +49,7 @@ def faster_whisper(model: str, threads: int) -> Mapping[str, Way]:
 
 
 def whisper_cpp(model: str, threads: int) -> Mapping[str, Way]:
-    """Files in turn: whisper.cpp has no batches of files."""
+    """Return the only way to transcribe files: in turn, because whisper.cpp has no batches of files."""
     package = import_module("pywhispercpp.model")
     quiet = {"print_progress": False, "print_realtime": False, "redirect_whispercpp_logs_to": None}
     whisper = package.Model(model, n_threads=threads, params_sampling_strategy=0, **quiet)

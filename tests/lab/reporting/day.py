@@ -15,7 +15,8 @@ OF_STEP = ("step", "outcome", "seconds", "said")
 
 
 def read_day(file: Path) -> Record:
-    """Return the record of a day. Raise SettingsError if the lines do not say on which machine they were measured, or if it had no card."""
+    """Return the record of a day from its file of lines. Raise SettingsError if the lines do not say on which machine they were measured,
+    or if they are those of a rehearsal."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
     told = next((line["found"][0] for line in lines if line["step"] == MACHINE and line["found"]), None)
     if told is None:

@@ -183,7 +183,7 @@ def _quotients(rows: Sequence[Row], shape: str) -> list[Row]:
 
 
 def _of_kernels(found: Any) -> Iterator[Table]:
-    """Yield the only table of `kernels`: of each step, the kernels that take the most time."""
+    """Yield the only table of `kernels`: for each step, the kernels that take at least LEAST_SHARE of its time, the slowest first."""
     limits = "; ".join(_conditions(limits, f" of {kernels}") for kernels, limits in found["limits"].items())
     of_step = {step: sum(row["seconds"] for row in rows) for step, rows in groupby(found["rows"], key=lambda row: row["step"])}
     rows = sorted(found["rows"], key=lambda row: (list(of_step).index(row["step"]), -row["seconds"]))

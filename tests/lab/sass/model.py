@@ -39,22 +39,23 @@ from tests.lab.sass.warp import DRAM, L2, SPECIAL_CYCLES, cycles_between, cycles
 WARPGROUPS_ATTEND = "warpgroup attention"  # name of a schedule
 IDLE = 2 * L2  # cycles of a block of attention that loads what tells it that it has no work
 LAUNCH_S = 1.3e-6  # from the end of a kernel to the begin of the next one, within a graph
-# From the end of a kernel to what a kernel does after griddepcontrol.wait, if it has begun before. An assumption: half of the above.
+# From the end of a kernel to the first instruction after griddepcontrol.wait of the next one, if that has begun early. This is an
+# assumption: half of LAUNCH_S.
 WAITED_S = 0.65e-6
-FEW_UNITS = 8  # a launch on this part of the multiprocessors leaves room for the next one
-SCHEDULERS = 4  # of a multiprocessor
+FEW_UNITS = 8  # a launch on at most one in so many multiprocessors leaves room for the next one
+SCHEDULERS = 4  # number of schedulers of a multiprocessor
 WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     name: str
-    bytes_per_s: float  # of a copy
-    operations_per_s: float  # of bf16, as others measured
+    bytes_per_s: float  # bandwidth of a copy
+    operations_per_s: float  # rate of bf16 products that others measured
     l2_bytes_per_s: float = 5.5e12
     units: int = 132
     clock_hz: float = 1.755e9
-    registers: int = 65536  # of a multiprocessor, as the following
+    registers: int = 65536  # of one multiprocessor, like all following numbers
     shared_bytes: int = 228 << 10
     threads: int = 2048
     blocks: int = 32
@@ -67,7 +68,7 @@ class Card:
 
 
 CARDS = (Card("H100", 3.0e12, 790e12), Card("H200", 4.3e12, 790e12))
-RESERVED_BYTES = 1 << 10  # of shared memory, for each block
+RESERVED_BYTES = 1 << 10  # bytes of shared memory that the card reserves for each block
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +89,17 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The cycles of the parts of a block. `rounds` is the number of times that it goes through its hot loop."""
+    """The cycles of the parts of a block: before its hot loop, in a trip of this loop, and after it."""
 
     before: float
-    trip: float  # of a warp
-    issue: float  # of a trip, for one block
-    tensor: float  # of a trip, for one block
-    trips: float
+    trip: float  # cycles of a trip for one warp
+    issue: float  # cycles of a trip for the scheduler with most instructions of one block
+    tensor: float  # cycles of a trip for which one block keeps the tensor cores busy
+    trips: float  # number of trips of the hot loop
     after: float
     flight: float  # bytes in flight of a block
     stages: int = 0  # stages of copies in flight; 0: the warp waits for its loads itself
-    copied_bytes: int = 0  # in a trip
+    copied_bytes: int = 0  # bytes that a block copies in a trip
     turns: float = 0.0  # cycles of a trip in which one warpgroup has the tensor cores and the others wait for them
 
 
@@ -160,8 +161,8 @@ def _idle(card: Card, launched: Launched) -> Prediction:
 
 
 def occupancy(card: Card, kernel: Kernel) -> int:
-    """Return how many blocks of a kernel fit a multiprocessor. Threads get registers in units of 8, and the warps of a scheduler share a
-    quarter of the registers."""
+    """Return how many blocks of a kernel fit a multiprocessor, at least 1. A thread gets registers in units of 8, and the warps of a
+    scheduler share a quarter of the registers."""
     registers = -(-kernel.usage.registers // 8) * 8 * WARP
     warps = card.registers // SCHEDULERS // registers * SCHEDULERS
     by_registers, shared = warps // math.ceil(kernel.threads / WARP), kernel.shared_bytes + RESERVED_BYTES
@@ -169,8 +170,8 @@ def occupancy(card: Card, kernel: Kernel) -> int:
 
 
 def finds_room(card: Card, launched: Launched, before: Launched) -> bool:
-    """Return whether blocks of a launch can begin while the launch before it runs: because that has few blocks, because it leaves enough
-    multiprocessors without work, or because a block of both fits a multiprocessor."""
+    """Return whether blocks of a launch can begin while the launch before it runs. They can if the earlier launch has few blocks, if it
+    leaves enough multiprocessors without work, or if a block of each launch fits a multiprocessor together."""
     kernel = launched.kernel
     both = kernel, before.kernel
     registers = sum(-(-k.usage.registers // 8) * 8 * WARP * math.ceil(k.threads / WARP) for k in both)
@@ -236,7 +237,8 @@ class TileLoops:
 
 
 def loops_for(kernel: Kernel, rows: int) -> TileLoops:
-    """Return the loops of the tile that computes so many rows."""
+    """Return the loops of the tile that computes a product of `rows` rows: of the tiles without a cluster, the lowest with enough rows;
+    otherwise the last tile."""
     found = loops_of_tiles(kernel)
     low = [loops for loops in found if loops.tile.cluster == 1 and loops.tile.rows >= rows]
     return min(low, key=lambda loops: loops.tile.rows, default=found[-1])
@@ -291,7 +293,8 @@ def _group(kernel: Kernel) -> int:
 
 
 def _end_of_group(listing: Listing, loop: Loop) -> range:
-    """Return the instructions that run only where a group of weights ends: a branch goes over them, and they load scales."""
+    """Return the instructions that run only in trips in which a group of weights ends. A branch skips them otherwise, and they load
+    scales."""
     for number in range(loop.begin, loop.end):
         target = listing.labels.get(listing.instructions[number].target or "", 0)
         if number < target <= loop.end and any(listing.instructions[i].kind == "LDG" for i in range(number, target)):
@@ -307,8 +310,9 @@ def _last_store(listing: Listing, loop: Loop) -> int:
 
 
 def _prologue(listing: Listing, tiles: Sequence[TileLoops], loops: TileLoops) -> float:
-    """Return the cycles of a block from its begin to the loop along k of its tile. It branches over the tiles before, whose
-    code begins where the first mbarrier is made. Only one lane runs the early copies of weights, while the other warps wait for them."""
+    """Return the cycles of a block from its begin to the loop along k of its tile. The code of the tiles begins where the first mbarrier is
+    made, and the block branches over the code of the tiles before its own. Only one lane runs the early copies of weights, while the other
+    warps wait for them."""
     number = tiles.index(loops)
     entry = next(i for i, x in enumerate(listing.instructions) if x.name.startswith("SYNCS.EXCH"))
     begin, end = _end_of_results(listing, tiles[number - 1].consumer) if number else entry, loops.consumer.begin
@@ -343,8 +347,8 @@ def _epilogue(launched: Launched, loops: TileLoops) -> float:
 
 
 def _other_arms(listing: Listing, part: range, *, is_whole: bool) -> set[int]:
-    """Return the instructions that do not run where all rows of a tile exist, or where some do not (epilogue.py). Both arms of this branch
-    store elements; that of existing rows has branches."""
+    """Return the instructions of the arm that does not run. The code that writes results (compiler/backends/cuda/schedule/epilogue.py) has
+    one arm for tiles whose rows all exist (`is_whole`), and one that tests each row. Both store elements; the second has more branches."""
     found: set[int] = set()
     for number in part:
         x, begin = listing.instructions[number], listing.labels.get(listing.instructions[number].target or "", 0)
@@ -396,8 +400,8 @@ def splits_of(kernel: Kernel) -> Loop:
 
 
 def _warpgroup_attention(kernel: Kernel, case: Case) -> _Work:
-    """Return the work of a block of long runs. Both warpgroups make every trip. In one split of each tile, some rows do not see some keys;
-    in the others, branches go over the instructions that mask scores and check means."""
+    """Return the work of a block of attention by `wgmma`. Both warpgroups make every trip. In one split of the keys per tile, some rows do
+    not see some keys; in the other splits, branches skip the instructions that mask scores and check means."""
     listing, loop, op = kernel.listing, splits_of(kernel), attend_tile(kernel)
     body, edges, other = listing.body(loop), _edges(listing, loop), _other_copies(listing, loop)
     num_splits = (-(-case.context // SPLIT) + 1) / 2
@@ -468,7 +472,7 @@ class _Walk:
     values: Loop  # on tensor cores, over groups of pages
     each_page: Loop | None  # the loop over single pages, of groups in which some keys are not seen
     split: Loop  # all that a block does for a split
-    end: int  # of the code after the splits, in which few tokens join them
+    end: int  # end of the code after the splits, which joins the results of the splits in steps of few tokens
 
 
 def _walk_of(kernel: Kernel, case: Case) -> _Walk:
@@ -525,7 +529,8 @@ def _attention(kernel: Kernel, case: Case) -> _Work:
 
 
 def counted(listing: Listing, loop: Loop) -> int:
-    """Return how many trips a loop makes whose counter is compared with a constant, or one more or less; 1 for other loops."""
+    """Estimate how many trips a loop makes from the constant with which its counter is compared, rounded up to an even number. Return 1 for
+    loops without such a constant."""
     branch = listing.instructions[loop.end - 1]
     compared = (re.match(r"(U?P\d), U?PT, (\w+)(?:\.reuse)?, (0x[0-9a-f]+), ", x.operands) for x in listing.body(loop) if "ISETP" in x.name)
     ends = [(found[2], int(found[3], 16)) for found in compared if found and found[1] == branch.predicate.lstrip("!")]
@@ -553,10 +558,11 @@ def _head_size(kernel: Kernel) -> int:
 
 
 def _working_blocks(launched: Launched, case: Case) -> int:
-    """Return the number of blocks that have work. With more than FEW tokens, a block attends to a run of tokens; the others end at once."""
+    """Return the number of blocks that have work; the others end at once. In a prefill on tensor cores, a block computes the attention of a
+    run of tokens."""
     kernel = launched.kernel
     if kernel.tiles and (tile := loops_for(kernel, launched.rows).tile).lone:
-        return -(-_num_columns(kernel) // tile.columns)  # the other blocks end at once
+        return -(-_num_columns(kernel) // tile.columns)
     if "attention" not in kernel.schedule or not case.is_prefill or "HMMA" not in kernel.kinds:
         return launched.blocks
     rows = max(tile.op.rows for tile in walk_stmts(kernel.prim.body) if isinstance(tile, Tile) and isinstance(tile.op, PageScores))

@@ -1,4 +1,4 @@
-"""A disassembled kernel to test the tools with: a loop that waits for an mbarrier, and twice for memory."""
+"""A small disassembled kernel for tests: a loop that waits for an mbarrier, and twice for loads from memory."""
 
 from __future__ import annotations
 

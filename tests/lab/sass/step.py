@@ -40,7 +40,7 @@ class Kernel:
     usage: Usage
     threads: int
     shared_bytes: int
-    tiles: tuple[Tile, ...]  # of a product, in the order of the code
+    tiles: tuple[Tile, ...]  # the tiles of a product, in the order of the code; empty for other kernels
 
     @property
     def kinds(self) -> set[str]:
@@ -54,8 +54,8 @@ class Launched:
 
     kernel: Kernel
     blocks: int
-    num_bytes: int  # that the step must read
-    rows: int  # of a product
+    num_bytes: int  # bytes that the launch must read
+    rows: int  # rows of a product; 0 for other kernels
     times: int  # how often the step launches it
     before: Launched | None = None  # the launch before it in the step
 
@@ -149,7 +149,8 @@ def _blocks(body: Stmt, sizes: Sizes) -> int:
 
 
 def _in_layers(launches: Sequence[Launched], num_layers: int) -> list[Launched]:
-    """Count the launches of a layer once for each further layer of the whole model. A layer ends where attention runs again."""
+    """Return the launches with the number of times that the whole model launches them. Those after the first attention, up to the second
+    one, make up a layer, which stands for all layers but one."""
     attentions = [i for i, x in enumerate(launches) if "attention" in x.kernel.schedule]
     first, second = (i for i in attentions if i - 1 not in attentions)  # attention may have two phases
     return [replace(x, times=num_layers - 1) if first < i <= second else x for i, x in enumerate(launches)]

@@ -1,4 +1,4 @@
-"""Disassembled code is read with its scoreboards and loops, and its facts and times are those of the sample."""
+"""Test that disassembled code is read with its scoreboards and loops, and which facts and times are found for the sample."""
 
 from __future__ import annotations
 

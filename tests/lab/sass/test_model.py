@@ -1,4 +1,4 @@
-"""How many blocks fit a multiprocessor, and how kernels begin."""
+"""Test how many blocks fit a multiprocessor, and how kernels begin, in the model of tests/lab/sass/model.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_machine_code_says_whether_a_kernel_copies_before_it_waits(before: tuple
 
 
 def test_a_kernel_without_work_that_begins_early_takes_a_short_gap() -> None:
-    """In a decode step, the phase of attention for long runs has no work."""
+    """In a decode step, the phase of attention for prefills has no work. If it begins early, its predicted time has the shorter gap."""
     late = replace(kernel(40, 128, 0), schedule=WARPGROUPS_ATTEND)
     early = replace(late, listing=sample(WAIT))
     for card in CARDS:

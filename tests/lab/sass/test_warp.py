@@ -1,4 +1,4 @@
-"""The cycles of one warp."""
+"""Test how the cycles of one warp between two instructions are counted."""
 
 from __future__ import annotations
 

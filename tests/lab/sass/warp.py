@@ -18,7 +18,9 @@ LATENCY = {"LDS": 30, "LDSM": 33, "SHFL": 25, "MUFU": 25, "S2R": 25, "S2UR": 25,
 OTHER_LATENCY = 20
 # Instructions that hold up a warp although they set no scoreboard: barriers and fences of the block, and taken branches.
 HOLDS = {"BAR": 25, "MEMBAR": 20, "FENCE": 20, "SYNCS": 15, "DEPBAR": 5, "BRA": 8, "BSYNC": 8}
-NAMES_ITSELF = "STRONG.SYS"  # ends the name of the store by which a kernel names itself; with a predicate that holds only when debugging
+# The name of the store by which a kernel tells the host that it begins (runtime/device/cuda/last_launch.py) ends like this. Its predicate
+# holds only with RELAXSERVE_DEBUG.
+NAMES_ITSELF = "STRONG.SYS"
 FEWEST = 16  # cycles of the smallest wgmma
 SPECIAL_CYCLES = 8  # for which an instruction of a warp keeps the unit for special functions busy
 DRAINS = 30  # cycles from the end of a wgmma until its sums can be read
@@ -37,9 +39,9 @@ def product_cycles(instruction: Instruction) -> int:
 class Warp:
     load_cycles: int
     now: float = 0.0
-    boards: list[float] = field(default_factory=lambda: [0.0] * 6)  # when each scoreboard is released
-    tensor_free: float = 0.0  # when the tensor cores have done what was issued
-    groups: list[float] = field(default_factory=list[float])  # when each group of wgmma is done
+    boards: list[float] = field(default_factory=lambda: [0.0] * 6)  # the cycle in which each scoreboard is released
+    tensor_free: float = 0.0  # the cycle in which the tensor cores have ended all issued products
+    groups: list[float] = field(default_factory=list[float])  # the cycle in which the sums of each group of wgmma can be read
 
     def issue(self, x: Instruction) -> None:
         if x.predicate and x.name.endswith(NAMES_ITSELF):

@@ -1,9 +1,9 @@
-"""`python -m tests.lab agents`: coding agents as their registries install them, each with one small edit.
+"""`python -m tests.lab agents`: let coding agents, as npm and pip install them, make one small edit each with a local model.
 
 A separate server serves the model with default settings. `--folder` has the agents: those that are missing are installed there with npm and
-pip. Each agent starts as `relaxserve launch` starts it, without a terminal, in a new repository with one file of three lines, and is told
-to mend it. A figure is the number of requests that the server refused; the goal is 0, because the protocol must not be what fails. The
-note has what the agent sent and whether the file is mended, which depends on the model.
+pip. `relaxserve launch` starts each agent, without a terminal, in a new repository with one file of three lines, and the agent is told to
+mend the file. A figure is the number of requests that got a status of 400 or more; the goal is 0. The note has the requests that the agent
+sent and whether the file is mended, which depends on the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ran:
     """The requests and the outcome of one agent."""
 
     agent: str
-    requests: tuple[Mapping[str, Any], ...]  # its access lines
+    requests: tuple[Mapping[str, Any], ...]  # the lines about its requests in the server's access log
     seconds: float
     status: int | None  # exit status; None: it was stopped
     is_mended: bool
@@ -69,7 +69,7 @@ class Ran:
 
 
 def install(agent: Agent, folder: Path) -> None:
-    """Install the agent below the folder, unless it is there."""
+    """Install the agent below the folder, unless its program is already there."""
     if program(agent, folder).exists():
         return
     package = agent.package.split()[-1]
@@ -110,7 +110,8 @@ def run(agent: Agent, folder: Path, url: str, log: Path, patience_s: float) -> R
 
 
 def finished(command: tuple[str, ...], folder: Path, environment: Mapping[str, str], patience_s: float) -> tuple[int | None, str]:
-    """Run the command in a session of its own, since agents start processes; stop all of them after `patience_s`."""
+    """Run the command in a session of its own, since agents start processes; kill all of them after `patience_s`. Return the exit status,
+    or None if the command was killed, and the output."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -1,9 +1,10 @@
 """`python -m tests.lab apis`: the streaming speed of each chat API, relative to `/v1/chat/completions`.
 
 A separate server process serves the model. `--streams` concurrent clients send the same questions with the same seeds to one API after
-another, so that all APIs send the same tokens and differ only in the format of events. A figure is an API's tokens per second relative to
-`/v1/chat/completions`: the median over the rounds, each of which measures every API once. The note gives the CPU time per token of the
-front, the process that answers HTTP requests; other load on the machine does not increase it.
+another, so that all APIs send the same tokens and differ only in the format of events. The first figure is the tokens per second of
+`/v1/chat/completions`; each other figure is an API's tokens per second relative to it. Both are medians over the rounds, each of which
+measures every API once. The note gives the CPU time per token of the front, the process that answers HTTP requests; other load on the
+machine does not increase it.
 """
 
 from __future__ import annotations

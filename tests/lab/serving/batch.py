@@ -1,11 +1,11 @@
 """`python -m tests.lab batch`: a batch beside live streams, and a batch whose server is killed.
 
 A separate server serves the model. Live clients stream one answer after another, with pauses: in turns alone and beside a batch. Figures
-compare the medians of their latencies. The throughput of the batch is compared with
-what is left: its rate when nobody else asks, times the share of time in which no live request runs while they are alone.
+compare the medians of their latencies. The throughput of the batch beside live clients is compared with what they leave: the rate of the
+batch alone, times the share of time in which no live request runs while the live clients are alone.
 
 Then the server is killed (SIGKILL) at random instants and started again with the same folder, until the whole batch is answered. Each line
-must have one answer, and the answers of some lines must be those of the same live requests.
+must have one answer, and the answers of some lines must equal those of the same requests that are sent live.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tests.lab.serving.start import LOGGED_ADDRESS, RELAXSERVE
 
 NUM_LIVE_NEW = 48  # tokens of a live answer
 NUM_COMPARED = 40  # lines whose answers are compared with live answers
-PAUSE_S = (0.2, 1.0)  # a live client waits between answers
-LOOK_S = 0.25
+PAUSE_S = (0.2, 1.0)  # shortest and longest pause of a live client between answers
+LOOK_S = 0.25  # longest time between two requests for the progress of a batch
 TURNS = 4  # alone and beside a batch, in turns, because the speed of machines drifts
 MOST_LINES = 20_000  # more than a batch answers while it is compared with live clients
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the server keeps batches, and its log."""
+    """The model that is served, and the folder in which the server keeps batches and its log."""
 
     model: str
     folder: Path
@@ -139,7 +139,7 @@ def num_answered(client: httpx.Client, batch_id: str) -> int:
 
 
 def rate(client: httpx.Client, batch_id: str, lasts_s: float) -> float:
-    """Return the lines per second of a batch for a time."""
+    """Return how many lines of a batch are answered per second during the next `lasts_s` seconds."""
     before, began_s = num_answered(client, batch_id), time.perf_counter()
     time.sleep(lasts_s)
     return (num_answered(client, batch_id) - before) / (time.perf_counter() - began_s)
@@ -177,7 +177,8 @@ def _slower(name: str, alone_s: Sequence[float], beside_s: Sequence[float]) -> F
 
 
 def killed(place: Place, num_lines: int, num_kills: int, num_clients: int, seed: int) -> list[Figure]:
-    """Kill the server again and again while live clients and a batch run."""
+    """Kill the server `num_kills` times while live clients and a batch run. Let the batch end, and count its missing, repeated and
+    different answers."""
     chance, batch_id, num_done = random.Random(seed), "", list[int]()
     for mark in sorted(chance.uniform(0, 0.95) * num_lines for _ in range(num_kills)):
         with place.served() as (client, model, process), ThreadPoolExecutor(1) as pool:
@@ -194,15 +195,15 @@ def killed(place: Place, num_lines: int, num_kills: int, num_clients: int, seed:
             time.sleep(1.0)
         answers = client.get(f"/v1/files/{found['output_file_id']}/content").raise_for_status().text.splitlines()
         by_id = {answer["custom_id"]: answer for answer in map(json.loads, answers)}
-        num_different = 0
-        for number in chance.sample(range(num_lines), min(NUM_COMPARED, num_lines)):
+        compared, num_different = chance.sample(range(num_lines), min(NUM_COMPARED, num_lines)), 0
+        for number in compared:
             now = client.post("/v1/chat/completions", json=line(model, number)["body"]).raise_for_status().json()
             num_different += by_id[str(number)]["response"]["body"]["choices"] != now["choices"]
     note = f"{num_lines} lines, killed at {', '.join(map(str, num_done))}"
     return [
         Figure("lines without an answer", num_lines - len(by_id), "", 0, note=note),
         Figure("lines with two answers", len(answers) - len(by_id), "", 0),
-        Figure("answers that differ from live ones", num_different, "", 0, note=f"of {NUM_COMPARED}"),
+        Figure("answers that differ from live ones", num_different, "", 0, note=f"of {len(compared)}"),
     ]
 
 

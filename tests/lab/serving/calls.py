@@ -1,9 +1,9 @@
 """`python -m tests.lab calls`: calls of strict tools under `tool_choice: auto`, made by a real model.
 
 A separate server serves the model with default settings. Each of 50 tools has a schema of its own, drawn from a seed; clients ask for one
-call after the other at temperature 1 until there are `--calls` of them. A figure is the number of calls whose arguments do not match the
-schema of their tool. `cost` compares the time of answers with calls with that of unconstrained answers of as many tokens to the same
-prompt, one at a time and in turns.
+call after the other at temperature 1 until there are `--calls` of them, or until three times as many requests are answered. A figure is the
+number of calls whose arguments do not match the schema of their tool. The figure `cost` compares the time of answers with calls with that
+of unconstrained answers of as many tokens to the same prompt, one at a time and in turns.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Answered:
 
 
 def answer(client: httpx.Client, model: str, asked: Sequence[Asked], seed: int) -> Answered:
-    """Offer one tool and two others, and ask for the one."""
+    """Offer a tool and up to two others, ask for the first, and check the calls of the answer. A call that was cut by the limit of tokens
+    does not count."""
     number = seed // NUM_IN_A_ROW
     chance, one = random.Random(number), asked[number % len(asked)]
     offered = [one, *chance.sample(asked, 2)]

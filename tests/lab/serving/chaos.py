@@ -112,7 +112,8 @@ class Outcome:
 
 
 def bodies(num_streams: int, num_new: int, vocab_size: int) -> list[dict[str, Any]]:
-    """Make bodies of requests: greedy, sampled, with top_p or min_p, with penalties, and constrained by a regular expression."""
+    """Make bodies of requests: greedy, sampled, with top_p and top_k, with min_p and penalties, with logprobs, and constrained by a
+    regular expression."""
     rng = random.Random(7)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},

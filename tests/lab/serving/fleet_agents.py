@@ -33,7 +33,8 @@ LEAST_SHARE = 0.9  # goal for the hits of the fleet, relative to those of one la
 
 
 def trace_of(shape: Shape, most: int, faster: float) -> list[Arrival]:
-    """Return the requests of at most `most` tokens. Real answers differ from those of the trace, so no prompt is made to contain one."""
+    """Return the requests of which prompt and answer have at most `most` tokens together. Real answers differ from those of the trace, so
+    answers add no keys of a prefix cache (`keys_after`)."""
     made = [one for one in sessions(shape) if one.num_prompt + one.num_new <= most]
     return [replace(one, at_s=one.at_s / faster, keys_after=()) for one in made]
 

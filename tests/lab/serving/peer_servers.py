@@ -28,13 +28,13 @@ CONTEXT = 512  # maximum number of tokens of a client's prompt and answer togeth
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model in the two formats that peers read."""
+    """A model as peers read it: the files in a folder, or the weights from which a GGUF file is written."""
 
     name: str
     folder: Path  # folder with the files of the model, as on the hub
     config: ModelConfig
     source: WeightSource
-    held: str  # format of product weights in memory: bf16, int8 or int4
+    held: str  # format of product weights in memory, such as bf16, int8 or int4-32
 
 
 @dataclass(frozen=True, slots=True)

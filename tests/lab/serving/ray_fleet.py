@@ -44,14 +44,14 @@ class Alone:
 @dataclass(frozen=True, slots=True)
 class Round:
     server: Alone  # with all cores
-    replica: Alone  # the servers of the fleet, directly and in turn
-    fleet: Alone
+    replica: Alone  # the servers of the fleet's replicas, asked directly and in turn
+    fleet: Alone  # the fleet, asked through its proxy and ingress
     server_rate: float  # tokens per second of all clients
     fleet_rate: float
 
 
 def prompts(seed: str, count: int, num_new: int) -> list[Prompt]:
-    """Return prompts that share no prefix with others."""
+    """Return `count` random prompts. No two begin alike, also among different seeds, so a prefix cache has none of their tokens."""
     return [Prompt(tuple(random.Random(f"{seed} {at}").choices(range(3, VOCAB), k=PROMPT_TOKENS)), num_new) for at in range(count)]
 
 

@@ -58,7 +58,7 @@ KEPT = max(max(CLIENTS) * (PROMPT + ANSWER), LONG) + WINDOW  # tokens for whose 
 NUM_PROBABLE = 512  # most probable tokens whose probabilities the peer returns; it takes 0.1 s to write 1,024
 STRIDE = 4  # the peer predicts every fourth token of the text
 START_S = 600.0
-WARM_UP = 1_000  # number of the prompts that warm a server, in thousands; larger than those of the cells
+WARM_UP = 1_000  # the prompts that warm a server have the numbers from 1000 * WARM_UP on, beyond those of `speeds`
 PEER = "xllamacpp"
 PEER_SERVER = """
 import sys, xllamacpp
@@ -169,7 +169,7 @@ def _answers(port: int, name: str) -> bool:
 
 
 def asked(url: str, path: str, body: dict[str, Any]) -> Any:
-    """Return the answer to a request, or None if the server is not ready."""
+    """Return the JSON of the answer to a request, or None if its status is not 200, as while a server loads its model."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=START_S)
     try:
@@ -250,7 +250,8 @@ def peer_quality(files: ModelFiles, exact: Exact, other: Place) -> tuple[float, 
 
 
 def divergence(expected: Exact, found: Mapping[int, float]) -> float:
-    """Return the KL divergence of one row. Tokens that only one of both names count together as one, so it is at most the whole one."""
+    """Return the KL divergence of one prediction. `expected` and `found` have the probabilities of some tokens. All tokens that only one of
+    them has count as one token together, so the result is at most the divergence over all tokens."""
     (named,) = np.nonzero(np.isin(expected.ids[0], np.fromiter(found, np.int32)))
     common = Exact(expected.ids[:, named], expected.logprobs[:, named], expected.losses)
     dense = np.zeros((1, max(found) + 1), np.float32)
@@ -260,7 +261,7 @@ def divergence(expected: Exact, found: Mapping[int, float]) -> float:
 
 
 def predicted(place: Place, tokens: Sequence[int]) -> Mapping[int, float]:
-    """Return the log-probabilities of the most probable next tokens."""
+    """Return the log-probabilities of the NUM_PROBABLE most probable next tokens of a peer, by token id."""
     body = {"prompt": [int(token) for token in tokens], "n_predict": 1, "n_probs": NUM_PROBABLE, "temperature": 0, "cache_prompt": True}
     answer = asked(place.url, "/completion", body)
     return {one["id"]: one["logprob"] for one in answer["completion_probabilities"][0]["top_logprobs"]}

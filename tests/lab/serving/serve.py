@@ -1,5 +1,5 @@
-"""`python -m tests.lab serve`: what `relaxserve bench serve` measures. With `--peer`, other servers with the same weights under a burst of
-requests."""
+"""`python -m tests.lab serve`: measure what `relaxserve bench serve` measures. With `--peer`, also measure other servers with the same
+weights under a burst of requests."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ CONFIG: Mapping[str, Mapping[str, int]] = {
 }
 SCALE_FACTOR = 4  # patches along each edge that become one token
 CROPS = 3  # along each edge of the image
-# Sizes of the small model's matrices, and of these.
+# Map each size of the small model's matrices to the size in this model, by the prefix of the names of tensors.
 SIZES = {
     "model.vision_model": {48: 768, 80: 3072, 36: 32**2, 8: 16},
     "model.connector": {64: 576, 192: 768 * SCALE_FACTOR**2},
@@ -63,7 +63,7 @@ SIZES = {
 }
 EDGE = 2048  # pixels
 NUM_NEW, NUM_BESIDE = 64, 600  # tokens of an answer, and of the other client's stream
-SECOND_SHARE = 0.1
+SECOND_SHARE = 0.1  # goal: time to the first token of the second question, as a share of that of the first question
 QUESTIONS = ("What is this", "Is it red")
 
 
@@ -75,8 +75,8 @@ class Round:
     second_s: float  # to that of the second question about the same image
     seen_token_s: float  # per token that follows an image
     read_token_s: float  # per token that follows a text of the same number of tokens
-    gap_s: float  # the longest of another client's stream while the image is encoded
-    usual_gap_s: float  # the median of that stream
+    gap_s: float  # longest gap between two tokens of another client's stream while the image is encoded
+    usual_gap_s: float  # median gap of that stream
 
 
 def write_model(folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 `tests/lab/serving/calibration.py` measures the costs of steps and the ways of requests while one replica is busy, while two are, and so on.
 Between its passes the same trace is sent to the fleet several times. Then the trace is simulated: a step takes as long as it took with as
-many busy replicas. Each first token comes later by a way; the figures are over WAYS simulated ways of each request, drawn from those
-measured.
+many busy replicas. A way is the time that a request of one step takes in addition to the step (HTTP, proxy, ingress). Each first token
+comes later by a way; the figures are over WAYS ways for each request, drawn from the measured ones.
 
 Each figure is the difference of the prediction from the median of the real runs, as a share of the latter. Its note says how far the real
 runs themselves are from their median: no prediction can be closer than that. `--record FILE` writes all that was measured, and
@@ -39,7 +39,7 @@ from tests.lab.serving.played import Answered, play, salted
 NAME = "bench"
 MAX_SEQS = 64  # of each server, by default
 NUM_PASSES = 6  # number of simulations, each with the busy replicas that the one before found
-WAYS, JUST_S = 50, 1e-6
+WAYS, JUST_S = 50, 1e-6  # number of ways that are drawn for each request; seconds before an arrival at which busy replicas are counted
 NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 
@@ -87,8 +87,8 @@ def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[floa
 
 
 def firsts_of(outcome: Outcome, ways_s: Sequence[Sequence[float]]) -> list[float]:
-    """Return the times to the first token, with WAYS ways for each request. Its own replica is busy in addition to those that were busy
-    just before it came."""
+    """Return the times to the first token in seconds, WAYS of them for each request. The replica of the request is busy in addition to
+    those that were busy just before the request came."""
     chance, num_busy = random.Random(3), num_busy_of(outcome.busy)
     return [
         first_s(job) + way_s

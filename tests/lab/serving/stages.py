@@ -1,7 +1,7 @@
 """`python -m tests.lab stages`: what it costs to compute a model in two processes on the same cores.
 
-Both forms of the model generate the same tokens for 32 sequences, in turns, through the same engine. A hop is a step of 32 tokens to
-another process, over TCP on this machine, and its residual stream of 2048 floats per token back.
+The model in one process and the model in stages generate the same tokens for 32 sequences, in turns, through the same engine. A hop sends
+the inputs of a step of 32 tokens to another process, over TCP on this machine, and a residual stream of 2048 floats per token back.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _generate(model: LoadedModel, num_tokens: int) -> tuple[float, dict[str, lis
 
 
 def hops() -> list[float]:
-    """Return the seconds of hops."""
+    """Return the seconds that each of NUM_HOPS hops took."""
     listener = socket.create_server(("127.0.0.1", 0))
     peer = multiprocessing.get_context("spawn").Process(target=_echo, args=(listener.getsockname()[1],), daemon=True)
     peer.start()

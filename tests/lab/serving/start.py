@@ -38,8 +38,8 @@ NUM_STREAMED = 256
 
 @contextmanager
 def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_MS, key: str = "") -> Generator[tuple[tuple[str, int], int]]:
-    """Start `relaxserve serve`, with `key` as its only key. Yield its address, once it has printed it, and the id of its
-    front's process."""
+    """Start `relaxserve serve` with `key` as its only API key, or without keys if it is empty. Once the server has printed its address,
+    yield the address and the id of the process that answers HTTP requests (the front)."""
     config = cache / "models.yaml"
     config.write_text(
         f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}, embeddings: true}}\n"

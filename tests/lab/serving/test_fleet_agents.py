@@ -1,4 +1,4 @@
-"""The comparison of routers sends each of them requests that share equally long beginnings, and computes the right quotients."""
+"""Test that the comparison of routers sends requests with equally long common beginnings to each, and the quotients of its figures."""
 
 from __future__ import annotations
 

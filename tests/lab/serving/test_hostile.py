@@ -1,4 +1,4 @@
-"""The benchmark of the delays that hostile requests cause, run on the demo model with one field of one endpoint."""
+"""Test the benchmark of the delays that hostile requests and floods cause: with one field of one endpoint on the demo model."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_figures() -> None:
 
 
 def test_a_stream_that_ends_too_early_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gaps would say nothing about the time after its end."""
+    """If the other client's stream ends before the image is encoded, its gaps say nothing about the rest of the time."""
     stream = sight.Stream(0.0, 3, [0.0, 0.1, 0.2])
 
     async def asked(*_arguments: object) -> sight.Stream:

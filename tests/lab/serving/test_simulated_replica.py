@@ -1,4 +1,4 @@
-"""The comparison of a simulated replica and the engine by processor time."""
+"""Test the comparison of a simulated replica with the engine, whose clock is processor time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of a simulated and a real fleet draws the same requests and computes right quotients."""
+"""Test the comparison of a simulated and a real fleet: the prompts that it sends, its predictions, and its figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_prompts_share_as_many_tokens_as_keys() -> None:
 
 
 def recording(*runs: float) -> Recording:
-    """Return a recording of two requests whose steps take 0.1 s and whose ways take none. In each run the first token took so long."""
+    """Return a recording of a trace of two requests, whose steps take 0.1 s and whose ways take no time. `runs` has the seconds to the
+    first token in each run of the trace."""
     trace = [Arrival(at_s, 0, 100, 11, ()) for at_s in (1.0, 3.0)]
     answers = [[Answered(first_s, first_s + 1.0, 11, 32) for _ in trace] for first_s in runs]
     return Recording(trace, answers, [Costs({1: 0.1, 1000: 0.1}, {1: 0.1})], [[0.0]])

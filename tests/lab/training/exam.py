@@ -190,8 +190,9 @@ def _meaning(message: Message) -> tuple[str, list[tuple[str, object]]]:
 
 
 def _stays_on_topic(turn: Turn, answer: Message) -> bool:
-    """Return whether the story names its hero in every third of the text, names its thing at least twice, and mentions at most one other
-    animal, the hero's friend."""
+    """Return whether a story has more than 60 words and keeps to the topic of its question. If the question names a hero, each third of the
+    text must name it; if it names a thing, the text must name that at least twice. At most one animal besides the hero may occur, or two if
+    the question names no hero."""
     asked, words = (_words(message["content"]) for message in (turn.messages[0], answer))
     _, hero, thing = turn.key.lower().split("/")
     thirds = [words[len(words) * n // 3 : len(words) * (n + 1) // 3] for n in range(3)]

@@ -11,7 +11,7 @@ from tests.lab.training.conversation import Conversation
 from tests.lab.training.corpus import conversations
 from tests.lab.training.rendering import rendered_parts
 
-_PROMPT_WEIGHT = 0.1  # loss weight of user text, which teaches the language but not the answers
+_PROMPT_WEIGHT = 0.1  # loss weight of text that the model does not generate, such as questions: it teaches the language, not the answers
 # maximum total loss weight of an answer's tokens; otherwise long stories, whose words can be chosen freely, would outweigh the facts
 _MOST_OF_ONE_ANSWER = 80
 _POOL = 64  # number of waiting documents from which the next document of a row is chosen
@@ -28,7 +28,7 @@ _Document = tuple[list[int], list[float]]
 
 
 def batches(tokenizer: Tokenizer, seed: int, *, tokens_per_batch: int, lengths: tuple[int, ...]) -> Iterator[Batch]:
-    """Yield batches without end. The row length cycles through `lengths`."""
+    """Yield batches without end. The row length cycles through `lengths`; conversations longer than the longest row are left out."""
     made = (_document(tokenizer, conversation) for conversation in conversations(seed))
     documents = (document for document in made if len(document[0]) <= max(lengths))
     pool: list[_Document] = []
@@ -50,7 +50,7 @@ def _document(tokenizer: Tokenizer, conversation: Conversation) -> _Document:
 
 
 def _row(documents: Iterator[_Document], pool: list[_Document], size: int) -> tuple[list[int], list[float], list[int]]:
-    """Fill a row with the longest document that still fits, until none fits. Pad the row with tokens of weight 0.
+    """Fill a row with the longest document of the pool that still fits, until none fits. Pad the row with tokens of weight 0.
 
     A document that is too long for this row stays in the pool for a longer row.
     """

@@ -181,7 +181,7 @@ class OpaqueDevice:
         return OpaqueMemory(Block(num_bytes), 0, num_bytes)
 
     def settle(self) -> None:
-        """Do nothing."""
+        """Do nothing, because no memory of this device is sparse."""
 
     def part(self, memory: Any, begin: int, end: int) -> OpaqueMemory:
         assert 0 <= begin <= end <= memory.num_bytes

@@ -33,7 +33,8 @@ def test_two_definitions_of_a_name_are_refused(compile_object: Callable[[str], b
 
 
 def test_a_distance_whose_upper_bits_are_nowhere_is_refused() -> None:
-    """On RISC-V, two instructions hold a distance. The relocation of the second refers to the first."""
+    """On RISC-V, two instructions hold a distance. The relocation of the second refers to the first, so it is refused if the relocation of
+    the first is missing."""
     parts = compiled("riscv64")
     alone = replace(parts, relocations=[r for r in parts.relocations if r.kind == 24])
     with pytest.raises(DamagedCode, match="no instruction with the upper bits"):

@@ -271,7 +271,7 @@ def test_functions_pass_weights_to_each_other_like_arguments() -> None:
 
 
 def test_a_weight_cannot_be_overwritten() -> None:
-    """Calls do not set the registers of weights again."""
+    """A program that stores into the register of a weight is refused, because calls do not set these registers again."""
     main = function("main", {}, [call(0, "vm.copy", Imm(1)), Ret(Reg(0))])
     weight = ParamSpec("w", TensorSpec((2,), "f32"), weight=True)
     with pytest.raises(InvalidProgram, match="main: register 0 holds a weight and cannot be overwritten"):

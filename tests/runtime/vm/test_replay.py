@@ -1,4 +1,5 @@
-"""Calls of one kernel with the layouts of earlier calls are short, and check and return what any other call checks and returns."""
+"""A call of a function with one kernel, whose arguments have the layouts of an earlier call, is short. It checks and returns what any other
+call checks and returns."""
 
 from __future__ import annotations
 
@@ -35,15 +36,15 @@ def numbers(n: int = 3) -> np.ndarray:
 
 
 def warm(session: Session) -> None:
-    """Call until calls with three rows are repeated."""
+    """Call `main` until the session repeats calls with three rows."""
     for _ in range(3):
         session.call("main", numbers(), numbers())
     assert session._machine.functions["main"]._replay is not None
 
 
 def test_a_repeated_call_runs_few_functions(session: Session) -> None:
-    """In Python, it runs `Session.call`, `Machine.function`, `Function.call`, `Replay.call`, `Arena.again`, and one function each of the
-    region and the team."""
+    """In Python, a repeated call runs `Session.call`, `Machine.function`, `Function.call`, `Replay.call`, `Arena.again`, and one function
+    each of the region and the team."""
     called: list[str] = []
     x = numbers()
     warm(session)

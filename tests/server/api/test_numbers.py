@@ -1,5 +1,5 @@
-"""Numbers beyond every type, in each number of each body that the API describes: the answer is an error of the client, never of the server
-(issue 37, A.6)."""
+"""Numbers beyond every type, in each number of each body that the API describes: the answer is an error of the client, never of the
+server."""
 
 from __future__ import annotations
 

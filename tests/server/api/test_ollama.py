@@ -188,7 +188,7 @@ def test_a_body_that_is_no_object_is_refused_for_one_reason(server, body, kind, 
 
 
 def test_the_options_of_ollamas_documents_are_accepted(server, connect):
-    """The options of the example "Generate request (With options)"."""
+    """These are the options of the example "Generate request (With options)"."""
     options = {
         "num_keep": 5, "seed": 42, "num_predict": 100, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 0.7, "repeat_last_n": 33,
         "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5, "frequency_penalty": 1.0, "penalize_newline": True,
@@ -317,7 +317,7 @@ def test_a_failure_in_a_stream_is_a_line(serve, answering, connect):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_token_has_a_log_probability(server, connect, stream):
-    """A whole answer has those of all tokens, a stream those of its lines."""
+    """A whole answer has the log-probabilities of all its tokens, and each line of a stream those of its own tokens."""
     fields = {"logprobs": True, "top_logprobs": 2}
     client = connect(server)
     for told in (client.chat(model="null", messages=HI, stream=stream, **fields), client.generate("null", "hi", stream=stream, **fields)):

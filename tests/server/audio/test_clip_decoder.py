@@ -79,7 +79,7 @@ def test_held_samples_are_counted_and_given_back() -> None:
 
 
 def test_samples_of_recordings_that_are_decoded_at_once_are_limited() -> None:
-    """Each finds room before it is decoded. Only those that still find room afterwards are kept."""
+    """A recording is decoded only if there is room for its samples, and kept only if there is still room afterwards."""
     decoder = ClipDecoder(60.0, 1, Fetcher(AUDIO, (), 1, 1.0))
 
     async def run() -> None:

@@ -56,7 +56,7 @@ def test_silence_follows_a_recording_that_is_shorter_than_the_longest() -> None:
 
 @pytest.mark.parametrize("num_samples", [HOP, 5 * HOP + 77, WINDOW - 1, WINDOW + 1, 2 * WINDOW + 1234])
 def test_a_recording_is_reflected_at_its_own_end_if_the_processor_does(num_samples: int) -> None:
-    """Only whole hops are heard."""
+    """A recording has only whole hops: a rest of fewer samples than a hop adds none."""
     given = noise(num_samples)
     clips = clips_of(given, PIECES)
     assert sum(clip.num_hops for clip in clips) == num_samples // HOP

@@ -143,7 +143,7 @@ def test_a_file_lasts_as_long_as_it_declares_or_less() -> None:
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence takes a fiftieth of its samples in FLAC."""
+    """In FLAC, silence takes less than a fiftieth of the bytes of its samples, so a small file can be a long recording."""
     silence = encoded(np.zeros(RATE * 600, np.float32), RATE, "FLAC")
     assert len(silence) < 2 * RATE * 600 / 50
     monkeypatch.setattr(compressed, "_mono", lambda frame: pytest.fail("a frame was decoded"))

@@ -52,7 +52,8 @@ def test_silence_and_steady_noise_are_no_speech() -> None:
 
 
 def test_speech_from_the_first_sample() -> None:
-    """The noise is unknown yet, so speech is found at its first quiet frames, and begins where it began."""
+    """The audio begins with speech, so the level of the noise is unknown. The speech is found at the first quiet frames, and its reported
+    beginning is the first sample."""
     found = events(stream((0.5, 0.3), (0.1, 0), (0.5, 0.3), (1.0, 0)), TurnDetection())
     assert found == [Began(0), Ended(1600)]
     assert events(stream((1.5, 0.3), (1.0, 0)), TurnDetection()) == [Began(0), Ended(2000)]

@@ -169,7 +169,7 @@ def test_a_recording_ends_when_the_page_is_left(page: Page) -> None:
 
 
 def test_nothing_records_behind_another_page(page: Page) -> None:
-    """The browser may ask for long whether the page may use the microphone."""
+    """If the user leaves the chat while the browser asks whether the page may use the microphone, nothing is recorded."""
     page.js(STREAMS)
     page.js(ANSWER)
     page.js("""window.ask = navigator.mediaDevices.getUserMedia;

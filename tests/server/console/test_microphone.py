@@ -160,7 +160,7 @@ def test_a_recording_ends_when_the_page_is_left(page: Page, site: Any) -> None:
 
 
 def test_nothing_records_behind_another_page(page: Page, site: Any) -> None:
-    """The browser may ask for long whether the page may use the microphone."""
+    """If the user leaves the chat while the browser asks whether the page may use the microphone, nothing is recorded."""
     opened(page, site("listener"))
     page.js(KEEP_STREAMS)
     page.js(ASK)

@@ -71,7 +71,8 @@ def test_what_a_load_takes_is_told_as_one_types(page, site, tmp_path):
 
 
 def test_nothing_is_compiled_before_it_is_asked_for(page, site):
-    """What is not in the cache is compared as one types. Its plan, which compiles it, waits for a click, and ends when the page is left."""
+    """A model that is not in the cache is compared as one types. Its plan, which compiles it, waits for a click, and ends when the page is
+    left."""
     preflight = EndlessPlan()
     page.open(f"{site('writer', preflight=preflight).url}/#/models")
     page.see("1 of 1 models")

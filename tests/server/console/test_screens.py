@@ -162,7 +162,7 @@ def test_memory_with_long_figures(page, serve, look):
 
 
 def test_models_and_downloads(page, site, look):
-    """Loads, downloads and models with long names, whose cards begin above the lower edge of the screen."""
+    """The page shows loads, downloads and models with long names, and cards that begin above the lower edge of the screen."""
     shelf = Shelf()
     server = site("writer", "seeded", library=shelf, allow_hub=True)
     server.scripts["other"].load_s = shelf.pause_s = 600.0

@@ -1,4 +1,4 @@
-"""What makes the chat a workplace: the prompt library, attached files, conversations as links and files, and the keys."""
+"""The chat has a library of prompts, attached files, conversations as links and files, and keyboard shortcuts."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def test_other_files_are_refused_by_name(page, site, name, text, kind, why):
 
 
 def test_a_link_holds_the_conversation(page, site, other_page):
-    """Another browser opens the link, and keeps the conversation if its user agrees. No request has the contents of the conversation."""
+    """Another browser opens the link, and keeps the conversation if its user agrees. Copying the link sends no request with "shared" in its
+    URL."""
     server = site("writer")
     page.open(f"{server.url}/")
     page.chromium.call(

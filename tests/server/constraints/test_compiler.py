@@ -191,7 +191,7 @@ def test_compiled_constraints_are_shared_and_bounded(tokenizer_json) -> None:
 
 
 def test_no_key_evicts_the_grammars_of_others_or_learns_of_them(tokenizer_json) -> None:
-    """Issue 37, item 4 (tenants): keys share no compiled grammar, and a key that compiles many loses its own."""
+    """Keys share no compiled grammar, and a key that compiles many loses its own."""
     compiler = ConstraintCompiler(tokenizer_json.encode, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=3))
     victim = matcher_of(compiler, CHOICE, salt="victim:", key="victim")
     other = compiler.open(CHOICE, salt="other:", key="other")
@@ -208,7 +208,7 @@ class Compiling:
 
 
 def test_keys_take_turns_at_compiling() -> None:
-    """Issue 37, item 4 (tenants): a key with many grammars delays another key by at most one of them, and not by its whole queue."""
+    """A key with many grammars delays another key by at most one of them, and not by its whole queue."""
     slots = CompileSlots(1)
     flood, late, third = [Compiling() for _ in range(5)], [Compiling() for _ in range(2)], Compiling()
     assert [slots.take(one, "flood") for one in flood] == [True, False, False, False, False]

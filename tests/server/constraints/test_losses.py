@@ -332,7 +332,7 @@ def test_nobody_outlives_a_worker_that_is_killed(spaces, tmp_path, number) -> No
 
 
 def test_a_tokenizer_that_could_not_be_written_is_written_by_the_next_start(tokenizer_json, monkeypatch) -> None:
-    """It can be read only once."""
+    """The `tokenizer.json` can be read only once here, so the zygote keeps its bytes for the next start."""
     write, num_failed = Zygote._write, 0
 
     def fails_once(self: Zygote, tokenizer_json: bytes) -> None:

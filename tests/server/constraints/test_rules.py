@@ -90,7 +90,7 @@ def test_without_a_budget_no_thought_begins() -> None:
 
 
 def test_several_tokens_may_open_a_thought() -> None:
-    """As in harmony, whose header of an answer or of a call begins like that of a thought."""
+    """In harmony, the header of a thought has several tokens, and headers of answers and calls begin with the same tokens."""
     header = (OPEN, 20, 21)
     bans = bans_of(thinking=Thinking(2, header, CLOSE, is_open=False))
     assert allowed_behind(bans, *header, 50) == ALL

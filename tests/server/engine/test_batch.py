@@ -70,7 +70,7 @@ def test_prompts_stand_before_single_tokens(rig, monkeypatch: pytest.MonkeyPatch
 
 
 def test_tables_have_no_pages_beyond_a_sequence(rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is cleared only as far as the sequence before it reached."""
+    """Steps reuse the buffer of the page tables. Before a step, a row is cleared only as far as the sequence reached that had it before."""
     one, seen = rig(), 0
     model = one.engine._model
     run = model.run

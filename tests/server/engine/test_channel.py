@@ -23,7 +23,7 @@ def heard(front: socket.socket) -> FromWorker:
 
 
 def test_a_request_arrives_with_its_excerpts() -> None:
-    """Each has a frame of its own. Excerpts whose request did not follow, because it was too large, reach no other request."""
+    """Each excerpt has a frame of its own. Excerpts whose request did not follow, because it was too large, reach no other request."""
     ours, its = socket.socketpair()
     worker = WorkerChannel(its, on_lost=lambda: None)
     submit = Submit("a", (1, 2), PARAMS, excerpts=EXCERPTS)

@@ -111,7 +111,7 @@ SEEING = SeeingLimits(square_bytes=12, edge_tokens=1, token=-1, cost=80)
 
 
 def test_images_are_embedded_beside_texts(sent) -> None:
-    """An image takes as much of a step as it costs, and no more than one of these fits into a step."""
+    """One image costs so much that no second one fits into the same step."""
     model = CountedModel(replace(LIMITS, seeing=SEEING))
     embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)))
     crops = [Crop.of(bytes([value] * 12), 1, 1) for value in range(3)]
@@ -296,7 +296,7 @@ def test_texts_are_unit_vectors_unless_asked_otherwise(rig) -> None:
 
 
 def test_texts_share_pages_only_within_a_tenant(rig) -> None:
-    """Issue 37, item 4 (tenants): a decoder that embeds reuses pages of the same salt only."""
+    """A decoder that embeds reuses pages of the same salt only."""
     num_tokens = []
     for salt in ("victim:", "spy:"):
         one = rig(limits=DECODER)

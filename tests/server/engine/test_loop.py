@@ -181,8 +181,8 @@ def undisturbed(rig):
 @ENGINES
 @pytest.mark.parametrize("num_pages", [2000, 200])
 def test_long_answers_do_not_hold_up_the_next_request_of_their_key(rig, engine, num_pages: int, undisturbed) -> None:
-    """Issue 37, item 4 (tenants): the number of steps until a request is answered does not depend on how much the key's other requests
-    still generate, even if pages are short. The others continue with the same tokens."""
+    """The number of steps until a request is answered does not depend on how much the key's other requests still generate, even if pages
+    are short. The others continue with the same tokens."""
     one = rig(engine, limits=StepLimits(VOCAB, 2048, 64, 8, (GroupLimits(num_pages),)))
     for submit in STREAMS:
         one.engine.submit(submit)
@@ -277,8 +277,8 @@ def test_scheduling_64_streams_takes_little_time(rig) -> None:
 
 @ENGINES
 def test_the_prefix_cache_is_no_oracle_for_other_tenants(rig, engine) -> None:
-    """Issue 37, item 4 (tenants): a right guess of another tenant's prompt has as many cached and computed tokens as a wrong guess, so
-    neither `cached_tokens` nor the time to the first token tells them apart. The answer does not depend on the salt."""
+    """A right guess of another tenant's prompt has as many cached and computed tokens as a wrong guess, so neither `cached_tokens` nor the
+    time to the first token tells them apart. The answer does not depend on the salt."""
     secret, wrong = tuple(range(1, 130)), tuple(range(129, 0, -1))
     found = []
     for guess in (secret, wrong):

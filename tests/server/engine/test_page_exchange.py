@@ -356,7 +356,7 @@ def test_a_page_that_cannot_be_written_ends_only_its_transfer(groups, monkeypatc
 
 
 def test_transfers_do_not_evict_each_others_pages() -> None:
-    """Each of two transfers would fit alone."""
+    """There is space for either transfer, but not for both. The second one fails, and evicts no page of the first."""
     giver = Rig(limits=limits(WHOLE))
     submits = [submit("a", 300), submit("b", 310)]
     expected = giver.run(submits)

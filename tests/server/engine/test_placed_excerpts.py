@@ -108,7 +108,7 @@ def test_a_kind_that_the_model_does_not_read_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=8), st.integers(0, 40), st.integers(0, 40))
 def test_excerpts_among_positions_are_those_with_tokens_there(parts: list[tuple[int, int]], start: int, count: int) -> None:
-    """`parts` has, for each recording, the tokens of text before it and its own."""
+    """`parts` has, for each recording, the number of text tokens before it and the number of its own tokens."""
     ids = [token for before, own in parts for token in [TEXT] * before + [AUDIO] * own]
     clips = tuple(Clip.of(b"", 0.0, 2 * own, own) for _, own in parts)
     found = placed_excerpts(Submit("r", tuple(ids), SamplingParams(1), excerpts=clips), BOTH)

@@ -238,7 +238,7 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
 
 
 def test_a_batch_does_not_depend_on_the_batch_before_it() -> None:
-    """Batches of the same rows share what does not change. Positions, masks and tokens seen so far do."""
+    """Batches of the same rows share the arrays that do not change. Positions, masks and the tokens seen so far change with each batch."""
     used = sampler_of(VOCAB)
     plain, biased, penalised = (
         row_of(SamplingParams(9, **given))

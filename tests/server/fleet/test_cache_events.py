@@ -62,8 +62,9 @@ class Sent:
 
 @pytest.mark.parametrize("groups", [PLAIN, GROUPS], ids=["one group", "windows and states"])
 def test_an_index_has_the_pages_of_the_cache_after_10000_requests(groups) -> None:
-    """10,000 random requests with shared beginnings, some with salts or images: they reuse pages, write, publish, fork, are cut short and
-    end. Sometimes the worker dies with its cache. One index hears all batches, another one asks now and then for those that it missed."""
+    """There are 10,000 random requests with shared beginnings, some with salts or images. They reuse pages, write, publish, fork, are cut
+    short and end. Sometimes the worker dies with its cache. One index hears all batches, another one asks now and then for those that it
+    missed."""
     rng = random.Random(1)
     limits = limits_of(groups)
     sent, late = Sent(), Index()

@@ -50,7 +50,7 @@ def test_cuts_change_nothing(chunks, cuts, rest):
     ],
 )
 def test_what_is_refused(data, message):
-    """Malformed framing, and framing without limit (A.2), is refused by name."""
+    """Malformed framing, and more framing than the limit allows, is refused by name."""
     with pytest.raises(ApiError, match=message):
         decode(data)
 
@@ -72,7 +72,7 @@ def test_a_declared_length():
     ("codings", "version"), [([b"gzip, chunked"], "1.1"), ([b"gzip", b"chunked"], "1.1"), ([b"identity"], "1.1"), ([b"chunked"], "1.0")]
 )
 def test_other_codings_are_refused(codings, version):
-    """A.6: a coding that is not decoded must not reach the application as if it were."""
+    """A body whose coding is not decoded must not reach the application as if it were decoded."""
     with pytest.raises(ApiError, match="transfer-encoding"):
         body_of([(b"transfer-encoding", coding) for coding in codings], version, MAX_FRAMING_BYTES)
     assert not body_of([(b"transfer-encoding", b"Chunked")], "1.1", MAX_FRAMING_BYTES).is_complete

@@ -1,4 +1,4 @@
-"""What a line with a key may say, and how a key is held to its rates."""
+"""A line of a key file states a key and its limits, and the server holds the key to these limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_line_has_a_group_models_and_rates():
     ],
 )
 def test_a_line_that_is_wrong_is_refused_without_its_key(words, message):
-    """Otherwise a misspelt limit would be part of the key, or of nothing."""
+    """Otherwise a misspelt limit would be taken for a part of the key, or be ignored."""
     with pytest.raises(SettingsError) as refused:
         read_line(f"{KEY} {words}", "api_keys")
     assert message in str(refused.value) and KEY not in str(refused.value)

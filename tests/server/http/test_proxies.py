@@ -1,4 +1,4 @@
-"""What a proxy in front of the server changes about a request."""
+"""Behind proxies, the server finds the client's address, and removes the prefix below which a proxy serves it."""
 
 from __future__ import annotations
 

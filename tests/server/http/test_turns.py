@@ -1,4 +1,4 @@
-"""Turns: one piece of each queue per iteration of the event loop."""
+"""Each iteration of the event loop runs one piece of work of each queue."""
 
 from __future__ import annotations
 

@@ -209,7 +209,8 @@ def test_a_canvas_on_which_an_image_is_largest() -> None:
 
 @pytest.mark.parametrize("size", [(15, 30), (1, 199), (20, 3)])
 def test_a_narrow_image_is_first_enlarged(size: tuple[int, int]) -> None:
-    """These are sizes of GLM-4.1V's processor, which has no edge of less than a square before it rounds."""
+    """The expected sizes are those of GLM-4.1V's processor. Before it rounds, it enlarges an image whose shorter edge has less than 28
+    pixels."""
     edges = {(15, 30): (56, 84), (1, 199): (28, 5572), (20, 3): (196, 28)}
     assert free_size(size, 28, 56 * 56, 6144 * 28 * 28, enlarges_edges=True) == edges[size]
 

@@ -72,7 +72,7 @@ def test_images_of_other_modes(decoder: ImageDecoder, mode: str, expected: int) 
 
 @pytest.mark.parametrize("transparent", [None, 300])
 def test_of_16_bits_the_higher_byte_counts(transparent: int | None) -> None:
-    """A colour is transparent only if all of its bits are those of the transparent one."""
+    """A 16-bit grey value is decoded to its upper byte. It is transparent only if all 16 bits are those of the transparent value."""
     values = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
     options = {} if transparent is None else {"transparency": transparent}
     found = np.asarray(_opened(encoded(Image.fromarray(values), **options), MOST))
@@ -98,7 +98,7 @@ def test_images_are_turned_upright(decoder: ImageDecoder) -> None:
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_damaged_tag_does_not_hide_the_orientation(format: str, orientation: int) -> None:
-    """The maker of the camera is a fraction here, and not the text that it should be."""
+    """The tag with the camera's maker is a fraction here instead of a text."""
     maker, turn = struct.pack("<HHII", 0x010F, 5, 1, 38), struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0)
     exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + maker + turn + struct.pack("<III", 0, 1, 1)
     whole = Image.Exif()
@@ -215,7 +215,7 @@ def test_pixels_that_requests_hold_are_limited() -> None:
 
 
 def test_pixels_of_images_that_are_decoded_at_once_are_limited() -> None:
-    """Each finds room before it is decoded. Only those that still find room afterwards are kept."""
+    """An image is decoded only if there is room for its pixels, and kept only if there is still room afterwards."""
     decoder, url = ImageDecoder(MOST, 2 * 5 * 16 * 16 * 3, NOWHERE), data_url(encoded(image()))
 
     async def run() -> None:

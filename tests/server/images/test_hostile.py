@@ -70,7 +70,7 @@ def test_damaged_images(fit: Fit, format: str, count: int) -> None:
 @pytest.mark.parametrize("fit", [fit for fit in WAYS if not isinstance(fit, Free)], ids=str)  # others refuse them: see test_cutting
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
 def test_long_lines_of_pixels(fit: Fit, size: tuple[int, int]) -> None:
-    """No step makes an image of all proportions large."""
+    """Each crop has 448 x 448 pixels per token. If a step enlarged such an image and kept its proportions, the image would be huge."""
     line = encoded(image(*size))
 
     async def check() -> None:

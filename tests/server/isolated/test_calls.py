@@ -83,7 +83,7 @@ def test_a_call_has_a_fork_of_its_own(calls: Calls) -> None:
 
 
 def test_warnings_about_a_clients_file_are_not_logged(calls: Calls) -> None:
-    """A call may write to no file, but it could write to the pipe of a log, and wait if nobody reads it."""
+    """A job may write to no file. A warning, however, could reach the pipe of a log, and the job would wait if nobody read the pipe."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     saved = os.dup(2)
@@ -140,7 +140,7 @@ def test_a_killed_process_is_replaced(calls: Calls) -> None:
 
 
 def test_a_late_call_ends_and_no_other(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The late call may be an attack, and the others are those of other clients."""
+    """The late call may be an attack, and the other calls belong to other clients."""
     first = int(calls.call_blocking(b"who").split()[0])
     limits: list[asyncio.Timeout] = []
     answers: list[bytearray] = []  # what each try has read so far

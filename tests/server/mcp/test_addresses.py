@@ -1,4 +1,5 @@
-"""Which addresses of MCP servers are on the internet."""
+"""Addresses of MCP servers are told apart: those on the internet, and private ones, which are refused unless the server's entry allows
+them."""
 
 from __future__ import annotations
 

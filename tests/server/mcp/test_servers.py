@@ -1,4 +1,4 @@
-"""Calls of MCP servers from an event loop."""
+"""Calls of MCP servers run beside the event loop: a cancelled call ends, and a slow server leaves threads to other servers."""
 
 from __future__ import annotations
 

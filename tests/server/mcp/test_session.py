@@ -129,7 +129,7 @@ def test_a_silent_server_is_an_earlier_one(over_stdio: Open, monkeypatch: pytest
 
 
 def test_a_later_version_may_start_slowly(over_stdio: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client takes it for an earlier one, until it refuses the handshake."""
+    """The client takes the server for one of an earlier version, until the server refuses the handshake."""
     monkeypatch.setattr("server.mcp.session.PROBE_S", 0.5)
     session = over_stdio("modern", "slow")
     assert called(session, "add", a=1, b=1).text == "2"

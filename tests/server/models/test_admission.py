@@ -83,7 +83,7 @@ def test_a_model_without_a_queue_has_a_pace_too(clock):
 
 
 def test_a_key_leaves_places_for_others():
-    """Issue 37, item 4 (tenants): a key that waits may hold 7/8 of all places, and a key that holds none is admitted."""
+    """A key that waits may hold 7/8 of all places, and a key that holds none is admitted."""
     admission = Admission("m", max_running=2, max_queued=14, max_queued_tokens=1000)
     leases = [admission.admit(1, 1, "greedy") for _ in range(14)]
     with pytest.raises(ApiError, match="your key has 14 sequences at model 'm', and 2 of 16 places are free") as caught:

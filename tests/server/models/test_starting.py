@@ -80,7 +80,7 @@ def test_the_tokenizer_is_read_while_the_model_is_loaded(stages: tuple[str, ...]
 
 
 def test_a_broken_tokenizer_ends_the_load() -> None:
-    """Its error is the one that is reported, even if the worker fails at the same time."""
+    """The error of the tokenizer is the one that is reported, even if the worker fails at the same time."""
     for error in (None, LoadError(ErrorCode.LOAD_FAILED, "the worker failed")):
         found, worker, _ = started((FETCH, "verify"), error=error, tokenizer=broken)
         assert isinstance(found, LoadError) and found.message == "the tokenizer is broken" and worker.is_stopped

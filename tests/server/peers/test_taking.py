@@ -32,7 +32,7 @@ def transfer_from(listener: socket.socket) -> Transfer:
 
 
 def answered(listener: socket.socket, body: bytes) -> tuple[list[Arrival], str]:
-    """Return what a transfer gets from a giver that answers so, and then waits, and why it ends."""
+    """Return what a transfer gets from a giver that answers with `body` and then waits, and why the transfer ends."""
     transfer, held = transfer_from(listener), list[socket.socket]()
 
     def answer() -> None:
@@ -69,7 +69,7 @@ def test_the_largest_frame_is_taken(listener: socket.socket) -> None:
 
 
 def test_an_empty_frame_with_a_right_proof_arrives(listener: socket.socket) -> None:
-    """The engine refuses it: see `test_page_exchange.py`."""
+    """The transfer passes such a frame on, and the engine refuses it: see `test_page_exchange.py`."""
     proofs = Proofs("a secret of tests")
     body = b"".join(proofs.frame(NONCE, number, data) for number, data in enumerate((encode_offer(Offer(16, (0, 0))), b"")))
     found, _ = answered(listener, body + HEAD.pack(1 << 31, bytes(32)))

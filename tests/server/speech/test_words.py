@@ -43,7 +43,7 @@ def test_the_path_is_the_cheapest(seed: int) -> None:
 
 
 def test_words_begin_where_their_tokens_attend() -> None:
-    """Four tokens: before the text, two of text, and the end. Each attends to frames of its own."""
+    """There are four tokens: one before the text, two of the text, and the end. Each attends to one span of frames."""
     attention = np.full((4, 2, 40), 1e-4, np.float32)
     for token, (begin, end) in enumerate(((0, 10), (10, 25), (25, 40), (38, 40))):
         attention[token, :, begin:end] = 1

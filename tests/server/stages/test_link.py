@@ -48,7 +48,7 @@ def test_messages_arrive_as_they_were_sent(pair, message) -> None:
 
 
 def test_arrays_arrive_as_they_were_sent(pair) -> None:
-    """Also large ones, which the socket takes piece by piece, empty ones, and views whose elements are not adjacent."""
+    """Among the arrays are large ones, which the socket takes piece by piece, empty ones, and views whose elements are not adjacent."""
     link, far = pair
     random_numbers = np.random.default_rng(1).standard_normal((700, 900)).astype(np.float32)
     arrays = [np.arange(5, dtype=np.int32), random_numbers, np.empty((0, 3), np.int32), random_numbers[::3, ::2], random_numbers.T]

@@ -131,7 +131,7 @@ def test_streams_pass_all_stages_in_order(num_stages: int, num_parts: int) -> No
 
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_a_lost_stage_ends_the_step(num_stages: int) -> None:
-    """Also if another stage than the last one is lost, from which the worker does not read itself."""
+    """With three stages, the lost one is not the last, the only one from which the worker reads itself."""
     batch = batch_of([3], [0])
     with stages(num_stages, serve=lambda num_runs: num_runs < 2) as (relay, _):
         assert [len(relay.receive()) for _ in relay.begin(batch)] == [3]
@@ -152,7 +152,7 @@ def test_a_stage_that_is_lost_between_steps_is_told(num_stages: int, monkeypatch
 
 
 def test_a_step_that_runs_tells_itself_that_a_stage_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of the stage has said how its process ended. The step reads that, and the watch does not."""
+    """The stage's host has sent how the process ended. The step reads this message; the watch leaves it alone."""
     monkeypatch.setattr("server.stages.relay.NOTICES_S", 0.01)
     told = list[StageLost]()
     near, far = socket.socketpair()
@@ -171,7 +171,7 @@ def test_a_step_that_runs_tells_itself_that_a_stage_is_lost(monkeypatch: pytest.
 
 
 def test_streams_are_read_while_the_step_computes() -> None:
-    """A stage sends more than sockets hold. It ends sending before the step asks for the first part."""
+    """A stage sends more than sockets hold, and has sent everything before the step asks for the first part."""
     batch, stream = batch_of([4], [0]), np.ones((1 << 20, SIZE), np.float32)
     near, far = socket.socketpair()
     relay, stage = Relay([Link(near, "stage 1")], lambda _num_tokens: 3), Link(far, "the worker")

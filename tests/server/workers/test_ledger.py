@@ -95,8 +95,8 @@ def event_of(choice: int, *token_ids: int, ends: FinishReason | None = None) -> 
 
 
 def test_an_unread_request_leaves_the_worker_and_returns_once_it_is_read() -> None:
-    """Issue 37, item 4 (tenants): a stream that nobody reads is not computed any further, so the front stores few events of it. Once it is
-    read, it continues after the tokens that its client gets, like a request whose worker has died."""
+    """A stream that nobody reads is not computed any further, so the front stores few events of it. Once it is read, it continues after the
+    tokens that its client gets, like a request whose worker has died."""
 
     async def scenario() -> None:
         job = Generation(submit=Submit("a", (1,), SamplingParams(max_tokens=1000), num_choices=2, cache_salt="tenant:"))

@@ -108,7 +108,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_kills_and_stops_are_pauses() -> None:
-    """A short version of `bench chaos`. Workers are killed or stopped, each after a random number of tokens. Clients notice only pauses."""
+    """This is a short version of `python -m tests.lab chaos`. Workers are killed or stopped, each after a random number of tokens. Clients
+    notice only pauses."""
 
     async def scenario() -> None:
         some = submits(32)
@@ -134,7 +135,8 @@ def test_kills_and_stops_are_pauses() -> None:
 
 
 def test_a_request_too_large_for_its_worker_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker hears nothing of it. What all recordings of a request have together is not limited here, because each travels alone."""
+    """The worker gets nothing of this request. What all recordings of a request have together is not limited here, because each travels
+    alone."""
 
     async def scenario() -> None:
         some = submits(3, max_tokens=20)
@@ -690,7 +692,7 @@ def test_a_worker_that_waits_for_stages_is_replaced_only_if_they_do_nothing(stag
 
 
 def test_pages_are_given_until_the_worker_dies() -> None:
-    """Whoever asked for the pages hears of their end: after the last page, or at once if the worker dies."""
+    """Whoever asks for pages is told when no more follow: after the last page, or at once if the worker dies."""
 
     async def scenario() -> None:
         (submit,) = submits(1)

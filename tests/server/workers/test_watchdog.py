@@ -35,7 +35,8 @@ class Watched:
 
 @pytest.mark.parametrize("slowness", [1, 4, 20])
 def test_a_long_prompt_on_a_slow_machine_is_no_stall(slowness: int) -> None:
-    """16,000 tokens in steps of 512, each of which takes `slowness` times its cost, and ever longer as the context grows."""
+    """A prompt of about 16,000 tokens runs in steps of 512. The first step takes `slowness` times the measured time; each later one takes
+    longer, because the context grows."""
     worker, pace = Watched(), Pace(512, Measured(MEASURED), 0.1)
     for step in range(16_000 // 512):
         step_s = slowness * MEASURED[512] * (1 + step / 40)

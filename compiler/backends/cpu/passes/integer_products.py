@@ -1,10 +1,10 @@
 """Compute products of quantised weights on the integer units.
 
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After: rows of x are quantised, and `integer_linear` multiplies
-integers. compiler/passes/number_schemes.py says how rows are rounded, which is the same for all targets; this pass chooses the format of
-the tile that multiplies them. Products of the same rows share the quantised rows. q and its scales are packed into panels; for weights,
-this happens when they are loaded. If the weight is also the table of embeddings, its rows are looked up in these panels. This pass changes
-results more than any other pass; decisions 0009 and 0100 in docs/decisions state the errors.
+integers. compiler/passes/number_schemes.py says how rows are rounded; this pass chooses the format of the tile that multiplies them, by the
+target. Products of the same rows share the quantised rows. q and its scales are packed into panels; for weights, this happens when they are
+loaded. If the weight is also the table of embeddings, its rows are looked up in these panels. This pass changes results more than any other
+pass; decisions 0009 and 0100 in docs/decisions state the errors.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
 8 bits are stored as bytes or as words. If only outliers take 16 bits, most of the upper plane is zero, and tiles skip its zeros.

@@ -6,8 +6,8 @@ A kernel has phases: the statements of the body's top-level `Seq`, each of which
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
     name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 
-Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, each launch requests one block of memory
-for all of them.
+Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, each launch requests one piece of shared
+memory for all of them.
 
 A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
 launch begins, if `tells` is not 0 (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and,

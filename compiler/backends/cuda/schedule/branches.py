@@ -56,7 +56,8 @@ class Branch:
         return [(var, value) for var, value in self.nest.lets if any(loads(value)) and self._is_safe(value)]
 
     def _is_safe(self, scalar: Scalar) -> bool:
-        """Return whether a scalar uses no integer that the nest reads, and the nest's condition keeps none of its loads inside a buffer."""
+        """Return whether a scalar can be computed where the nest's condition does not hold: it uses no integer that the nest reads, and its
+        loads stay inside their buffers without the condition."""
         nest, extents = self.nest, dict(self.nest.axes)
         if {var for var, _ in nest.lets} & set(free_dims(scalar)):
             return False
@@ -69,7 +70,7 @@ class Branch:
         return k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns))
 
     def point(self, k: Kernel, row: Dim, column: Dim) -> dict[DimVar, Dim]:
-        """Return the point of the nest that reads an element of the product."""
+        """Return the values of the nest's variables for which it reads an element of the product."""
         number = k.let("element", column - self.begin, self.num_columns - 1)
         return dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
 

@@ -151,8 +151,9 @@ class _Blocks:
 
     @property
     def lone_size(self) -> tuple[int, int] | None:
-        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once. Also
-        for 9 rows this tile is faster than narrow ones, whose second block it leaves no room for."""
+        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once. None
+        for other products. A kernel with this tile needs so many registers that only one of its blocks fits a multiprocessor, also while
+        it computes narrow tiles. So this tile is faster than narrow ones even for 9 rows."""
         columns, size = self.product.num_columns, self.shallow(EIGHT, NARROW).lone_size
         is_wide = self.product.choice is None and columns.is_const and columns.const * self.num_sums > MANY_COLUMNS
         return size if is_wide and size is not None and not prove_le(self.num_rows, EIGHT) else None

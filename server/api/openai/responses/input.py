@@ -195,7 +195,7 @@ def _content(content: str | Sequence[ItemPart], where: str) -> str | list[Conten
             continue
         place = f"{where}[{index}].image_url"
         if not isinstance(part.image_url, str):
-            raise invalid(place, f"{place} is absent or no text; expected a data: URL, since files are no images here")
+            raise invalid(place, f"{place} is absent or no text; expected a URL, because images given by file_id are not supported")
         parts.append(GivenImage(image_url=part.image_url, place=place, detail=part.detail))
     return joined(parts)
 
@@ -208,8 +208,8 @@ def _add_mcp(
     growing: Message | None,
     where: str,
 ) -> Message | None:
-    """Add an item of an MCP server. A call is followed by its result at once. An approval changes nothing, because the call follows it; a
-    refusal is the result of a call that was not made."""
+    """Add an item of an MCP server. A call is followed by its result at once. An approval adds nothing, because the item of the call
+    follows it. A refusal adds the call, with the refusal as its result."""
     if item.type == "mcp_approval_response":
         asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
         if asked is None:

@@ -49,8 +49,8 @@ class ResponseStore:
         return self._bytes_of.total()
 
     def put(self, stored: Stored) -> None:
-        """Store a response. To make room, remove the least recently used ones of the owner that stores most, so that no owner removes the
-        responses of others. A response that alone exceeds the limit is not stored."""
+        """Store a response. To make room, remove the least recently used ones of the owner that stores most, so that no owner displaces the
+        responses of owners that store less. A response that alone exceeds the limit is not stored."""
         if stored.is_running:
             self._running[stored.id] = stored
             return

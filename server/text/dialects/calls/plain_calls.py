@@ -156,7 +156,7 @@ class PlainCallParser:
         return True
 
     def _call_of(self, written: str) -> tuple[str, str] | None:
-        """Return the name and the arguments of an object that is a call."""
+        """Return the name and the arguments of a call written as a JSON object, or None if the text is no call."""
         try:
             whole: object = json.loads(written)
         except (ValueError, RecursionError):

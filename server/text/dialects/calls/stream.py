@@ -1,10 +1,10 @@
-"""Text that arrives in pieces, read by code that does not see the pieces: a method that needs more text yields.
+"""Text that arrives in pieces, read by generators that do not see the pieces: a method that needs more text yields.
 
     def read(self):
         name, _ = yield from stream.up_to(">")
         ...
 
-`steps` runs such code up to the point where it needs more text.
+The caller of `read` appends each piece to `held`, and runs the generator (`next`) up to the point where it needs more text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stream:
         return text
 
     def find(self, *texts: str) -> Steps[str]:
-        """Read one of `texts` if it comes next, and return it. Otherwise return an empty text."""
+        """Read the first of `texts` that comes next, and return it. Return an empty text if none does."""
         while True:
             for text in texts:
                 if text and self.held.startswith(text):
@@ -63,13 +63,14 @@ class Stream:
             yield
 
     def up_to(self, *markers: str) -> Steps[tuple[str, str]]:
-        """Read up to and with the first of `markers`. Return the text before it, and the marker; an empty one if the text ends first."""
+        """Read up to and with the first of `markers`. Return the text before it, and the marker, which is empty if the text ends first."""
         pieces: list[str] = []
         marker = yield from self.pieces_up_to(markers, pieces.append)
         return "".join(pieces), marker
 
     def pieces_up_to(self, markers: tuple[str, ...], add: Callable[[str], object]) -> Steps[str]:
-        """Do as `up_to`, but give the text before the marker to `add` as soon as it is certain. Return the marker."""
+        """Read up to and with the first of `markers`. Give the text before it to `add` as soon as it cannot be part of a marker. Return the
+        marker, or an empty text if the text ends first."""
         while True:
             found = [(at, -len(marker), marker) for marker in markers if (at := self.held.find(marker)) >= 0]
             at, marker = (min(found)[0], min(found)[2]) if found else (len(self.held), "")

@@ -38,10 +38,10 @@ class CallParser(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax(ABC):
     opening: str = ""  # marker before a call, or before all calls of an answer
-    closing: str = ""
+    closing: str = ""  # marker after a call, or after all calls of an answer
     bare: bool = False  # an answer may begin with a call without a marker
-    between: str | None = '"\\n"'  # rule of the text from `closing` to the next `opening`, maybe empty; None: no other comes
-    id_length: int = 24
+    between: str | None = '"\\n"'  # grammar rule of the text from `closing` to the next `opening`; None: an answer has one `opening`
+    id_length: int = 24  # letters and digits of a new call's id
 
     @property
     def markers(self) -> tuple[str, ...]:

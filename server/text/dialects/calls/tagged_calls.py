@@ -6,7 +6,7 @@
     </parameter>
     </function>
 
-The text of a parameter is a string as it is, or JSON; the tool's schema says which.
+The text of a parameter is a string as it is, or JSON. The tag of the parameter says which, or else the tool's schema.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
 
 
 def _readings(text: str) -> list[object]:
-    """Return the values that a text has if it is read as JSON and as Python: two, one or none."""
+    """Return the values of a text: first its value as JSON, then its value as a Python literal, without those that cannot be read."""
     found: list[object] = []
     for read in (_as_json, _as_python):
         try:

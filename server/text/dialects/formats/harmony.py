@@ -32,7 +32,7 @@ ENDS = (END, CALL, RETURN, START)
 ANALYSIS = "analysis"  # the channel of thoughts
 MARKERS = (CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 HEADER_BEGINNINGS = ("<|", "to=")
-MAX_HEADER = 256  # characters; a longer text is content without a header
+MAX_HEADER = 256  # characters of a header; a longer text is content without a header
 FUNCTIONS = "functions."
 
 
@@ -90,7 +90,7 @@ class ChannelParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the parts that were held back. A header that was cut off is dropped."""
+        """Return the parts that were held back. Drop a cut-off header if it begins with a marker; otherwise it is content."""
         held, self._held = ("" if self.done else self._held), ""
         parts: list[Part] = []
         if self._kind is not None:
@@ -195,7 +195,8 @@ def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
 
 
 def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool) -> Constraint:
-    """Return `constraint` preceded by any number of thoughts. Unless it is a call, which has its own header, it is in the final channel."""
+    """Return a constraint for any number of thoughts, and then an answer that matches `constraint`. The answer gets the header of the final
+    channel, unless it is a call, whose header is part of `constraint`."""
     channel, message, start = (marker_rule(marker, specials) for marker in (CHANNEL, MESSAGE, START))
     final = "" if is_call else f'{channel} "final" {message} '
     head = [

@@ -1,4 +1,5 @@
-"""The formats whose calls and thoughts stand between markers: one entry each, below what the model writes. harmony.py has the other one."""
+"""The formats whose calls and thoughts stand between markers: one entry each, below a comment that shows what a model writes. The only
+other format is in harmony.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Item B.8: in WebAssembly, too, an index outside its range does what the operator declares."""
+"""In WebAssembly, too, an index outside its range does what the operator declares."""
 
 from __future__ import annotations
 

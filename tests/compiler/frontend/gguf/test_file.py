@@ -466,7 +466,8 @@ def test_older_files_of_minicpm_have_the_factors_of_all_published_models(tmp_pat
 
 
 def test_keys_of_layers_that_read_those_of_others_are_left_out(tmp_path: Path) -> None:
-    """Files of Gemma 4 have key projections for layers that read the keys of earlier layers."""
+    """Files of Gemma 4 also have key projections for layers that read the keys of earlier layers. The reader leaves these projections
+    out."""
     path = convert("gemma4", "gemma4", tmp_path / "m.gguf", lambda w: w.add_tensor("blk.5.attn_k.weight", np.ones((16, 32), np.float32)))
     require_tensors(GgufModel(path), decoder_tensors("gemma4"))
 

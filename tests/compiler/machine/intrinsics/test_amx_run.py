@@ -147,7 +147,8 @@ def test_few_rows_are_multiplied_by_whole_channels(
     slot: int,
     following: int,
 ) -> None:
-    """Sums are those of the widened panel, and the ring then holds the first steps of the next panel."""
+    """The tile gives the sums of the widened panel. Afterwards its ring, into which it widens steps ahead, holds the first steps of the
+    next panel."""
     rng, stride = np.random.default_rng(k + rows), k + 19
     op, dims = AmxChannels(registers, columns, group), (k, stride, rows, *starts, slot, following)
     a = rng.integers(-128, 128, (48, stride)).astype(np.int8)
@@ -188,7 +189,7 @@ def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_unit_that_is_kept_awake_computes_the_same(run_native: Callable[..., None], amx: Target, fresh: bool) -> None:
-    """The registers that the tile changes may hold anything, so the product that follows must not read them."""
+    """The registers that `AmxStayAwake` changes may hold anything afterwards, so the product that follows must not read them."""
     a, b = (np.full(s, np.nan).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
     op, awake = AmxBf16(16, 16, fresh=fresh), [AmxStayAwake()] * 3
     check(run_native, amx, op, (np.zeros((16, 16), np.float32), a, b), (64, 64), *awake)

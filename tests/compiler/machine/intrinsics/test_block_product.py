@@ -37,7 +37,8 @@ def test_a_tile_that_cannot_be_is_refused(op: BlockProduct, problem: str) -> Non
 
 @pytest.mark.parametrize(("op", "num_columns"), [(Mma(8, 64), 20), (Wgmma(8, 128), 40)], ids=str)
 def test_the_meaning_repeats_the_last_row_and_the_last_panel(op: BlockProduct, num_columns: int) -> None:
-    """The operands have three rows and two panels, the second of which is partly filled."""
+    """If the operands have fewer rows or panels than the tile, the tile repeats the last ones. Here they have three rows and two panels,
+    the second of which is partly filled."""
     rng, panel = np.random.default_rng(0), op.panel_columns
     a, w = (rng.integers(-8, 9, (count, 64)).astype(ml_dtypes.bfloat16) for count in (3, num_columns))
     c = np.zeros(op.shared_bytes // 4, np.float32)

@@ -119,7 +119,8 @@ def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target,
 @pytest.mark.parametrize(("bits", "kind"), [(2, Kind.TERNARY), (4, Kind.INT), (4, Kind.IQ2), (8, Kind.INT)])
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
 def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, kind: Kind, height: int) -> None:
-    """Lines beside zeros are skipped, also if another row has other numbers there."""
+    """With the upper plane of rows, products count 256 times. The tile skips cache lines of weights beside which all rows have zeros; it
+    must not skip a line if only some rows have zeros there."""
     if not op_of(bits, kind=kind).runs_on(target):
         pytest.skip(f"{target.name} has no exact products of {bits} bits")
     rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, kind, upper=True)
@@ -176,8 +177,9 @@ def test_beside_a_panel_in_the_cache_other_lines_are_prefetched(later: int, coun
 @pytest.mark.parametrize("height", [1, ROWS, 2 * ROWS])
 @pytest.mark.parametrize(("bits", "rows"), [(4, DType.I8), (6, DType.I8), (8, DType.I8), (8, DType.I16)])
 def test_panels_in_memory_are_prefetched(bits: int, rows: DType, height: int) -> None:
-    """Without prefetches, a single row was slower than memory. For few rows, panels of fewer than 8 bits are prefetched twice: into the
-    second-level cache (2), and then into the first (3). For many rows, the second prefetch would only take time."""
+    """Without prefetches, the product of a single row took longer than reading the weights from memory. For few rows, panels of fewer than
+    8 bits are prefetched twice: into the second-level cache (2), and then into the first (3). For many rows, the second prefetch would only
+    take time."""
     target = TARGETS[0]
     code = link([emit_kernel("k", tiled(bits, target.lanes(4), rows, height), target)], target).optimised()
     levels = re.findall(r"call void @llvm.prefetch.*i32 0, i32 ([23]), i32 1", code)

@@ -18,7 +18,7 @@ from compiler.machine.target import get
     ],
 )
 def test_rows_of_a_block_fit_the_shared_memory(size: int, target: str, rows: int) -> None:
-    """Two blocks with many rows fit the 228 KB of a multiprocessor that has them."""
+    """Except on sm_80, two blocks fit in the 228 KB of shared memory of a multiprocessor. On sm_80, a block fits in SHARED_BYTES."""
     assert rows_for(size, size, get(target)) == rows
     num_bytes = rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size))
     assert num_bytes < (SHARED_BYTES if target == "sm_80" else 113 << 10)

@@ -37,8 +37,8 @@ def doubled() -> PrimFunc:
 @pytest.mark.parametrize("begin", [0, 4, 11, 16])
 @pytest.mark.parametrize("name", [None, *(t.name for t in NAMED.values() if t.can_run_here)])
 def test_every_lane_arrives_and_nothing_else(run_native: Any, name: str | None, begin: int) -> None:
-    """The store writes all elements of the vector and nothing else. The kernel writes from element 5 of y on, so its vectors begin at cache
-    lines if `begin` is 11."""
+    """The store writes all elements of the vector and nothing else. y begins `begin` elements after the start of a cache line, which holds
+    16. The kernel writes from element 5 of y on, so its vectors begin at cache lines if `begin` is 11."""
     room = np.zeros(256, np.float32)
     first = -room.ctypes.data % 64 // 4 + begin
     x, y = np.arange(64, dtype=np.float32), room[first : first + 64]

@@ -19,7 +19,7 @@ WIDE_OPS = [
 
 @pytest.mark.parametrize("op", [*NARROW_OPS, TURNS_OP, THIN_OP, THIN_BF16, *WIDE_OPS], ids=str)
 def test_parts_of_shared_memory_do_not_overlap(op: Wgmma) -> None:
-    """The result overwrites the stages. Behind both lie the sums that are passed, then the mbarriers."""
+    """The result overwrites the stages. Behind both lie the sums that warpgroups pass to each other, and then the mbarriers."""
     assert list(op.problems()) == []
     assert op.stages >= 3 and op.stages * op.stage_bytes <= op.passed_at and op.result_bytes <= op.passed_at
     assert op.passed_at + op.passed_bytes <= op.barriers_at and op.barriers_at + 8 * op.cluster * op.stages <= op.shared_bytes
@@ -33,7 +33,7 @@ def test_two_blocks_with_narrow_tiles_fit_the_shared_memory_of_a_multiprocessor(
 
 @pytest.mark.parametrize("op", [TURNS_OP, THIN_OP], ids=str)
 def test_a_block_whose_parts_take_turns_fits_the_shared_memory_of_a_multiprocessor(op: Wgmma) -> None:
-    """Its registers leave room for one block only."""
+    """The registers of such a block leave room for one block only, so it may have more shared memory than others."""
     assert op.turns and op.shared_bytes <= MOST_WIDE_BYTES and op.shared_bytes + 1024 <= 228 << 10
 
 
@@ -68,7 +68,7 @@ def test_accumulators_fit_the_registers_of_a_thread(sums: int, bits: int, in_gro
     ids=str,
 )
 def test_warpgroups_share_a_tile(op: Wgmma, sharing: Sharing) -> None:
-    """Warpgroups take turns where a stage holds a group for each. Together, they compute all columns, rows and steps."""
+    """Warpgroups take turns if a stage holds a group of weights for each of them. Together, they compute all columns, rows and steps."""
     assert op.sharing is sharing
     parts = op.per_warp * 64 * op.warp_rows * op.warp_folds
     assert parts * (1 if sharing is Sharing.NOTHING else WARPGROUPS) == op.columns * op.rows * op.fold
@@ -76,13 +76,14 @@ def test_warpgroups_share_a_tile(op: Wgmma, sharing: Sharing) -> None:
 
 @pytest.mark.parametrize(("length", "group"), [(4096, 4096), (384, 128)])
 def test_a_tile_is_thin_only_if_its_parts_can_take_turns(length: int, group: int) -> None:
-    """They cannot if there is one group, or if no stage holds a group for each of them."""
+    """Warpgroups cannot take turns if there is one group of weights, or if no stage holds a group for each of them."""
     assert Wgmma(8, 64, bits=4).thin(length, group) is None
 
 
 @pytest.mark.parametrize(("length", "fold"), [(4096, 8), (8960, 4), (2240, None), (896, None)])
 def test_an_instruction_of_a_thin_tile_reads_no_further_than_its_stage(length: int, fold: int | None) -> None:
-    """It reads 64 columns of bf16, of which the tile has 32. Behind the last weights are rows of the same stage."""
+    """An instruction reads 64 columns of bf16, of which a thin tile has 32. Behind the last weights of a stage, it reads rows of the same
+    stage."""
     op = Wgmma(8, 64).thin(length, length)
     assert (None if op is None else op.fold) == fold
     if op is not None:

@@ -13,7 +13,7 @@ from compiler.machine.target import NAMED, get
     ("size", "value_size"), [*((size, 0) for size in (*range(16, 144, 16), 192, 256)), (128, 128), (320, 256), (576, 512)]
 )
 def test_the_parts_of_shared_memory_do_not_overlap(size: int, value_size: int) -> None:
-    """The queries lie behind the stages, and the mbarriers behind both. Stages begin where the swizzle does."""
+    """The queries lie behind the stages, and the mbarriers behind both. Stages begin at multiples of the alignment of their swizzle."""
     op = WgmmaAttend(size, 4, False, 0.25, value_size)
     assert list(op.problems()) == []
     assert op.stages * op.parts >= 2, "something is copied while something else is multiplied"

@@ -53,7 +53,8 @@ def arguments(rng: np.random.Generator) -> list[Any]:
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 2.0)])
 def test_compiled_equals_the_meaning(window: int, softcap: float) -> None:
-    """The compiled program rounds queries and attention weights to 16 bits, so it differs by less than 8 bits do."""
+    """The compiled program rounds queries and attention weights to 16 bits, so its results differ from the interpreter's by less than the
+    quantisation to 8 bits changes them."""
     program = module(window, softcap)
     given = arguments(np.random.default_rng(0))
     wanted = Interpreter(program).call("main", *given)

@@ -77,7 +77,7 @@ def test_positions_may_say_what_a_token_sees(run, paged, shapes):
 
 @pytest.mark.parametrize("shapes", [None, "t 4 3, l c p 2 48, s m, t, t"])
 def test_a_value_may_be_the_beginning_of_its_key(run, rng, paged, shapes):
-    """This holds also if the extent of the cache that tells keys from keys and values is symbolic."""
+    """This also holds if dimension 1 of the cache is symbolic (1: keys only; 2: keys and values)."""
     q, cache, tables, seq_ids, positions, keys, _ = paged
     operands = q, cache[:, :1].copy(), tables, seq_ids, positions, 1
     found = run(PAGED_ATTENTION, *operands, scale=0.7, value_size=2, shapes=shapes, compiled=True)

@@ -43,7 +43,7 @@ class Case:
         """Return a program of this call. An index that is a number becomes a parameter of the program."""
         given = [s.strip() for s in self.shapes.split(",")] if self.shapes else []
         dims, atoms = dict[str, DimVar](), list[Atom]()
-        further = (f"further{i}" for i in range(len(self.values)))  # operands for which the last name stands, too
+        further = (f"further{i}" for i in range(len(self.values)))  # further operands, if the last name of OPERANDS stands for several
         for name, value in zip((*OPERANDS[self.op], *further), self.values, strict=False):
             shape = given.pop(0) if isinstance(value, np.ndarray) and given else None
             is_index = isinstance(value, int) and name in INDICES.get(self.op, {})

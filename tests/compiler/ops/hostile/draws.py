@@ -123,12 +123,13 @@ class Draw:
         return var
 
     def indices(self, shape: Sequence[int], bound: int, dtypes: Sequence[DType] | DType = (DType.I32, DType.I64)) -> Var:
-        """Return a tensor of indices below `bound`. In some draws, some of them are bad."""
+        """Return a tensor of indices below `bound`. In some draws, some of them are replaced by numbers at the ends of this range or
+        outside of it."""
         numbers = np.random.default_rng(self.random.getrandbits(32))
         return self.tensor(shape, dtypes, lambda extents: numbers.integers(0, max(1, bound), extents), self._attacked(bound))
 
     def listed(self, values: Sequence[int], dtypes: Sequence[DType] | DType = (DType.I32, DType.I64)) -> Var:
-        """Return a vector of these numbers, such as the first tokens of sequences. In some draws, some of them are far off."""
+        """Return a vector of these numbers, such as the first tokens of sequences. In some draws, some of them are replaced by others."""
         found = np.array([*values, 0], np.int64)
         return self.tensor([len(values)], dtypes, lambda extents: np.resize(found, extents), self._attacked(max(values, default=0) + 1))
 
@@ -139,11 +140,11 @@ class Draw:
         return ShapeValue(tuple(self.dim(n) for n in shape))
 
     def index(self, bound: int) -> Atom:
-        """Return a scalar index below `bound`. In some draws, it is bad."""
+        """Return a scalar index below `bound`. In some draws, it is at an end of this range or outside of it."""
         return self._integer(self.random.randrange(bound), bound)
 
     def scalar(self, value: int) -> Atom:
-        """Return an integer. In some draws, it is another one."""
+        """Return `value` as an operand. In some draws, return another integer."""
         return self._integer(value, value + 1)
 
     def _integer(self, value: int, bound: int) -> Atom:

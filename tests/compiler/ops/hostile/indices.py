@@ -23,7 +23,7 @@ def bad(limits: np.iinfo[Any], bound: int) -> list[int]:
 
 
 def overwrite(array: Any, bound: int, rng: np.random.Generator) -> None:
-    """Replace a third of the indices in 0 .. `bound` - 1 by bad ones, and a fifth by any numbers of the type."""
+    """Replace 30 % of the indices in 0 .. `bound` - 1 by numbers of `bad`, and 20 % by any numbers of the type."""
     limits, kind = np.iinfo(array.dtype), rng.random(array.shape)
     wrong = rng.choice(np.array(bad(limits, bound), array.dtype), array.shape)
     strange = rng.integers(limits.min, limits.max, array.shape, array.dtype, endpoint=True)

@@ -2,9 +2,9 @@
 
 A target is a row of `table.py`, which is an operator with random sizes and attributes, or a case of `cases.py`, a valid call whose indices
 are overwritten. Draw `seed` attacks the target with the index `seed % number of targets`. Its program is compiled once and called CALLS
-times, each time with new indices, and other sizes of a row. Its line is printed before it runs, and its outcome afterwards: what is wrong,
-or nothing. A signal ends the process, so the last line names the draw that caused it. `--trusting` leaves out what makes indices safe ahead
-of nests.
+times, each time with new indices and, for a row of `table.py`, other sizes. Its line is printed before it runs, and afterwards the counts
+of its outcomes, with what is wrong. A signal ends the process, so the last line names the draw that caused it. `--trusting` leaves out the
+safe copies of indices.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_blocks_are_packed_as_their_numbers_are(run, meaning, rng, of, format, s
 
 
 def test_every_float_of_16_bits_is_read_exactly(run):
-    """Also denormal and infinite ones."""
+    """This includes denormal and infinite floats; NaN is left out."""
     halves = np.arange(1 << 16, dtype=np.uint16)
     halves = halves[~np.isnan(halves.view(np.float16))]
     blocks = np.zeros((len(halves), 18), np.uint8)

@@ -158,8 +158,8 @@ def test_any_parameters_draw_what_the_meaning_draws(
 
 
 def test_a_row_does_not_see_its_neighbours(sessions: list[Session], vocab: int) -> None:
-    """A row gets the same result alone as in a batch, with rows of all kinds, and with more rows than the workspace has room for at
-    once."""
+    """A row gets the same result alone as in a batch with rows of other kinds, also if the batch has more rows than the workspace has room
+    for at once. Rows with masks, biases or seen tokens are left out."""
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 2, (MAX_ROWS, vocab)).astype(np.float32)
     kinds = [batch(rng, vocab, 1, **kind) for kind in (list(KINDS.values()) * 3)[:MAX_ROWS] if not {"masks", "biases", "seen"} & set(kind)]

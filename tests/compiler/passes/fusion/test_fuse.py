@@ -75,8 +75,8 @@ def test_an_epilogue_wraps_the_store_of_a_product(becomes: Callable[[Pass, str, 
 
 
 def test_a_custom_decode_ends_up_inside_the_product_that_reads_it(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Figure 9 of the paper: a custom loop nest that decodes packed 4-bit weights fuses into the product that reads them, so the decoded
-    weights are never written to memory."""
+    """Figure 9 of the Relax paper: a custom loop nest that decodes packed 4-bit weights fuses into the product that reads them, so the
+    decoded weights are never written to memory."""
     before = """
         func main(x: f32[n, 8], w: u8[4, 4], s: f32[4]) -> f32[n, 4] {
           dataflow { d = call_tir @decode(w, s) -> f32[4, 8] y = call_tir @mm(x, d) -> f32[n, 4] }
@@ -374,8 +374,8 @@ def test_stacked_weights_are_stacked_before_they_are_decoded() -> None:
 
 
 def test_scales_of_weights_are_decoded_once_unless_the_weights_are_shifted() -> None:
-    """Tensor cores read one scale per group. They read no shifts, so the kernel of shifted weights decodes the scales, which take less
-    memory then."""
+    """The schedule for tensor cores reads one decoded scale per group. It reads no shifts, so the kernel of shifted weights decodes the
+    scales itself: while they are encoded, they take less memory."""
     text = """
       func main(x: f32[n, 512], weight a: i8[32, 512], weight s: i8[32, 32], weight u: f32[32, 2]{params}) -> f32[n, 32] {{
         dataflow {{

@@ -84,7 +84,7 @@ def waits(trace: Sequence[Arrival], times_s: Sequence[float]) -> list[float]:
 
 
 def shared_beginnings() -> list[Arrival]:
-    """Prompts of which each begins with one of three texts."""
+    """Return 60 arrivals. Each prompt begins with one of three texts."""
     found: list[Arrival] = []
     for at in range(60):
         keys = extended(extended((), f"text {at % 3}", 512), f"own {at}", 700)
@@ -189,7 +189,8 @@ def test_the_decoding_step_in_which_the_costs_change_takes_a_part_of_both() -> N
 
 @pytest.mark.parametrize("context_s", [0.0, 1e-3])
 def test_decoding_steps_taken_together_end_when_single_steps_do(context_s: float) -> None:
-    """Also when each is longer than the one before, and the costs change meanwhile."""
+    """Decoding steps that are computed together end when single steps would, even if each step takes longer than the one before, and if the
+    costs change meanwhile."""
     costs = Costs({1: 1e-9, 512: 1e-9}, {1: 0.1}, context_s)
     slow, ends = costs.slower(2.0), list[float]()
     for most_s in (inf, 0.01):

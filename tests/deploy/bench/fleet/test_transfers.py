@@ -1,4 +1,4 @@
-"""Simulated replicas that give each other pages."""
+"""Simulated replicas give each other pages, within limits of rate and number."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_transfers_share_the_rate_of_their_giver_and_end_at_their_limit() -> Non
 
 
 def short(at_s: float, name: str) -> Arrival:
-    """Return a request that only takes its turn, so that the next one goes to the replica after."""
+    """Return a request that only takes its turn, so that the one after it goes to the next replica."""
     return Arrival(at_s, 0, 64, 10, extended((), f"short {name}", 64))
 
 
@@ -114,7 +114,7 @@ def taken(outcome: Outcome) -> list[Job]:
 
 
 def test_a_taker_receives_one_transfer_after_the_other() -> None:
-    """Each of the two comes from another replica."""
+    """The two transfers come from different replicas."""
     outcome = simulate(replace(TURNS, num_replicas=3, network=Network(2 * SHARED_S)), prompts(2))
     first, second = taken(outcome)
     assert first.num_cached == second.num_cached == 2047 and first.first_s is not None and second.first_s is not None

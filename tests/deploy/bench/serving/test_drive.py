@@ -65,7 +65,8 @@ def test_an_answer_that_is_no_whole_stream_is_an_error(answer: bytes, message: s
 
 @pytest.mark.parametrize(("in_each_event", "num_at_first"), [(True, 3), (False, 1)])
 def test_tokens_before_the_first_text_are_counted_if_the_server_tells(in_each_event: bool, num_at_first: int) -> None:
-    """Two tokens complete no character. Of servers that tell the number of tokens only at the end, it is taken that the first one does."""
+    """The first two tokens complete no character, so they have no text. If a server tells the number of tokens only at the end, the client
+    takes the first text for that of the first token."""
     texts = ["", "", "a", "b", "c"]
     events = [
         {"choices": [{"text": text, "finish_reason": "length" if at == 5 else None}], "usage": {"completion_tokens": at}}

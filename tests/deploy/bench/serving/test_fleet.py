@@ -1,4 +1,4 @@
-"""`relaxserve bench fleet`."""
+"""`relaxserve bench fleet` simulates fleets, compares policies, measures costs, and refuses wrong options and files."""
 
 from __future__ import annotations
 

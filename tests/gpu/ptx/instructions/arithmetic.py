@@ -128,8 +128,8 @@ def _apply(code: Assembler, instruction: Instruction, meaning: Meaning, dtypes: 
 
 
 def _modified(instruction: Instruction, meaning: Meaning, dtype: Any) -> Meaning:
-    """Return `meaning` as changed by the instruction's modifiers: .ftz flushes subnormals, .sat clamps to [0, 1]. The only supported
-    rounding mode is .rn."""
+    """Return `meaning` as changed by the instruction's modifiers: .ftz flushes subnormals, .sat clamps to [0, 1], .relu replaces negative
+    results by 0. The only supported rounding mode is .rn."""
     modifiers = instruction.modifiers[:-1]
     for mode in ("rz", "rm", "rp", "cc"):
         if mode in modifiers:

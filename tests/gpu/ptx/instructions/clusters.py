@@ -1,7 +1,7 @@
 """Instructions of clusters: blocks that reach the shared memory of each other, and wait for each other.
 
-An address in the shared memory of another block holds the block's rank in its upper bits. It is a fault to use an mbarrier that another
-block may not have made yet, or to reach a block that has ended.
+An address that `mapa` makes holds the rank of a block in its upper bits. It is a fault to use an mbarrier that another block may not have
+made yet, or to reach a block that has ended.
 """
 
 from __future__ import annotations

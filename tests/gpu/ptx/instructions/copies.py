@@ -208,7 +208,7 @@ def _blocks(wave: Any, thread: Array, mask: int) -> Array:
 
 
 def _copy_to(wave: Any, thread: Array, slot: Array, at: Array, source: int, size: int, barrier: int) -> None:
-    """Begin a copy to the same place in the shared memory of a block as `at` in that of the thread's block."""
+    """Begin a copy to the shared memory of the block `slot`, at the place that corresponds to `at` in that of the thread's own block."""
     awaited = mbarriers.barrier_at(wave, barrier, slot)
     number = awaited.number[slot]
     if wave.cluster > 1:

@@ -1,4 +1,4 @@
-"""Floating-point operations of the GPU in NumPy: fused multiply-add, sums rounded to odd, and the NaN in place of all others."""
+"""Floating-point operations as a GPU computes them: fused multiply-adds, sums rounded to odd, and the canonical NaN in place of others."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def gathered(parts: Array, order: Array) -> Array:
 
 @cache
 def order_of_a(count: int, per: int) -> Array:
-    """Return which element of its fragments is where in A. The registers of a lane alternate between rows 0 to 7 and rows 8 to 15."""
+    """Return, for each element of A, [16, k], its number among the elements of a warp's fragments, [registers, lanes, elements per
+    register]. The registers of a lane alternate between rows 0 to 7 and rows 8 to 15."""
     numbers = np.arange(count * WARP * per).reshape(count, WARP, per)
     result = np.empty((16, count // 2 * 4 * per), np.int64)
     for number in range(count):
@@ -135,7 +136,8 @@ def order_of_b(count: int, per: int) -> Array:
 
 @cache
 def orders_of_sums() -> tuple[Array, Array]:
-    """Return which element of the four registers of a warp's lanes, [registers, lanes], is where in C, [16, 8], and the reverse."""
+    """Return, for each element of C, [16, 8], its number among the accumulators of a warp, [4 registers, lanes], and the inverse of this
+    order."""
     result = np.empty((16, 8), np.int64)
     for number in range(4):
         result[GROUP + 8 * (number // 2), 2 * IN_GROUP + number % 2] = number * WARP + LANE

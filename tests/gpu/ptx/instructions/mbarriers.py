@@ -41,7 +41,7 @@ class Waiting:
     parities: Array
     context: Context
     write: Any
-    acquires: bool  # without, the wait orders nothing
+    acquires: bool  # whether the wait acquires; otherwise it orders nothing
     in_cluster: bool  # whether it acquires what other blocks have released
 
 
@@ -85,8 +85,8 @@ def bring(wave: Any, address: int, slots: Array, num_bytes: Array) -> None:
 
 
 def check_landing(wave: Any, address: int, slot: Array, number: Array) -> None:
-    """Raise a fault if a copy or an arrival lands in a block that has ended, or at an mbarrier that was initialised after it was sent. The
-    arrays have one element: the block, and the number of the mbarrier to which the copy or arrival was sent."""
+    """Raise a fault if a copy or an arrival lands in a block that has ended, or at an mbarrier that was initialised after the copy or
+    arrival was sent. The arrays have one element: the block, and the number of the mbarrier to which the copy or arrival was sent."""
     clusters.check_alive(wave, int(slot[0]))
     barrier = barrier_at(wave, address, slot)
     if barrier.number[slot[0]] != number[0]:
@@ -162,8 +162,8 @@ def _release_some(wave: Any) -> bool:
 
 @waits("mbarrier.try_wait", "mbarrier.test_wait")
 def _wait(code: Assembler, instruction: Instruction) -> Arrive:
-    """Wait until a phase ends. The first `try_wait` of a thread returns false at once, and the second one waits until the phase ends.
-    `test_wait` never waits."""
+    """Wait until a phase ends. If it has not ended, the first `try_wait` of a thread returns false at once, and the second one waits until
+    the phase ends. `test_wait` never waits."""
     if "parity" not in instruction.modifiers:
         raise UnknownPtx("waiting for a state is not supported; use .parity")
     to, address, parity = instruction.operands[:3]

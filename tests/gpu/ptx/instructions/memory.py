@@ -27,8 +27,8 @@ Access = Callable[[Any, Index, dict[int, Array], Array, str], None]
 
 
 def reaching(space: str, address: Any, size: int, access: Access) -> Step:
-    """Return a step that finds the memory of the addresses and passes this memory to `access`. With generic addresses, the threads of an
-    instruction may access several state spaces."""
+    """Return a step that evaluates `address` and calls `access` with the memory there. Each thread accesses `size` bytes. Threads with
+    generic addresses may access several state spaces: `access` is then called once for each."""
     if space != "generic":
 
         def step(wave: Any, index: Index) -> None:

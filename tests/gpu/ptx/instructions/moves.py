@@ -177,8 +177,8 @@ def to_integer(values: Array, dtype: Any) -> Array:
 
 
 def to_float(values: Array, dtype: Any, modifiers: tuple[str, ...]) -> Array:
-    """Convert to a float type. Round to nearest even, or as the modifier .rz, .rm or .rp says. On overflow return infinity, or with
-    .satfinite the largest finite number. Every NaN becomes the canonical one in a type of 16 bits."""
+    """Convert to a float type. Round to nearest even, or as the modifier .rz, .rm or .rp says. With .relu, negative numbers become 0. Every
+    NaN becomes the canonical one in a type of 16 bits."""
     result = values.astype(dtype)
     directed = next((m for m in ("rz", "rm", "rp") if m in modifiers), None)
     if directed is not None:
@@ -219,6 +219,8 @@ def _cvt(code: Assembler, instruction: Instruction) -> Step:
         return _cvt_pair(code, instruction, to, source, modifiers)
     if "tf32" in (to, source):
         raise UnknownPtx("tf32 is not supported")
+    if "satfinite" in modifiers:
+        raise UnknownPtx(f"cvt to {to} with .satfinite is not supported")
     dtype, from_ = DTYPES[to], DTYPES[source]
     read, write = code.read(instruction.operands[1], from_), code.write(instruction.operands[0], dtype)
     return lambda wave, index: write(wave, index, _convert(read(wave, index), dtype, modifiers))

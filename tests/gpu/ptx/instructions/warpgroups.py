@@ -255,7 +255,8 @@ def _places() -> tuple[Array, Array]:
 
 @cache
 def _orders_of_sums(n: int) -> tuple[Array, Array]:
-    """Return which element of the accumulators, [registers, threads], is where in the sums, [64, n], and the reverse."""
+    """Return, for each of the sums, [64, n], its number among the accumulators of a warpgroup, [registers, threads], and the inverse of
+    this order."""
     row, column = _places()
     result = np.empty((ROWS, n), np.int64)
     for number in range(n // 2):
@@ -278,7 +279,8 @@ def _registers_of_a(parts: list[Array], element: Any) -> Array:
 
 def operand(wave: Any, threads: Array, descriptors: Array, rows: int, *, in_lines: bool = False) -> Array:
     """Return offsets in shared memory, [warpgroups, rows * 32]. For each row of the matrix that a descriptor names, these are the offsets
-    of its 32 bytes along K. They are adjacent, unless the matrix is stored `in_lines`, transposed: then the same element of all rows is."""
+    of its 32 bytes along K. `in_lines`: the matrix is stored transposed, so elements of neighbouring rows are adjacent, not those of a
+    row."""
     d = descriptors.astype(np.int64)
     start, leading, stride = ((d >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     layouts = np.unique(d >> 62 & 3)

@@ -33,8 +33,8 @@ _FORMS = (
 
 
 def shaped(rng: random.Random, known: Fields, *, free: bool = False) -> Fields:
-    """Choose some fields of `known`, whose first field is the subject. With `free`, an empty text may replace null, which no
-    question demands."""
+    """Choose some fields of `known`, whose first field is the subject. Fields may get other names, numbers may become texts, and some
+    fields may move into an inner object. With `free`, an empty text may replace null, which no question demands."""
     subject = next(iter(known))
     chosen = rng.sample(list(known), min(len(known), rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5))))
     if rng.random() < 0.5:

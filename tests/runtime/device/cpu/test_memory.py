@@ -33,7 +33,8 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_is_written_into_sparse_memory_takes_small_pages_and_stays() -> None:
-    """A byte in each huge page takes a small page. Afterwards huge pages change no value, where the system has them."""
+    """Of each huge page into which a byte is written, only a small page takes memory. If huge pages replace them later, where the system
+    has them, no value changes."""
     before = resident_bytes()
     buffer = sparse_buffer(32 * HUGE_PAGE)
     buffer[::HUGE_PAGE] = np.arange(32)

@@ -1,5 +1,5 @@
-"""Item B.8: on a GPU, too, an index outside its range does what the operator declares. The software GPU names each access outside of a
-block of memory."""
+"""On a GPU, too, an index outside its range does what the operator declares. The software GPU names each access outside of a block of
+memory."""
 
 from __future__ import annotations
 

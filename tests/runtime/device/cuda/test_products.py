@@ -113,7 +113,7 @@ def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, target: s
 
 @pytest.mark.parametrize("name", ["int8", "int4 in short groups, in turns", "int4 in groups, gated, in turns"])
 def test_a_tile_of_a_lone_block_has_the_bits_of_other_tiles(name: str, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a tile computes 9 to 64 rows of products with more columns than those here."""
+    """Such a tile computes 9 to 64 rows of products with many columns. The test takes products with few columns for such ones."""
     monkeypatch.setattr(product, "MANY_COLUMNS", 0)
     check(CASES[name], "sm_90a")
 

@@ -141,7 +141,8 @@ def test_kernels_can_be_timed_one_by_one(software_gpu: SoftwareGpu, monkeypatch:
 
 
 def test_the_program_of_a_rank_names_whose_memory_it_reads() -> None:
-    """Nothing is fused into a kernel that reads other ranks, because they read what is in memory."""
+    """A kernel lists the ranks whose memory it reads. Nothing is fused into a kernel that reads other ranks, because it reads what they
+    have stored in memory."""
     found = {kernel.name: kernel.ranks for kernel in executable(2).meta.kernels if kernel.ranks}
     assert found == {"rank_embedding": (OWN, 0, 1, OWN), "all_gather": (0, 1, OWN)}
 
@@ -158,7 +159,8 @@ def test_a_program_for_another_number_of_gpus_is_refused(
 
 
 def test_launches_next_to_a_gathering_do_not_overlap(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between these launches, the cards wait for each other."""
+    """A gathering, and the launches before and after it, begin only when the launch before them has ended, because the cards wait for each
+    other in between."""
     software_gpu.has_cards(2, monkeypatch)
     session = opened(executable(2, OVERLAPPING), 2)
     found: list[tuple[str, bool]] = []
@@ -186,7 +188,7 @@ def test_launches_next_to_a_gathering_do_not_overlap(software_gpu: SoftwareGpu, 
 def test_a_capture_that_fails_raises_its_error_and_leaves_no_graph(
     count: int, software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver has an error of its own for a capture that ends before the streams of all cards have joined."""
+    """The error is that of the launch. The driver has another error for a capture that ends before the streams of all cards have joined."""
     software_gpu.has_cards(2, monkeypatch)
     session, num_launches = opened(executable(count), count), 0
     gc.collect()

@@ -240,7 +240,7 @@ def test_a_profile_tells_the_time_of_each_kernel_by_the_card_s_clock(session: Se
 def test_a_fault_names_the_run_and_with_debugging_the_kernel(
     debug: int, named: str, executable: Executable, software_gpu: SoftwareGpu
 ) -> None:
-    """Only with debugging, a kernel writes to memory of the host, for which its end waits."""
+    """The kernel is named only with debugging, because a kernel then writes to memory of the host, and its end waits for this."""
     with flags.scope(debug=debug):
         session = opened(executable)
     session.call("main", X)

@@ -73,7 +73,8 @@ def test_the_same_bits_as_by_other_instructions_and_in_every_batch(
 
 @pytest.mark.gpu
 def test_blocks_of_the_second_launch_compute_several_runs(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a GPU were busy with one block, each block would look at 16 tokens. Here several of them are left for one block."""
+    """With ENOUGH = 1, the schedule takes a GPU for busy with one block, so that each block looks at up to 16 items. Here several runs are
+    left for one block."""
     case = Case(heads=4, kv_heads=1, rows=(*ROWS[:12], *((s, at + i) for i in range(12) for s, at in ((1, 5), (2, 130)))))
     arguments = case.arguments()
     expected = run(executable(case.program), arguments)

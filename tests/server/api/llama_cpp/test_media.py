@@ -79,7 +79,7 @@ def test_answers_are_counted_before_files_are_decoded(reader, fields: dict[str, 
 
 
 def test_an_object_without_files_is_its_text(reader) -> None:
-    """So a text that exceeds the context may be truncated."""
+    """Such an object counts as a text, so it may be truncated if it exceeds the context."""
     server, text = reader(), "abcdefgh" * 1000
     for given in (text, {"prompt_string": text}, {"prompt_string": text, "multimodal_data": []}):
         answer = server.http().post("/completion", json={"prompt": given, "n_predict": 1, "truncate_prompt_tokens": 3})
@@ -109,7 +109,7 @@ def test_a_file_that_the_model_cannot_read_is_named(serve, answering) -> None:
 
 
 def test_a_template_leaves_the_places_of_files(serve, answering) -> None:
-    """So the prompt can be sent to /completion with the files."""
+    """The rendered prompt has a marker for each file, so it can be sent to /completion with the files."""
     server = serve(script=answering("", vision=Vision(16, edge_tokens=1, image_token=256, fit=Tiles(longest_edge=32), filter=1)))
     content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{SEEN}"}}, {"type": "text", "text": "What is it?"}]
     answer = server.http().post("/apply-template", json={"messages": [{"role": "user", "content": content}]})

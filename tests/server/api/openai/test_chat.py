@@ -391,7 +391,7 @@ def test_if_match_names_the_fingerprint(server, expected: str, status: int, stre
     ],
 )
 def test_an_effort_is_a_budget_of_thoughts(serve, path, fields):
-    """Clients send an effort to every model, so a model whose thoughts no token ends is no error."""
+    """Clients send an effort to every model, so it is no error if a model has no token that ends thoughts."""
     server, plain = serve(tokenizer=ByteTokenizer(specials=["<think>", "</think>"])), serve()
     for effort, budget in {"minimal": 512, "low": 2048, "medium": 8192, "high": None}.items():
         for one in (server, plain):

@@ -80,7 +80,7 @@ def test_a_clients_own_system_message_beside_audio_is_refused(listener, tools) -
 
 
 def test_the_decoded_bytes_of_recordings_are_limited(listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file can have many samples. All of a request reach the worker, and may be sent to several workers after each other."""
+    """A small file can have many samples. All samples of a request reach the worker, and may be sent to one worker after another."""
     server = listener()
     monkeypatch.setattr(media, "MOST_BYTES", 20_000)
     assert server.chat(messages=[asked(HEARD)]).status_code == 200

@@ -43,7 +43,7 @@ def test_an_image_is_a_url_or_base64(looker):
 
 
 def test_a_conversation_with_an_image_has_its_vector(looker):
-    """This is how vLLM takes images."""
+    """Clients of vLLM send the images that they want embedded in the messages of a conversation."""
     part = {"type": "image_url", "image_url": {"url": data_url(FILE)}}
     expected = vectors(looker, input=[{"image": data_url(FILE)}])
     assert vectors(looker, messages=[{"role": "user", "content": [part]}]) == expected

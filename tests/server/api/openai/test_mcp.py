@@ -32,7 +32,8 @@ Start = Callable[..., "Both"]
 
 
 class Both:
-    """A server and an MCP server that it may call. The model says `turns`, one after the other; it counts the results in its prompt."""
+    """A server, and an MCP server that it may call. The model's answers are `turns`, one after another: the number of results of calls in
+    its prompt says which is next."""
 
     def __init__(self, serve: Any, url: str, behaviour: Behaviour, turns: list[str], options: dict[str, Any]) -> None:
         self.behaviour, self.url, self.turns = behaviour, url, turns
@@ -73,7 +74,7 @@ class Both:
 
 
 def as_documented(value: Any) -> Any:
-    """Return an answer whose calls have texts as errors."""
+    """Return the answer with the errors of MCP calls as JSON texts."""
     if isinstance(value, list):
         return [as_documented(part) for part in value]
     if not isinstance(value, dict):
@@ -332,7 +333,7 @@ def test_a_background_response_can_be_cancelled_during_a_call(both: Start) -> No
 
 
 def test_a_background_response_with_calls_sees_images(both: Start) -> None:
-    """Each turn decodes them, also after the request was answered."""
+    """Each turn decodes the images, also after the request was answered."""
     one = both(call("add", a=2, b=3), "Five.", vision=Vision(16, edge_tokens=1, image_token=256, fit=Tiles(longest_edge=32), filter=1))
     seen = {"type": "input_image", "image_url": data_url(encoded(image())), "detail": "auto"}
     made = one.ask(background=True, input=[{"role": "user", "content": [seen, {"type": "input_text", "text": "What is it?"}]}])

@@ -65,7 +65,7 @@ def test_arguments_are_streamed_as_they_come(serve, answering):
 
 @pytest.mark.parametrize("demanded", [False, True])
 def test_functions_are_answered_by_a_function_call(serve, answering, demanded):
-    """The fields that `tools` has replaced: clients of 2023 still send them, and read `function_call`."""
+    """Clients of 2023 still send `functions`, which `tools` has replaced, and read `function_call`."""
     client = serve(script=answering(f"{CALL}\n{CALL}"), initial=HERMES).openai()
     functions = [tool["function"] for tool in TOOLS]
     asked = {"model": "null", "messages": MESSAGES, "functions": functions, "function_call": {"name": "add"} if demanded else "auto"}

@@ -68,7 +68,7 @@ def test_languages_have_codes_and_names() -> None:
 
 
 class Scripted:
-    """Draws a text for each temperature, of which each token has the same log-probability."""
+    """A fake decoding. The text depends on the temperature, and all of its tokens have the log-probability given for this temperature."""
 
     def __init__(self, job: Job, logprobs: dict[float, float]) -> None:
         self._temperature, self._logprob = job.submit.params.temperature, logprobs[job.submit.params.temperature]

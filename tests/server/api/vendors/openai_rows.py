@@ -127,7 +127,7 @@ RESPONSES: dict[str, Row] = {
             {"type": "function_call_output", "call_id": "c", "output": "1"},
         ],
         refused=([*ITEMS, {"type": "image_generation_call", "id": "i", "status": "completed", "result": "aGk="}],),
-        note="text, calls, their outputs and reasoning; other items are refused",
+        note="text, images, audio, calls, their outputs and reasoning; other items are refused",
     ),
     "instructions": honoured("Be brief.", None),
     "max_output_tokens": honoured(16, None),

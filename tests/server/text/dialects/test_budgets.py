@@ -77,7 +77,7 @@ def test_a_block_of_thoughts_ends_with_its_budget(form: Format, thoughts: Though
 
 @pytest.mark.parametrize("budget", [0, BUDGET])
 def test_the_channel_of_thoughts_ends_with_its_budget(budget: int) -> None:
-    """The model wants to think again after its thoughts were ended. It must choose another channel."""
+    """After its thoughts were ended, the model tries to open the channel of thoughts again. It must choose another channel."""
     tokenizer = ByteTokenizer(specials=[*harmony.MARKERS, "analysis"])
     dialect = Dialect.of(tokenizer, "harmony", None)
     thought = f"{harmony.CHANNEL}analysis{harmony.MESSAGE}{LOOP * 20}"

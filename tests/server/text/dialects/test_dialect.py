@@ -78,7 +78,7 @@ GLM45 = (
     [(QWEN3_CODER, "qwen3-coder"), (DEEPSEEK_V3, "deepseek-v3"), (GLM45, "glm45"), (GLM45.replace("\n<arg", "<arg"), "glm47")],
 )
 def test_templates_shaped_like_those_of_models_tell_their_format(source, name):
-    """Prompts that open thoughts, thoughts before calls, and arguments that are appended to a text."""
+    """These templates have prompts that open thoughts, thoughts before calls, or arguments that are appended to a text."""
     assert Dialect.of(WithTemplate(source), None, None).format.name == name
 
 

@@ -279,7 +279,7 @@ def test_python_is_read_and_never_run(written, arguments):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_any_text_gives_the_same_parts_for_every_cut(name):
-    """Texts of the format's markers in any order, and of pieces of calls: what is no call stays content."""
+    """Each text has the format's markers in any order, and pieces of calls. What is no call stays content."""
     form, chance = FORMATS[name], random.Random(name)
     call = WRITERS[name]([("add", {"a": 1}), ("write_file", {"path": "p", "content": "c"})])
     rules = rules_of(form, splits=True)

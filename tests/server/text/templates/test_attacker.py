@@ -48,7 +48,7 @@ def _step(context, num_chars):
 
 
 def test_the_attack_finds_a_filter_that_refunds_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Item A.1 of issue 37: put back the filter `step`, and a meter that takes any number."""
+    """The test puts back the filter `step`, and a meter that takes any number."""
     table = filters.metered_filters()
     monkeypatch.setattr(sandbox, "metered_filters", lambda: {**table, "step": _step})
     monkeypatch.setattr(meter, "_check_count", lambda _number: None)
@@ -57,7 +57,7 @@ def test_the_attack_finds_a_filter_that_refunds_the_meter(monkeypatch: pytest.Mo
 
 
 def test_the_attack_finds_keys_of_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Item A.1 of issue 37: put back Jinja's `unique`, which compares each tuple with all others of its hash."""
+    """The test puts back Jinja's `unique`, which compares each tuple with all others of its hash."""
     table = filters.metered_filters()
     unique = filters._jinja(jinja2.filters.FILTERS["unique"], by_item=True, deep=True)
     limits = Limits(time_s=20.0, memory_bytes=64 << 20)

@@ -35,7 +35,7 @@ def recording(seconds: float) -> HeardRecording:
 
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
 def test_prompts_for_voxtral_are_those_of_mistral_common(number: int) -> None:
-    """They have the same ids, also those of recordings."""
+    """The prompts have the same token ids, including those of recordings."""
     parts = [part for message in CONVERSATIONS[number] if isinstance(message["content"], list) for part in message["content"]]
     recordings = [recording(part["seconds"]) for part in parts if part["type"] == "audio"]
     ears = Ears(VOXTRAL, NO_DECODER, Markers(AUDIO, "audio", "recordings"))

@@ -18,7 +18,7 @@ BIG = "{% set ns = namespace(s='x' * 1000, l=[0], t=(1,)) %}"
 SHARED = (
     "{% set ns = namespace(l=[0], m=[0]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}"
 )
-# Item A.1 of issue 37: -1 and -2 have the same hash, so these 1024 tuples have it, too.
+# -1 and -2 have the same hash, so these 1024 tuples have the same one, too.
 EQUAL_HASHES = "{% set ns = namespace(l=[()]) %}" + (
     "{% set n = namespace(l=[]) %}{% for t in ns.l %}{% set n.l = n.l + [t + (-1,), t + (-2,)] %}{% endfor %}{% set ns.l = n.l %}" * 10
 )
@@ -165,7 +165,7 @@ INTERNAL = ("step", "_step", "compared value", "made value", "key value", "joine
 
 @pytest.mark.parametrize("name", INTERNAL)
 def test_names_of_the_sandbox_mean_nothing_in_a_template(name: str) -> None:
-    """Item A.1 of issue 37: a template that called the filter `step` with a negative number refunded the meter."""
+    """A template that called the filter `step` with a negative number would refund the meter."""
     template = ChatTemplate(f"{{{{ [-9] | map({name!r}) | list }}}}", {})
     with pytest.raises(TemplateError, match="No filter named"):
         template.render(MESSAGES)
@@ -179,7 +179,7 @@ def test_names_of_the_sandbox_mean_nothing_in_a_template(name: str) -> None:
 
 @pytest.mark.parametrize("number", [-1, -(10**30), True, 1.5, float("nan"), "1", None])
 def test_the_meter_takes_counts_only(number: Any) -> None:
-    """Item A.1 of issue 37: no value that is not a count reaches the meter."""
+    """No value that is not a count reaches the meter."""
     meter = Meter(Limits(time_s=1.0, memory_bytes=1000))
     for take in (meter.charge, meter.step):
         with pytest.raises(TemplateLimit, match="expected a count"):

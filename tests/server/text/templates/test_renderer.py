@@ -41,7 +41,7 @@ def process_of_after(renderer: Renderer) -> int:
 
 
 def test_nothing_from_outside_is_compiled_or_rendered_in_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Item A.1 of issue 37: a template from outside is compiled, checked and rendered in its process, also when it is short."""
+    """A template from outside is compiled, checked and rendered in its process, even a short one."""
 
     def refuse(*_args: object) -> None:
         raise AssertionError("the front runs a template")

@@ -29,6 +29,6 @@ In order of reading:
     floats.py            the unit of vectors of f32, or of pairs of bf16
     integers.py          the unit of exact products of integers, for 8-bit pages
     matrix_rows.py       a matrix unit, for pages of bf16: how it loads and multiplies panels
-    matrix.py            the unit, and the order of its tiles
+    matrix.py            the `Unit` of a matrix unit, and how it adds a block to a tile
     ragged.py            apart from all these, texts of an encoder, whose keys are not in pages: each token has a lane
 """

@@ -46,7 +46,7 @@ FIRST = Dim.of(0)  # the first buffer
 
 @dataclass(frozen=True, slots=True)
 class Base2Softmax(OnlineSoftmax):
-    """The maximum is [rows]. It is multiplied by log2(e), as are scores."""
+    """The online softmax with base 2. `maximum` is [rows], and is multiplied by log2(e), as scores are."""
 
     def clear(self, k: Kernel, row: Dim) -> None:
         self.maximum[row] = LEAST

@@ -29,7 +29,7 @@ from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
 TOGETHER = 2  # vectors of a tile of long texts, if a vector fits one register of 32; more would not fit
-LONG = 64  # mean tokens of a text from which on texts are long
+LONG = 64  # the texts of a batch count as long if they have at least so many tokens on average
 KEYS = 8  # keys whose scores are computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
 
@@ -67,7 +67,7 @@ class _Softmax:
 class _Source:
     """The keys and values of one head."""
 
-    keys: Callable[[Dim, Dim], Scalar]  # of a token and an element
+    keys: Callable[[Dim, Dim], Scalar]  # from the index of a token and that of an element to this element of the token's key
     values: Callable[[Dim, Dim], Scalar]
 
 

@@ -49,11 +49,11 @@ class McpCalls:
         return [used.offer for used in self._used.values()]
 
     def functions(self, listed: Mapping[str, Sequence[McpTool]]) -> list[McpFunction]:
-        """Return the functions that the model may call, for the tools of each server by label."""
+        """Return the functions that the model may call. `listed` has the tools of each server, by the server's label."""
         return functions_from([(used.offer, listed.get(label, ())) for label, used in self._used.items()], self._taken)
 
     async def tools(self, label: str) -> list[McpTool]:
-        """Return the tools of a server. Raise McpError."""
+        """Return the tools of a server. Raise McpError if the server does not list them."""
         used = self._used[label]
         return await self._servers.run(used.entry, used.session.tools)
 

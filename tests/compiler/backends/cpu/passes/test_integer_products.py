@@ -307,7 +307,8 @@ def test_rows_that_choose_a_widened_matrix(becomes: Callable[[Pass, str, str], N
 
 
 def test_rows_of_a_small_table_are_quantised_before_they_are_looked_up(becomes: Callable[[Pass, str, str], None]) -> None:
-    """The table may have been changed by the pass, too."""
+    """If the table has fewer rows than are looked up, its rows are quantised, and the integers are looked up. The table may be the result
+    of another product that the pass replaces, as here."""
     params = "x: f32[t, 64], i: i32[8*t], e: i32[8*t], q: u8[64, 32], s: f16[64, 2], p: u8[3, 6, 32], z: f16[3, 6, 2]"
     before = f"""
         func main({params}) -> f32[8*t, 6] {{
@@ -352,7 +353,7 @@ def test_rows_of_a_small_table_are_quantised_before_they_are_looked_up(becomes: 
 
 
 def test_rows_of_a_large_table_are_quantised_after_they_are_looked_up() -> None:
-    """A vocabulary has more rows than a step has tokens."""
+    """If the table has more rows than are looked up, as a vocabulary usually has, the rows are quantised after the look-up."""
     module = parse("""
         func main(x: f32[1000, 64], i: i32[t], q: u8[6, 32], s: f16[6, 2]) -> f32[t, 6] {
           g = embedding(x, i)
@@ -367,7 +368,7 @@ def test_rows_of_a_large_table_are_quantised_after_they_are_looked_up() -> None:
 
 @pytest.mark.parametrize("in_units", [False, True])
 def test_rows_that_choose_a_matrix_with_offsets_are_integers(in_units: bool) -> None:
-    """In a mixture, the zero points or shifts of the chosen matrix are subtracted."""
+    """If each row chooses a matrix, the product subtracts the zero points or shifts of the chosen matrix."""
     rng = np.random.default_rng(0)
     if in_units:
         params = "s: i8[3, 6, 4], su: f16[3, 6, 1], o: i8[3, 6, 4], ou: f16[3, 6, 1]"

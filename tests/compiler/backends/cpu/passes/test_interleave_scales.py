@@ -1,4 +1,5 @@
-"""`interleave_scales` stores bf16 scales behind the 4-bit weights of their group. Results stay the same, and so do other products."""
+"""`interleave_scales` stores bf16 scales behind the 4-bit weights of their group. It changes no results, and leaves other products as they
+are."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ func main(x: f32[m, 64], q: u8[40, 32], s: bf16[40, 2]) -> object {
   return y
 }
 """
-# Two sums in one product.
+# A kernel that computes two products of the same rows.
 GATED = """
 func main(x: f32[m, 64], q: u8[40, 32], s: bf16[40, 2], u: u8[40, 32], t: bf16[40, 2]) -> object {
   dataflow {
@@ -36,7 +37,7 @@ func main(x: f32[m, 64], q: u8[40, 32], s: bf16[40, 2], u: u8[40, 32], t: bf16[4
   return y
 }
 """
-# The sum is written over an operand that comes after the weights.
+# The sum may overwrite the operand `b`, which comes after the weights.
 ADDED = """
 func main(x: f32[m, 64], q: u8[40, 32], s: bf16[40, 2], r: f32[m, 40]) -> object {
   dataflow { d = dequantize(q, s, bits=4, group=32) y = linear(x, d) b = exp(r) z = add(y, b) w = exp(z) }
@@ -82,7 +83,7 @@ SHORT, EXPERT = ("2", "3", "1", "144"), ("3", "2", "3", "1", "144")
     ],
 )
 def test_results_stay_the_same(text: str, shapes: list[tuple[str, ...]]) -> None:
-    """`shapes` are those of the weights whose scales are moved."""
+    """The pass changes no result. It moves scales behind the weights whose interleaved arrays have these `shapes`, and into no others."""
     module, passes = parse(text), pipeline(get("wasm-relaxed"))
     before, after = passes.until("pack_operands")(module), passes.until("interleave_scales")(module)
     verify(after)

@@ -104,7 +104,7 @@ def test_rows_have_the_same_bits_in_any_batch(
 def test_rows_that_fill_no_tile_read_their_columns_once(
     amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], program: str
 ) -> None:
-    """The remaining rows are one tile of any height: fewer rows make the unit load and multiply as many registers as more rows."""
+    """Rows that fill no tile are computed as one tile: one row makes the unit load and multiply as many registers as eight rows."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
     executable, counts = compiled(PROGRAMS[program][0], amx), list[list[int]]()
@@ -191,7 +191,8 @@ def test_sums_of_few_rows_stay_in_registers(
     assert configured == claims
     assert stores == claims * registers * 2
     assert products == claims * (steps * registers * 2 + awake)
-    # With three registers of rows, one register holds columns: four of its loads serve six products.
+    # In each step, each register of rows is loaded once, and each of two registers of columns once. With three registers of rows, one
+    # register is left for columns: it is loaded four times for the six products.
     assert loads == claims * steps * {1: 3, 2: 4, 3: 7}[registers]
 
 
@@ -231,7 +232,8 @@ def test_few_rows_are_multiplied_in_registers(
 
 
 def test_a_row_alone_has_the_bits_of_its_batch(amx: Target, compiled: Callable[[str, Target], Executable]) -> None:
-    """A row without finite elements is quantised to arbitrary bytes, for which both ways compute the same sum."""
+    """A single row has the same bits as in a batch. A row without finite elements is quantised to arbitrary bytes, for which the code for
+    few rows and the unit compute the same sum."""
     text, (x, w) = widened(41, 576, 32)
     x[3], x[4, ::2], x[5] = np.nan, np.inf, 0
     executable = compiled(text, amx)
@@ -266,7 +268,7 @@ func main(x: f32[m, {CHOSEN[0]}], g: f32[{MATRICES}], u: f32[{MATRICES}], e: i32
 def test_rows_of_experts_have_the_same_bits_in_any_batch(
     amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]
 ) -> None:
-    """Experts with no, one, few and many rows. The rows of an expert need not be adjacent."""
+    """Rows have the same bits in any batch, for experts with no, one, few and many rows. The rows of an expert need not be adjacent."""
     rng, (k, n), before = np.random.default_rng(0), CHOSEN, matrix_unit.counts
     chosen = np.repeat(np.arange(len(COUNTS), dtype=np.int32), COUNTS)
     x = rng.normal(size=(len(chosen), k)).astype(np.float32)

@@ -39,7 +39,7 @@ class Case:
     sinks: bool = False
     value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
     exact: bool = False  # queries and weights must not be rounded to bf16
-    row_bits: int = 16  # to which queries and weights may be rounded over pages of 8 bits
+    row_bits: int = 16  # number of bits to which queries and attention weights may be rounded if pages have 8 bits
     image: int = 0  # if not 0, a token sees the last 40 positions, and up to the end of its image: all images have this many positions
 
     @property
@@ -296,8 +296,8 @@ def test_pages_of_bytes_are_multiplied_as_integers(kernels: Callable[..., dict[s
 
 @pytest.mark.parametrize("case", [Case(4, 2, 40, "i8"), Case(4, 2, 64, "f16"), Case(4, 2, 40, "bf16")], ids=str)
 def test_pairs_are_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Case) -> None:
-    """The tile that multiplies pairs of bf16 needs bf16 pages and a head size that is a multiple of 16. It is chosen only on targets where
-    products in f32 are slower. All other targets and cases share one schedule."""
+    """The tile that multiplies pairs of bf16 needs bf16 pages and a head size that is a multiple of 16. In cases without them, a target
+    that has this tile gets the same kernel as a target that lacks it."""
     (found,), (elsewhere,) = (attention_in(kernels(case.program, target)) for target in ("avx512-bf16-amd", "avx512"))
     assert canonical_text("k", found) == canonical_text("k", elsewhere)
 
@@ -343,7 +343,8 @@ def test_a_matrix_unit_is_as_near_and_as_stable(run: Callable[..., NDArray[np.fl
 
 @pytest.mark.parametrize("window", [0, 90])
 def test_a_matrix_unit_merges_splits(run: Callable[..., NDArray[np.float32]], amx: Target, window: int) -> None:
-    """Rows whose keys are in two splits: the tokens of tiles on both sides of the limit, and single tokens."""
+    """On a matrix unit, rows whose keys are in two splits are near the interpreter's, and have the same bits alone as in a batch. They are
+    the tokens of tiles on both sides of a limit of splits, and single tokens."""
     case, last = Case(16, 2, 32, "bf16", window=window), 1042
     rows = [(0, p) for p in range(last - 47, last + 1)]
     q, cache, _, ids, at = case.arguments(np.random.default_rng(6), rows)
@@ -363,8 +364,8 @@ def test_a_matrix_unit_is_kept_awake(kernels: Callable[..., dict[str, PrimFunc]]
 
 @pytest.mark.parametrize(("value_size", "products"), [(0, 4), (32, 2)])
 def test_products_of_a_token_prefetch_on_a_matrix_unit(kernels: Callable[..., dict[str, PrimFunc]], value_size: int, products: int) -> None:
-    """The products of single tokens prefetch the next page: in both phases for single tokens those with keys, and those with values if
-    pages have values. There is code for whole blocks and code for parts of blocks."""
+    """Products of single tokens prefetch the next page: those with keys in two phases, and those with values if pages have values. Each is
+    compiled twice, for whole blocks and for parts of blocks."""
     (kernel,) = attention_in(kernels(Case(4, 2, 64, "bf16", value_size=value_size).program, "amx"))
     assert canonical_text("k", kernel).count("prefetching=true") == 2 * products
 
@@ -399,7 +400,7 @@ def test_adjacent_tiles_of_a_prompt_share_keys(run: Callable[..., NDArray[np.flo
 
 
 def test_products_skip_keys_that_their_rows_do_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product has the rows of 16 tokens here, and a panel 32 keys."""
+    """A product of the matrix unit leaves out keys that its rows do not see. Here it has the rows of 16 tokens, and a panel has 32 keys."""
     case, taken, meaning = Case(2, 1, 32, "bf16"), list[Sequence[int]](), AmxAttend.meaning
 
     def spy(op: AmxAttend, arrays: Sequence[NDArray[Any]], dims: Sequence[int]) -> None:

@@ -110,8 +110,7 @@ def test_weights_of_integers(
     agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], bits: int, group: int, kind: str, k: int
 ) -> None:
     """Experts may have quantised weights. Two products with the same choice share a kernel; each expert has panels of its own, and rows are
-    quantised, too. All targets compute
-    the same bits."""
+    quantised, too. All targets compute the same bits."""
     held, length, groups = ("i8", k, 1) if bits == 8 else ("u8", k // 2, k // group)
     text = f"""
         func main(x: f32[m, {k}], gate: {held}[3, 40, {length}], up: {held}[3, 40, {length}], s: f32[3, 40, {groups}], chosen: i32[m])

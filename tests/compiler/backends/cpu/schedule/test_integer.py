@@ -245,8 +245,7 @@ def test_machines_without_integer_units_multiply_integers_too(name: str) -> None
 )
 def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, more: str, tile: str) -> None:
     """Matrix units multiply bytes if a group of weights fills the depth of a tile. They widen weights of 4 bits only if the program lets
-    them round. The interpreter runs the scheduled kernel, because this
-    machine may lack the unit."""
+    them round. The interpreter runs the scheduled kernel, because this machine may lack the unit."""
     program, x, w = plain(bits, group, 40, more=more), f32(19, K), f32(40, K)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(program))
     tiles = {type(s.op) for p in scheduled.prim_functions.values() for s in walk_stmts(p.body) if isinstance(s, Tile)}

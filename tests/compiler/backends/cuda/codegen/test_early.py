@@ -11,7 +11,7 @@ from compiler.ir.text.parser import parse
 from compiler.machine.target import get
 from runtime.executable import Executable
 
-NUM_WORDS = 3  # of the record of a softmax: two buffers and the number of rows
+NUM_WORDS = 3  # words that a softmax reads from its record: two buffers and the number of rows
 WAIT, LET_BEGIN = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 CHAIN = """
 func main(x: bf16[n, 128], {weight}w: bf16[64, 128]) -> object where n in 0..64 {{
@@ -40,7 +40,8 @@ def overlapping(executable: Executable) -> list[bool]:
 
 
 def test_a_product_reads_weights_early_and_everything_else_waits() -> None:
-    """A product copies weights before it waits. A kernel of another kind only reads its record before, whose words then arrive together."""
+    """A product copies weights before it waits. A kernel of another kind reads only its record before it waits, so that the words of the
+    record arrive together."""
     executable = compiled(CHAIN.format(weight="weight "))
     (product,) = (text for name, text in bodies(executable).items() if "wgmma" in text)
     (rest,) = (text for name, text in bodies(executable).items() if "wgmma" not in text)

@@ -154,9 +154,10 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", GPUS)
 def test_kernels_assemble_without_spills(name: str, program: str) -> None:
     said = assembled(program, name).said
-    # For sm_100a, the assembler gives attention in f32 64 registers, so that more blocks run at once, and stores and loads one address.
-    # For sm_90a, the products of 4 bits keep one number on the stack if their columns are no multiple of the tile's; the next test makes
-    # sure that no loop does. So does attention of wide heads (decision 0166), for whose loop a test in test_speed.py makes sure.
+    # For sm_100a, the assembler gives attention in f32 only 64 registers, so that more blocks run at once, and keeps one address on the
+    # stack. For sm_90a, the products of 4 bits keep one number on the stack if their columns are no multiple of the tile's; the next test
+    # makes sure that no loop accesses it. Attention of wide heads keeps numbers there, too (decision 0166); a test in test_speed.py makes
+    # sure that its loop does not.
     allowed = 8 if name == "sm_100a" or (name, program) == ("sm_90a", INTEGERS) else 56 if (name, program) == ("sm_90a", WIDE_HEADS) else 0
     assert max(map(int, re.findall(r"(\d+) bytes spill", said))) <= allowed
     assert not SERIALISED.search(said), "the assembler serialised operations that should overlap"

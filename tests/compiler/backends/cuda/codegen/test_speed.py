@@ -1,4 +1,4 @@
-"""Tests read the machine code of a step, without a card, for what makes it slow. Each test names what a kernel would lose."""
+"""Tests that read the machine code of a step, without a card, and fail if it has something that makes kernels slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.lab.sass.step import Kernel, ProgramCode, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
 FORMATS = ("bf16", "int4-128", "int8")
-AWAY = 32  # instructions between a load and its first use, of a warp that shares a scheduler with others
+AWAY = 32  # fewest instructions between a load and its first use, in a warp that shares its scheduler with others
 BARRIERS_OF_TURNS = 4  # barriers by which two warpgroups that take turns wait for each other; each passes two of them
 IN_FLIGHT = 32 << 10  # bytes of weights that a multiprocessor with work should have in flight
 
@@ -41,7 +41,7 @@ def code(request: pytest.FixtureRequest) -> StepCode:
 
 
 def products(code: StepCode) -> Iterator[tuple[Kernel, TileLoops]]:
-    """Yield the loops along k of each tile of each product."""
+    """Yield, for each tile of each product, its kernel and its loops along k."""
     for kernel in code.kernels.values():
         for loops in loops_of_tiles(kernel) if kernel.tiles else []:
             yield kernel, loops
@@ -113,7 +113,7 @@ def test_attention_of_long_runs_copies_while_it_multiplies(code: StepCode) -> No
 
 @cache
 def attention(kind: str) -> ProgramCode:
-    """Return attention of a kind that has room for one stage of keys and values."""
+    """Return the code of attention whose heads are so large that only one stage of keys and values fits into shared memory."""
     heads, kv_heads, size, value_size, softcap = {
         "heads of 192": (16, 8, 192, 0, 0.0),
         "heads of 256": (8, 4, 256, 0, 0.0),
@@ -178,7 +178,7 @@ def facts_of_product(text: str) -> LoopFacts:
 
 
 def planted(text: str) -> str:
-    """Return the code with a text before the fence of each turn."""
+    """Return the code of the product with `text` inserted before the fence that each turn of the loop executes."""
     fence = "fence.proxy.async.shared::cta;"
     begin = ptx().index(fence, ptx().index(fence) + 1)
     return ptx()[:begin] + text + ptx()[begin:]

@@ -137,7 +137,7 @@ def test_long_runs_by_wgmma_are_near_the_meaning(case: Case) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_concatenated_texts_are_near_the_meaning(bias: bool) -> None:
-    """Texts and pages share one walk, for more than FEW tokens and for few."""
+    """Attention over concatenated texts and over pages is scheduled by the same code, both for up to FEW tokens and for more."""
     given, taken = (", b: f32[2, 9]", ", b") if bias else ("", "")
     program = f"""
 func main(q: f32[t, 2, 3], k: f32[t, 2, 3], v: f32[t, 2, 3], ids: i32[t], starts: i32[s]{given}) -> f32[t, 2, 3]

@@ -38,7 +38,8 @@ def test_a_group_of_rows_is_loaded_before_any_is_stored() -> None:
 
 
 def test_no_branch_is_between_rows_that_all_exist() -> None:
-    """LLVM would move the load of each row behind the branch, so that the loads would follow each other."""
+    """With a branch between two rows that both exist, LLVM would move the load of each row behind its branch, so that a load would wait for
+    the one before."""
     text = print_module(plan(parse(RESIDUAL), Options(get("sm_90a"))).module)
     groups = re.findall(r"alloc local held: f32\[(\d+)\](.*?)(?=\belse\b|alloc local held|\Z)", text, re.DOTALL)
     assert [("when" in group) for _, group in groups] == [False, True] * 3
@@ -59,7 +60,8 @@ func main(x: bf16[n, 64], slots: i32[n], cache: bf16[1, 2, 9, 1, 1024], weight w
 
 
 def test_places_in_the_cache_are_loaded_before_any_row_is_stored() -> None:
-    """Otherwise a thread would wait for the place of each row in turn."""
+    """A thread loads the places in the cache of all its rows before it stores a row. Otherwise it would wait for the place of each row in
+    turn."""
     text = print_module(plan(parse(APPENDED), Options(get("sm_90a"))).module)
     stores = [part for part in re.split(r"(?=alloc local held)", text) if "new_cache[" in part]
     assert len(stores) >= 4, "keys and values, in tiles of several heights"

@@ -1,4 +1,4 @@
-"""Some products run on tensor cores. The tests check which ones do, and that their results equal the interpreter's."""
+"""Some products run on tensor cores. The tests check which ones do, and that their results are near the interpreter's."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def in_long_groups(num_columns: int) -> str:
 
 
 def test_a_product_with_few_columns_has_thin_tiles_for_few_rows() -> None:
-    """Narrow tiles of 64 columns would be blocks for less than half of the multiprocessors of an H100."""
+    """Narrow tiles of 64 columns would be blocks for less than half of the multiprocessors of an H100 (with bf16 weights: less than a
+    quarter), so up to 8 rows get tiles of 32 columns."""
     others = [(32, 64), (64, 64), (128, 64), (64, 256)]
     assert tiles(in_long_groups(4096), "sm_90a") == [(8, 32), *others]
     assert tiles(in_long_groups(8192), "sm_90a") == [(8, 64), *others]
@@ -111,7 +112,8 @@ def test_a_product_with_few_columns_has_thin_tiles_for_few_rows() -> None:
 
 
 def test_a_product_with_many_columns_has_tiles_for_lone_blocks() -> None:
-    """Narrow tiles would be more blocks than run at once."""
+    """If narrow tiles would be more blocks than run at once, more than 8 rows get wide tiles: for blocks that run alone, and for more rows
+    also for pairs of blocks in a cluster."""
     assert tiles(in_long_groups(16896), "sm_90a") == [(8, 64), (32, 64), (64, 64), (128, 64), (64, 256)]
     assert tiles(in_long_groups(32768), "sm_90a") == [(8, 64), (64, 256), (64, 256)]
     *_, lone, paired = ops(in_long_groups(32768), "sm_90a")
