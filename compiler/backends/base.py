@@ -15,8 +15,8 @@ from compiler.passes.base import Instrument, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A back end: a function for each of the three steps from a program to machine code, and the choice of the machine that prepares
-    weights."""
+    """The three functions of a back end that turn a program into scheduled kernels, each kernel into LLVM IR, and all kernels into linked
+    code, and two facts about the back end."""
 
     # Return the pipeline that turns operators into scheduled kernels in planned memory.
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]

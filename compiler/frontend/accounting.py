@@ -40,7 +40,7 @@ class Accounting:
             self._missing.append(f"{name} {list(shape)}")
         elif info.shape != shape:
             self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
-        elif info.dtype.kind in "iub" and len(shape) > 1 and name.endswith(".weight"):  # names of parts end differently
+        elif info.dtype.kind in "iub" and len(shape) > 1 and name.endswith(".weight"):  # parts of quantised matrices have other endings
             self._unscaled.append(f"{name} ({info.dtype})")
 
     def ignore(self, *patterns: str) -> None:

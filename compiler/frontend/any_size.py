@@ -7,9 +7,9 @@ The `n` crops of a call consist of `q` squares of `m` patches, and each square b
 its row and column in its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each
 patch by a matrix, and applies the layers of the encoder. Except in SigLIP 2, layers rotate queries and keys by row and column.
 
-In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, the
-sum of four vectors of a table is added to a patch, each multiplied by its share, and a row has the results of several layers. In SigLIP 2
-and GLM-4.1V, all `e` vectors of the table have shares. If images are embedded, each crop becomes one row.
+In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, a
+patch gets a position vector, the sum of four vectors of a table (`taps`) times their weights (`shares`), and a row has the results of
+several layers. In SigLIP 2 and GLM-4.1V, this sum is over all `e` vectors of the table. If images are embedded, each crop becomes one row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class AnySize(TowerLayers):
         return net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 3, 1)), size, patch**2 * COLOURS)
 
     def positions(self) -> Var:
-        """Return the vectors of patches in the table of positions that is scaled to their crop, [places, size]."""
+        """Return the position vector of each patch, [places, size]. It is interpolated from the table of positions, which is scaled to the
+        crop."""
         net, vision, (shares,) = self.net, self.vision, self.taps
         table = net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size)
         return net.product(shares, net.call(PERMUTE_DIMS, table, axes=(1, 0)), format=self.format)
@@ -74,7 +75,7 @@ class AnySize(TowerLayers):
 
 
 class LikeDecoders(AnySize):
-    """The layers have the norms and the gated perceptrons of decoders."""
+    """Build layers that have the norms and the gated MLP of decoders."""
 
     def norm(self, x: Var, name: str) -> Var:
         return self.net.rms_norm(x, name, self.vision.hidden_size, self.vision.norm_eps)
@@ -87,5 +88,6 @@ class LikeDecoders(AnySize):
 
 
 def _starts(net: Net, ends: Var) -> Var:
-    """Return where groups of patches start, [groups + 1], as ragged attention reads it."""
+    """Return the index of the first patch of each group, and then the number of patches, [groups + 1], for ragged attention. A group is a
+    crop or a window."""
     return net.call(CONCAT, Constant(np.zeros(1, np.int32)), ends, axis=0)

@@ -1,4 +1,4 @@
-"""The parts of a configuration that only models have that hear audio in conversations: the encoder and the connector that turn a recording
+"""The settings of models that hear audio in conversations: the encoder and the connector that turn a recording
 into rows. The decoder reads a row in place of a token embedding."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Listening:
     """The encoder of audio, and the connector that turns its results into rows. A recording is heard in windows."""
 
     num_mels: int
-    num_positions: int  # frames of a window, each of 20 ms; of a piece, if windows consist of pieces
+    num_positions: int  # frames of 20 ms in a window; if windows consist of pieces, frames of a piece
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -43,13 +43,13 @@ class Listening:
     # Hops of a piece, which three convolutions read apart from other pieces of its window; 0: two convolutions read the window as a whole.
     piece_hops: int = 0
     num_pieces: int = 0  # pieces of a window
-    channels: int = 0  # of the results of these three convolutions
+    channels: int = 0  # channels of the results of these three convolutions
     reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
     sinusoids: bool = False  # whether vectors of positions are sines and cosines, which no checkpoint has; otherwise they are learned
 
     @property
     def num_hops(self) -> int:
-        """The hops of a window, of 10 ms. The second convolution makes one frame of two hops."""
+        """The number of hops of 10 ms in a window. Without pieces, the second convolution makes one frame of two hops."""
         return self.piece_hops * self.num_pieces or 2 * self.num_positions
 
     @property

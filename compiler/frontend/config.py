@@ -175,7 +175,7 @@ class ModelConfig:
     latent: Latent | None = None
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
-    sparsities: tuple[float, ...] = ()  # per layer: share of the activation's inputs that are set to 0; empty: none in any layer
+    sparsities: tuple[float, ...] = ()  # per layer: fraction of the activation's inputs that are set to 0; empty: none in any layer
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # bias of the output projection of attention
@@ -185,16 +185,16 @@ class ModelConfig:
     logit_softcap: float | None = None
     sinks: bool = False  # a learned score per head takes part in each softmax, without a value
     head_norms: bool = False  # norms of each query head and each key head, in families in which only some models have these norms
-    parallel: bool = False  # both branches of a layer read the same norm, in families in which only some models have such layers
+    parallel: bool = False  # attention and the MLP of a layer read the same norm, in families in which only some models have such layers
     norm: Norm = Norm.RMS  # norm of the residual stream
     norm_offset: float = 0.0  # added to the weights of norms
-    unrotated: frozenset[int] = frozenset()  # layers without rotation of queries and keys
+    unrotated: frozenset[int] = frozenset()  # layers without RoPE
     chunked: bool = False  # whether windows are chunks: see `compiler/frontend/layers/chunks.py`
     query_growth: QueryGrowth | None = None
     convolution: ShortConvolution | None = None
     recurrence: Recurrence | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # factor of each branch that is added to the residual stream
+    residual_scale: float = 1.0  # multiplies the outputs of attention and MLP before they are added to the residual stream
     logit_scale: float = 1.0
     factors: BranchFactors | None = None
     head_bias: bool = False
@@ -224,7 +224,7 @@ class ModelConfig:
 
     @property
     def num_mels(self) -> int | None:
-        """The number of energies of a hop of audio that the encoder gets, or None if the model hears nothing."""
+        """The number of mel bands per hop of audio that the encoder reads, or None if the model hears nothing."""
         heard = self.hearing or self.listening
         return None if heard is None else heard.num_mels
 

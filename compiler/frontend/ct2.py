@@ -40,7 +40,8 @@ class _Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a variable that make a tensor. The variable is cut into `parts` equal parts; `part` is the number of the tensor's."""
+    """The rows of a variable that make a tensor. The variable is cut into `parts` equal parts, and the tensor is the part with the index
+    `part`."""
 
     variable: str
     part: int = 0

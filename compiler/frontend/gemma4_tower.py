@@ -1,4 +1,5 @@
-"""Emit the encoder of Gemma 4, with its connector: patches of images of any size, whose squares are averaged."""
+"""Emit the encoder of Gemma 4: images of any size are cut into patches, and the connector averages each square of patches that becomes one
+token."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernor
 
 
 class Gemma4(LikeDecoders):
-    """The first half of each head rotates by the column, the second by the row. Each branch of a layer has a norm before and after it."""
+    """RoPE rotates the first half of each query and key head by the patch's column, and the second half by its row. Attention and the MLP
+    each have a norm before and after."""
 
     bias = False
 
@@ -32,7 +34,7 @@ class Gemma4(LikeDecoders):
         return self.net.weight(name, self.vision.hidden_size, self.vision.patch_size**2 * COLOURS)
 
     def vectors_of(self, points: Var) -> Var:
-        """Return the sums of a vector for the column and one for the row of each patch, [places, size]."""
+        """Return the position vector of each patch, [places, size]: the sum of a vector for its column and one for its row."""
         net, count, size = self.net, self.vision.table_edge, self.vision.hidden_size
         tables = net.weight(f"{self.encoder}{self.names.positions}", 2, count, size)
         found = (
@@ -47,7 +49,8 @@ class Gemma4(LikeDecoders):
         return self.net.reshape(self.net.slice(points, 2, axis, axis + 1), self.places)
 
     def rotations(self, points: Var) -> tuple[tuple[Var, Var], ...]:
-        """Return the cosines and sines of patches for each half of a head, [places, pairs]."""
+        """Return RoPE's cosines and sines, each [places, pairs]: by the columns of patches for the first half of a head, and by the rows
+        for the second half."""
         net = self.net
         frequencies, _ = Rope(self.vision.theta, self.vision.hidden_size // self.vision.num_heads // 2).frequencies(1)
         both = (net.call(ROPE_ANGLES, self.along(points, part), Constant(frequencies)) for part in range(2))
@@ -73,7 +76,7 @@ class Gemma4(LikeDecoders):
         return self.net.call(CONCAT, *(self.net.call(ROPE, half, *self.turns[part]) for part, half in enumerate(halves)), axis=2)
 
     def linear(self, x: Var, name: str, in_size: int, size: int) -> Var:
-        """Multiply by a matrix. Some models clip what goes in and out, to ranges that the checkpoint has beside the matrix."""
+        """Multiply by a matrix. In some models, input and output are clipped to ranges that the checkpoint stores with the matrix."""
         inner = self.net.linear(self.clipped(x, f"{name}.input"), f"{name}.linear", in_size, size, format=self.format)
         return self.clipped(inner, f"{name}.output")
 

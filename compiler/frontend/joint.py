@@ -11,7 +11,7 @@ from compiler.frontend.weights import Derived, Tensor, TensorInfo, WeightSource
 
 
 def joint_name(pattern: str) -> str:
-    """Return the name of the tensor that joins all that match the pattern."""
+    """Return the name of the tensor that joins all tensors whose names match the pattern."""
     return pattern.replace(".*", "")
 
 

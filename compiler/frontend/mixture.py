@@ -39,12 +39,12 @@ class Mixture:
     size: int  # intermediate size of an expert
     outer_size: int | None = None  # input and output size of an expert; None: the size of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
-    # SparseMixer computes the shares, each by a softmax over the logits whose relative distance to the expert's own is at most this limit.
-    # None: `scoring` says how the shares are computed.
+    # SparseMixer computes the routing weights, each by a softmax over the logits whose relative distance to the expert's own is at most
+    # this limit. None: `scoring` says how the shares are computed.
     sparse_limit: float | None = None
-    normalized: bool = True  # divide the shares of the chosen experts by their sum
-    scale: float = 1.0  # factor that multiplies the shares after normalisation
-    scales_inputs: bool = False  # whether a share multiplies the input of an expert instead of its output; a token then has one expert
+    normalized: bool = True  # divide the routing weights of the chosen experts by their sum
+    scale: float = 1.0  # factor that multiplies the routing weights after normalisation
+    scales_inputs: bool = False  # whether a routing weight multiplies an expert's input instead of its output; a token then has one expert
     num_groups: int = 1  # number of groups of experts; a token chooses among the experts of its best groups
     num_chosen_groups: int = 1
     shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert
@@ -81,11 +81,11 @@ class ExpertNames:
     gate: str | None = "mlp.experts.*.gate_proj"  # None: experts have an activation but no gate
     up: str = "mlp.experts.*.up_proj"
     down: str = "mlp.experts.*.down_proj"
-    correction: str | None = None  # bias that is added to the scores for choosing experts, but not for their shares
+    correction: str | None = None  # bias that is added to the scores for choosing experts, but not for their weights
     correction_rank: int = 1  # 2: the bias is stored with a leading axis of extent 1
-    scales: str | None = None  # factors that multiply each expert's share
+    scales: str | None = None  # factors that multiply each expert's routing weight
     shared: str | None = None  # the shared expert, which processes every token
-    shared_gate: str | None = None  # the projection that computes the shared expert's share for each token
+    shared_gate: str | None = None  # the projection that computes the shared expert's weight for each token
     # If files stack the experts, `stacked` has the names of the stacked gate and up projection and of the down projection: see
     # StackedExperts. Quantised files of the same model may have separate tensors for each expert.
     stacked: tuple[str, str] | None = None

@@ -15,7 +15,7 @@ from compiler.ops.manipulate import PERMUTE_DIMS
 
 
 class Pixtral(LikeDecoders):
-    """Pixtral's encoder. The first half of a head's pairs rotates by the row, at every other frequency; the second half rotates by the
+    """Pixtral's encoder. RoPE rotates the first half of a head's pairs by the row, at every other frequency, and the second half by the
     column, at the frequencies between these."""
 
     bias = False
@@ -28,7 +28,7 @@ class Pixtral(LikeDecoders):
         return self.connected(x, config)
 
     def rotations(self, points: Var) -> tuple[Var, Var]:
-        """Return the cosines and sines of patches, [places, pairs]."""
+        """Return RoPE's cosines and sines, each [places, pairs]."""
         net, head = self.net, self.vision.hidden_size // self.vision.num_heads
         frequencies, _ = Rope(self.vision.theta, head).frequencies(1)
         both = net.call(ROPE_ANGLES, points, Constant(frequencies))  # [squares, patches, 2, pairs]

@@ -15,7 +15,8 @@ from compiler.ops.reduce import SUM
 
 
 class Qwen2(AnySize):
-    """Qwen2-VL's encoder. The first half of a head's pairs rotates by the row, the second by the column, at the same frequencies."""
+    """Qwen2-VL's encoder. RoPE rotates the first half of a head's pairs by the row, and the second half by the column, at the same
+    frequencies."""
 
     last_norm = "ln_q"
     matrices = "mlp.0", "mlp.2"
@@ -28,7 +29,7 @@ class Qwen2(AnySize):
         return self.last(x, config.hidden_size)
 
     def rotations(self, points: Var) -> tuple[Var, Var]:
-        """Return the cosines and sines of patches, [places, pairs]."""
+        """Return RoPE's cosines and sines, each [places, pairs]."""
         net, head = self.net, self.vision.hidden_size // self.vision.num_heads
         frequencies, _ = Rope(self.vision.theta, head // 2).frequencies(1)
         both = net.call(ROPE_ANGLES, points, Constant(frequencies))  # [squares, patches, 2, pairs of each]
@@ -81,8 +82,8 @@ class Qwen3(Qwen2):
 
 
 class Glm4v(Qwen2_5):
-    """GLM-4.1V's encoder: its table of positions is scaled to each crop. A convolution joins the patches of each square, and a gated
-    perceptron follows."""
+    """GLM-4.1V's encoder: its table of positions is scaled to each crop. A convolution joins the patches of each square, and a gated MLP
+    follows."""
 
     bias = False
 

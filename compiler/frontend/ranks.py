@@ -26,7 +26,8 @@ class CannotDivide(ModelError):
 
 
 def require_divisible(config: ModelConfig, num_ranks: int) -> None:
-    """Raise CannotDivide if a layer of the model has no division over ranks, or if the number of ranks does not divide one of its sizes."""
+    """Raise CannotDivide if the model is of a kind without a division over ranks, such as an encoder, or if the number of ranks does not
+    divide one of its sizes."""
     family = decoder_family(config.family) if config.is_causal else None
     obstacles = {
         "is an encoder": not config.is_causal,

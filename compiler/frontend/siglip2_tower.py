@@ -12,7 +12,7 @@ from compiler.ir.graph.atoms import Var
 
 
 class Siglip2(AnySize):
-    """A patch gets a vector of a table of positions that is scaled to the size of its crop."""
+    """SigLIP 2's encoder. A patch gets a position vector, interpolated from a table that is scaled to the size of its crop."""
 
     def rows(self, patches: Var, points: Var, config: ModelConfig) -> Var:
         net, vision = self.net, self.vision

@@ -18,7 +18,8 @@ class CannotSplit(ModelError):
 
 
 def require_splittable(config: ModelConfig, num_stages: int) -> None:
-    """Raise CannotSplit if later layers read more than the residual stream of earlier ones, or if there are more stages than layers."""
+    """Raise CannotSplit if the model is of a kind without stages, such as an encoder, if later layers read more than the residual stream of
+    earlier ones, or if there are more stages than layers."""
     family = None if not config.is_causal else decoder_family(config.family)
     obstacles = {
         "is an encoder": not config.is_causal,
@@ -55,14 +56,14 @@ def bytes_of_layers(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> l
 
 
 def split(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[range, ...]:
-    """Return the layers of each stage. Layer i takes `sizes[i]` bytes, and stage j has room for `capacities[j]`. The share of its room that
-    the fullest stage uses is as small as possible. Each stage has at least one layer."""
+    """Return the layers of each stage. Layer i takes `sizes[i]` bytes, and stage j has room for `capacities[j]`. The fraction of its room
+    that the fullest stage uses is as small as possible. Each stage has at least one layer."""
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
     num_layers, num_stages = len(sizes), len(capacities)
     assert 0 < num_stages <= num_layers, (num_stages, num_layers)
-    # shares[n]: the least share that the fullest stage so far uses of its room, if the stages so far have the first n layers. cuts: for
+    # shares[n]: the least fraction of its room that the fullest stage so far uses, if the stages so far have the first n layers. cuts: for
     # each stage, where it then begins.
     shares, cuts = [0.0] + [float("inf")] * num_layers, list[list[int]]()
     for stage, capacity in enumerate(capacities):

@@ -2,7 +2,7 @@
 
     see(pixels[n, side, side * 3], crop_ids[n * places], starts[n + 1]) -> rows[n * rows of a crop, hidden size]
 
-The program scales and normalises the bytes, multiplies each patch by a matrix, adds the vector of its place, and applies the layers of the
+The program scales and normalises the bytes, multiplies each patch by a matrix, adds its position vector, and applies the layers of the
 encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row.
 """
 
@@ -47,7 +47,7 @@ class Squares(TowerLayers):
     # --- the encoder -------------------------------------------------------------------------------------------------------
 
     def embedded(self, pixels: Var) -> Var:
-        """Return the places with their positions, [places, size]."""
+        """Return the vectors of all places, with their position vectors added, [places, size]."""
         net, vision, name = self.net, self.vision, f"{self.encoder}{self.names.patch}"
         edge, patch, size = vision.patches_per_edge, vision.patch_size, vision.hidden_size
         values = COLOURS * patch**2
@@ -74,8 +74,8 @@ class Squares(TowerLayers):
         return self.norm(x, f"{self.encoder}{self.names.first_norm}") if self.names.first_norm else x
 
     def rotations(self) -> tuple[Var, Var]:
-        """Return the cosines and sines of all places, [places, pairs]. The first half of a head's pairs rotates by the column, the second
-        by the row, and the class token does not rotate."""
+        """Return RoPE's cosines and sines, each [places, pairs]. RoPE rotates the first half of a head's pairs by the column, and the
+        second half by the row, but not the class token."""
         net, vision, edge = self.net, self.vision, self.vision.patches_per_edge
         head = vision.hidden_size // vision.num_heads
         rows, columns = np.divmod(np.arange(vision.num_patches, dtype=np.int32), np.int32(edge))

@@ -30,8 +30,8 @@ CHUNK_BLOCKS = 1 << 12  # number of blocks taken apart at a time: few enough tha
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The parts of n blocks: codes [n, 128], two per byte; levels [n, groups], where a scale is 2 * level + 1; and the float of each
-    block."""
+    """The parts of n blocks: codes [n, 128], two per byte; levels [n, groups], where 2 * level + 1 is the integer scale of a group, or None
+    if a block has one scale; and the float of each block, [n, 1]."""
 
     codes: Array
     levels: Array | None

@@ -1,4 +1,4 @@
-"""BERT: a norm after each branch, and two segments."""
+"""BERT: a norm after attention and after the MLP, and two segments."""
 
 from __future__ import annotations
 

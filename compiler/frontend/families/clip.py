@@ -40,13 +40,14 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _former(fields: Fields, name: str, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of an object that older files have, which with its defaults takes precedence over the usual object."""
+    """Return the fields of an object that only older files have, with its defaults, or {} if the file lacks it. These fields take
+    precedence over the usual object."""
     given = Fields(fields.raw(name, {}), f"{name} of {fields.where}").values
     return {**defaults, **given} if given else {}
 
 
 def read_whole(fields: Fields, tower: Tower, defaults: Mapping[str, Any], connector: Connector, cutting: Cutting) -> Vision:
-    """Return an encoder of images whose row stands for a whole crop."""
+    """Return the configuration of an image encoder that gives one vector per crop, not one per token."""
     inner = fields.fields("vision_config", defaults)
     merge = max(1, inner.integer("image_size") // inner.integer("patch_size"))
     return read_tower(fields, tower, defaults, connector=connector, merge=merge, image_token=NO_TOKEN, cutting=cutting)

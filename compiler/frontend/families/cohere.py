@@ -1,4 +1,5 @@
-"""Cohere (Command R, Aya): parallel branches, layer norms without bias, and rotation of adjacent pairs."""
+"""Cohere (Command R, Aya): attention and MLP in parallel, layer norms without bias, and a RoPE that rotates adjacent pairs of
+dimensions."""
 
 from __future__ import annotations
 

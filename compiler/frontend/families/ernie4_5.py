@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama that rotates adjacent pairs. One field of the configuration switches all biases."""
+"""ERNIE 4.5: Llama whose RoPE rotates adjacent pairs of dimensions. One field of the configuration switches all biases."""
 
 from __future__ import annotations
 

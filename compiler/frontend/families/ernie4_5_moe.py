@@ -14,7 +14,7 @@ from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
 
 NAMES = ExpertNames(correction="mlp.moe_statics.e_score_correction_bias", correction_rank=2, shared="mlp.shared_experts")
-LEAST_SUM = 1e-6  # shares of chosen experts are divided by their sum; a lower bound of at most this number never applies
+LEAST_SUM = 1e-6  # the weights of chosen experts are divided by their sum; a lower bound of at most this number never applies
 
 
 def read(fields: Fields) -> ModelConfig:

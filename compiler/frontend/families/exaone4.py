@@ -1,4 +1,4 @@
-"""EXAONE 4: OLMo 2 with a norm per head. In models with windows, the layers without a window do not rotate."""
+"""EXAONE 4: OLMo 2 with a norm per head. In models with windows, the layers without a window have no RoPE."""
 
 from __future__ import annotations
 

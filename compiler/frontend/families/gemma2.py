@@ -1,4 +1,4 @@
-"""Gemma 2: a norm before and after each branch, soft caps, a window in every other layer, and scaled embeddings."""
+"""Gemma 2: a norm before and after attention and the MLP, soft caps, a window in every other layer, and scaled embeddings."""
 
 from __future__ import annotations
 

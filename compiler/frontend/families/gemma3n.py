@@ -141,7 +141,7 @@ def _predict(at: Layer, streams: Var) -> Var:
 
 
 def _correct(at: Layer, predicted: Var, first: Var, computed: Var) -> Var:
-    """Add to each predicted stream its share of the error of the first one."""
+    """Add to each predicted stream the error of the first prediction (`computed` - `first`) times the stream's factor."""
     net, c, t, count = at.step.net, at.step.config, at.step.t, _num_streams(at.step)
     factors = net.linear(_modes(at, computed), at.name("altup.correction_coefs"), count, count, format=ROUTER_FORMAT)
     shares = net.reshape(net.add(factors, ScalarValue(1.0, "f32")), t, count, 1)

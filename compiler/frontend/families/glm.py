@@ -1,4 +1,5 @@
-"""GLM-4 of 2024: Llama that rotates half of each head, in adjacent pairs, with a stacked MLP."""
+"""GLM-4 of 2024: Llama whose RoPE rotates half of each head, in adjacent pairs of dimensions, and whose MLP stores gate and up as one
+matrix."""
 
 from __future__ import annotations
 

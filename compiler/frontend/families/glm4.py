@@ -1,4 +1,4 @@
-"""GLM-4 of 2025: GLM with a norm before and after each branch."""
+"""GLM-4 of 2025: GLM with a norm before and after attention and the MLP."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 layer = pre_norm(latent_attention, mixture(NAMES))
-# DeepSeek V2 names the same architecture. The mark tells the two apart: only models with sigmoid scores normalise the shares of chosen
+# DeepSeek V2 names the same architecture. The mark tells the two apart: only models with sigmoid scores normalise the weights of the chosen
 # experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)
 FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, gguf=GGUF, experts=NAMES)

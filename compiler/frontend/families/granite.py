@@ -1,4 +1,4 @@
-"""Granite 3: Llama with constant factors on embeddings, branches, attention scores and logits."""
+"""Granite 3: Llama with constant factors on embeddings, attention scores, logits, and the outputs of attention and MLP."""
 
 from __future__ import annotations
 

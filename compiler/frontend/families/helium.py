@@ -1,4 +1,4 @@
-"""Helium: Llama that rotates adjacent pairs."""
+"""Helium: Llama whose RoPE rotates adjacent pairs of dimensions."""
 
 from __future__ import annotations
 

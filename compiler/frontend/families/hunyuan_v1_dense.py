@@ -1,4 +1,4 @@
-"""Hunyuan (dense): Llama with a norm per query and key head. The norms follow the rotation."""
+"""Hunyuan (dense): Llama with a norm per query and key head. RoPE comes before these norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""MiniCPM 1 to 4: Llama with constant factors on embeddings, branches and logits. Models with experts or sparse attention are not read."""
+"""MiniCPM 1 to 4: Llama with constant factors on embeddings, logits, and the outputs of attention and MLP. Models with experts or sparse
+attention are not read."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from compiler.frontend.fields import Fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(tie_word_embeddings=True)
-    fields.skip("mup_denominator")  # that of a draft model
+    fields.skip("mup_denominator")  # a field of draft models
     config = llama.read(fields)
     return replace(
         config,

@@ -1,5 +1,5 @@
 """MiniMax M2: a mixture of experts in every layer, with sigmoid scores and a bias that corrects the choice of experts; one norm over all
-query heads together, and one over all key heads. Part of each head rotates."""
+query heads together, and one over all key heads. RoPE rotates part of each head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ModernBERT: rotary positions, norms before each branch but the first, gated MLPs, and a window in two of three layers."""
+"""ModernBERT: rotary positions, norms before attention (except in the first layer) and the MLP, gated MLPs, and a window in two of three
+layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms only after the branches. One norm covers all query heads together, and another covers all key heads."""
+"""OLMo 2: norms only after attention and the MLP. One norm covers all query heads together, and another covers all key heads."""
 
 from __future__ import annotations
 

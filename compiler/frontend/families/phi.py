@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: parallel branches, layer norms, biases everywhere, and rotation of half of each head."""
+"""Phi-1, 1.5 and 2: attention and MLP in parallel, layer norms, biases on all projections, and a RoPE that rotates part of each head."""
 
 from __future__ import annotations
 

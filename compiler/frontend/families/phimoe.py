@@ -45,14 +45,14 @@ def _read_mixture(fields: Fields) -> Mixture:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add what GGUF files do not state, such as the model's own factor of rotations: the factor in the files is computed from the
-    context."""
+    """Add what GGUF files do not state, such as the model's own factor of RoPE's sines and cosines: the factor in the files is computed
+    from the context."""
     config["lm_head_bias"] = "output.bias" in tensors
     if isinstance(scaling := config.get("rope_scaling"), dict):
         scaling |= {"short_mscale": MSCALE, "long_mscale": MSCALE}
 
 
-MSCALE = 1.243163121016122  # the factor of rotations in all published models
+MSCALE = 1.243163121016122  # the factor of RoPE's sines and cosines in all published models
 GGUF = Gguf(
     "phimoe",
     {"expert_count": "num_local_experts", "attention.sliding_window": "sliding_window"},

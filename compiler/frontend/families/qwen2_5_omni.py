@@ -56,8 +56,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def thinker_of(fields: Fields, whole: str, decoder: Mapping[str, Any]) -> tuple[Fields, Fields]:
-    """Return the fields of the thinker, which is all of the model or a part of the family `whole`, and those of its decoder, whose defaults
-    are `decoder`."""
+    """Return the fields of the thinker, and those of its decoder, whose defaults are `decoder`. In a model of the family `whole`, the
+    thinker is the part `thinker_config`; otherwise it is the whole model."""
     thinker = fields
     if fields.text("model_type") == whole:
         fields.skip(*fields.values)

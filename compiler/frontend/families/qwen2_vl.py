@@ -1,4 +1,4 @@
-"""Qwen2-VL: an encoder of images of any size, whose patches rotate by row and column, and the decoder of Qwen2, in which the tokens of an
+"""Qwen2-VL: an encoder of images of any size, with RoPE by row and column, and the decoder of Qwen2, in which the tokens of an
 image have three coordinates."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def read_dense(fields: Fields) -> frozenset[int]:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add two facts that converters omit: the shares of the chosen experts are normalised, and a layer without a router is dense."""
+    """Add two facts that converters omit: the weights of the chosen experts are normalised, and a layer without a router is dense."""
     config["norm_topk_prob"] = True
     count = config.get("num_hidden_layers")
     layers = range(count if type(count) is int else 0)

@@ -31,7 +31,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields) -> ModelConfig:
-    """Read the whole configuration except the feed-forward branch."""
+    """Read the whole configuration except the fields of the MLP or the experts."""
     fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
     config = read_decoder(fields, bias="attention_bias")
     fields.require("because attention is gated in all models of the family", attn_output_gate=True)

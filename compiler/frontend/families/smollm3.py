@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers that do not rotate. Despite its name, `no_rope_layers` has a 1 for each layer that rotates. An empty list counts as
+    """Return the layers without RoPE. Despite its name, `no_rope_layers` has a 1 for each layer with RoPE. An empty list counts as
     absent."""
     period = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.raw("no_rope_layers")

@@ -1,4 +1,5 @@
-"""StableLM: layer norms, rotation of a part of each head, and in StableLM 2 12B parallel branches and norms of heads."""
+"""StableLM: layer norms, a RoPE that rotates part of each head, and, in StableLM 2 12B, attention and MLP in parallel and a norm per query
+and key head."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Derive from the tensors whether branches are parallel. The metadata may be wrong: if a configuration omits the field, converters
-    state that they are."""
+    """Derive from the tensors whether attention and MLP are parallel. The metadata may be wrong: if a configuration omits the field,
+    converters state that they are."""
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in tensors
 
 

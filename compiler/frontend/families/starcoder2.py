@@ -1,4 +1,4 @@
-"""StarCoder2: layer norms, biases everywhere, windows, and an MLP without a gate."""
+"""StarCoder2: layer norms, biases on all projections, windows, and an MLP without a gate."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class _Part:
 
 
 class _Cursor:
-    """A read position that never passes the end of the file."""
+    """A read position that passes neither the end of the file nor MAX_METADATA_BYTES."""
 
     def __init__(self, file: MappedFile) -> None:
         self.name = file.path.name
@@ -172,7 +172,7 @@ class _Cursor:
         self._memory = file.memory
 
     def take(self, num_bytes: int) -> bytes:
-        """Return the next `num_bytes` bytes. Raise DamagedFile if fewer bytes are left."""
+        """Return the next `num_bytes` bytes. Raise DamagedFile if fewer bytes are left before the end of the file or MAX_METADATA_BYTES."""
         start = self.position
         if num_bytes > min(self.end, MAX_METADATA_BYTES) - start:
             raise DamagedFile(

@@ -1,5 +1,5 @@
-"""Layers of encoders of audio, which are those of Whisper: the log-mel spectrogram, two convolutions, and layers of attention and a
-perceptron. In Qwen3-Omni, `audio_pieces.py` replaces the two convolutions."""
+"""Layers of encoders of audio, which are those of Whisper: the log-mel spectrogram, two convolutions, and layers of attention and an MLP.
+In Qwen3-Omni, `audio_pieces.py` replaces the two convolutions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POSITIONS = "hearing.positions"
 LONGEST = 10_000.0  # base of the wave lengths of positions that are sines and cosines
 LOG_10 = float(np.log(10.0))
 NORM_EPS = 1e-5
-Attend = Callable[[Var, Var, Var], Var]  # returns what each frame reads: from queries, keys and values of all frames
+Attend = Callable[[Var, Var, Var], Var]  # computes attention, from the queries, keys and values of all frames
 
 # --- spectrogram -------------------------------------------------------------------------------------------------------
 
@@ -107,8 +107,8 @@ class AudioLayers:
         return self.net.add(x, positions if is_whole else self.net.slice(positions, 0, 0, frames))
 
     def _convolution(self, x: Var, name: str, in_size: int, length: Dim, stride: int, *, has_next: bool = False) -> Var:
-        """Convolve `x[length, in_size]` with three taps: each row is multiplied with its neighbours. With a stride of 2, two neighbouring
-        rows become one. If `has_next`, `x` has one more row, which is only a neighbour."""
+        """Convolve `x[length, in_size]` with three taps: a result is computed from a row and its two neighbours. With a stride of 2, two
+        neighbouring rows become one. If `has_next`, `x` has one more row, which is only a neighbour."""
         net = self.net
         w = net.call(PERMUTE_DIMS, net.as_f32(net.weight(f"{self.prefix}{name}.weight", self.size, in_size, 3)), axes=(0, 2, 1))
         edge = Constant(np.zeros((1, in_size), np.float32))

@@ -101,7 +101,7 @@ class SeenRows:
     at: Var  # indices of these tokens in the step
     rows: Var  # the rows that replace their embeddings: see `compiler/frontend/seeing.py` and `compiler/frontend/listening.py`
     lasts: Var | None  # the last position of the image of each of these tokens, if the tokens of an image attend to all of them
-    axes: Var | None  # [tokens, 3]: the coordinates by which queries and keys of all tokens rotate, if image tokens have three
+    axes: Var | None  # [tokens, 3]: the coordinates of all tokens, by which RoPE rotates, if image tokens have three
 
     @property
     def params(self) -> tuple[Var, ...]:
@@ -142,8 +142,8 @@ class Step:
         return self.angles[rope]
 
     def _along(self, tables: Var, rope: Rope) -> Var:
-        """Return, for each pair, the table's entry for the axis by whose coordinate the pair rotates: [tokens, pairs] of [tokens, 3,
-        pairs]."""
+        """Return [tokens, pairs] from `tables[tokens, 3, pairs]`: for each pair of dimensions, the entry of the axis by whose coordinate
+        RoPE rotates the pair."""
         num_pairs = len(rope.axes)
         columns = np.array(rope.axes, np.int32) * num_pairs + np.arange(num_pairs, dtype=np.int32)
         return self.net.call(TAKE, self.net.reshape(tables, self.t, 3 * num_pairs), Constant(columns), axis=1)
@@ -280,7 +280,7 @@ Branch = Callable[["Layer", Var], Var]  # computes what a layer adds to the resi
 
 
 def pre_norm(attention: Branch, feed: Branch, norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")) -> Branch:
-    """Return a layer that has a norm before each branch."""
+    """Return a layer that has a norm before attention and one before `feed`."""
 
     def layer(at: Layer, x: Var) -> Var:
         x = residual(at, x, attention(at, norm(at, x, norms[0])))
@@ -290,7 +290,7 @@ def pre_norm(attention: Branch, feed: Branch, norms: tuple[str, str] = ("input_l
 
 
 def post_norm(attention: Branch) -> Branch:
-    """Return a layer that has a norm after each branch."""
+    """Return a layer that has a norm after attention and one after the MLP."""
 
     def layer(at: Layer, x: Var) -> Var:
         x = residual(at, x, norm(at, attention(at, x), "post_attention_layernorm"))
@@ -300,7 +300,8 @@ def post_norm(attention: Branch) -> Branch:
 
 
 def sandwiched(attention: Branch, feed: Branch, norms: tuple[str, str, str, str]) -> Branch:
-    """Return a layer that has a norm before and after each branch. `norms` has their names in the order of application."""
+    """Return a layer that has a norm before and after attention, and before and after `feed`. `norms` has their names in the order of
+    application."""
 
     def layer(at: Layer, x: Var) -> Var:
         x = residual(at, x, norm(at, attention(at, norm(at, x, norms[0])), norms[1]))
@@ -310,7 +311,7 @@ def sandwiched(attention: Branch, feed: Branch, norms: tuple[str, str, str, str]
 
 
 def parallel(attention: Branch, feed: Branch) -> Branch:
-    """Return a layer whose branches both read the same norm of the residual stream."""
+    """Return a layer in which attention and `feed` read the same norm of the residual stream."""
 
     def layer(at: Layer, x: Var) -> Var:
         h = norm(at, x, "input_layernorm")
@@ -356,8 +357,8 @@ def projection_norm(layer: Layer, x: Var, name: str, num_heads: int) -> Var:
 
 
 def project_qkv(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> tuple[Var, Var, Var]:
-    """Return queries, keys and values, each [tokens, heads, head_dim]. If `names` is a single name, it is the name of a stacked
-    projection."""
+    """Return queries [tokens, heads, head_dim], and keys and values [tokens, kv heads, head_dim]. If `names` is a single name, it is the
+    name of a stacked projection."""
     net, c = layer.step.net, layer.step.config
     heads, kv_heads, size = c.num_heads, layer.heads.num_kv, layer.heads.size
     ends = heads, heads + kv_heads, heads + 2 * kv_heads

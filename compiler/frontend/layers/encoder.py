@@ -141,7 +141,7 @@ def project_stacked(layer: EncoderLayer, x: Var, name: str) -> tuple[Var, Var, V
 
 
 def rotate(layer: EncoderLayer, x: Var) -> Var:
-    """Rotate `x[tokens, heads, head_dim]` by the positions of the tokens."""
+    """Apply RoPE to `x[tokens, heads, head_dim]`, if the layer has it."""
     rope, net, texts = layer.config.rope_of_layer(layer.number), layer.net, layer.texts
     if rope is None:
         return x

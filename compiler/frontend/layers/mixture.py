@@ -71,7 +71,7 @@ def _clipped(net: Net, g: Var, u: Var, gate: ClippedGate) -> Var:
 
 
 def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, Var]:
-    """Return the experts of each token and their shares in the sum, both [tokens, chosen]."""
+    """Return the experts of each token and their weights in the sum, both [tokens, chosen]."""
     net, c = layer.step.net, layer.step.config
     found = net.linear(h, layer.name(names.router), c.hidden_size, m.num_experts, bias=m.bias, format=ROUTER_FORMAT)
     if m.sparse_limit is not None:
@@ -90,8 +90,8 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
 
 
 def _mix_sparsely(net: Net, logits: Var, m: Mixture, limit: float) -> tuple[Var, Var]:
-    """Return what `_route` returns, by SparseMixer (Liu et al., arXiv 2409.12136). Experts are chosen one after another. The share of an
-    expert is its softmax over the experts not chosen before, without those whose logits are much smaller."""
+    """Return what `_route` returns, by SparseMixer (Liu et al., arXiv 2409.12136). Experts are chosen one after another. The weight of an
+    expert is its probability in a softmax over the experts not chosen before, without those whose logits are much smaller."""
     rest, shares, numbers = logits, logits, Constant(np.arange(m.num_experts, dtype=np.int32))
     for _ in range(m.num_chosen):
         best = net.call(TOP_EXPERTS, rest, k=1)

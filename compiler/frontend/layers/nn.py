@@ -285,7 +285,7 @@ class Net:
         return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
 
     def gathered(self, x: Var) -> Var:
-        """Return the columns of all ranks, side by side."""
+        """Return `x` with the columns of all ranks side by side, [rows, ranks * columns]."""
         return x if self.ranks == 1 else self.call(ALL_GATHER, *[x] * self.ranks, axis=1)
 
     def output_linear(self, x: Var, name: str, in_size: int, size: int, *, bias: bool = False) -> Var:

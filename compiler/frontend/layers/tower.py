@@ -25,7 +25,7 @@ CONNECTORS = (
     *("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger."),
     "model.embed_vision.",
 )
-PROJECTION = "visual_projection"  # of CLIP, to the space of texts and images
+PROJECTION = "visual_projection"  # CLIP's projection of images to the space that they share with texts
 COLOURS = 3
 
 
@@ -45,7 +45,7 @@ class Names:
     perceptron: tuple[str, str] = ("fc1", "fc2")
     first_norm: str = ""  # norm before the layers; empty: there is none
     last_norm: str = "post_layernorm"
-    scales: tuple[str, str] | None = None  # vectors that multiply the results of the branches of a layer
+    scales: tuple[str, str] | None = None  # vectors that multiply the results of attention and of the MLP
 
 
 QWEN = Names(patch="patch_embed.proj", layers="blocks", norms=("norm1", "norm2"), attention="attn", qkv=("qkv",), out="proj")
@@ -105,9 +105,10 @@ def normalised(net: Net, vision: Vision, patches: Var) -> Var:
 
 
 class TowerLayers(ABC):
-    """The layers of an encoder under construction, for `places` vectors. A place attends to all places of its crop."""
+    """Builds the layers of an encoder for `places` vectors: a place is a patch or a class token. It attends to all places of its crop,
+    unless a subclass defines other `groups`."""
 
-    interleaved = False  # whether adjacent elements of queries and keys rotate as pairs
+    interleaved = False  # whether RoPE rotates adjacent elements of queries and keys as pairs
     bias = True  # whether matrices have biases; `Vision.qkv_bias` says it for queries, keys and values
 
     def __init__(self, net: Net, vision: Vision, places: Dim, crop_ids: Var, starts: Var) -> None:
@@ -118,7 +119,7 @@ class TowerLayers(ABC):
         )
         # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
         self.format = WeightFormat(32 if net.format.bits == 32 else 16)
-        self.angles: tuple[Var, Var] | None = None  # cosines and sines by which queries and keys rotate, [places, pairs]; None: they do not
+        self.angles: tuple[Var, Var] | None = None  # RoPE's cosines and sines, [places, pairs]; None: no RoPE
 
     def layer(self, x: Var, number: int) -> Var:
         net, vision, names = self.net, self.vision, self.names
@@ -136,20 +137,22 @@ class TowerLayers(ABC):
         return self.added(x, self.fed(self.norm(x, f"{prefix}{names.norms[1]}"), f"{prefix}{names.feed}."), prefix, 1)
 
     def groups(self, number: int) -> tuple[Var, Var]:
-        """Return to which places a place attends in a layer: the number of each place's group, and where groups start."""
+        """Return the groups within which places attend to each other in a layer: the index of each place's group, and the first place of
+        each group."""
         return self.crop_ids, self.starts
 
     def norm(self, x: Var, name: str) -> Var:
         return self.net.layer_norm(x, name, self.vision.hidden_size, self.vision.norm_eps)
 
     def fed(self, h: Var, prefix: str) -> Var:
-        """Return the result of the perceptron of a layer."""
+        """Return the result of the MLP of a layer."""
         net, vision, wide = self.net, self.vision, self.vision.intermediate_size
         up = plain_activation(net, vision.activation, self.linear(h, f"{prefix}{self.names.perceptron[0]}", vision.hidden_size, wide))
         return self.linear(up, f"{prefix}{self.names.perceptron[1]}", wide, vision.hidden_size)
 
     def probed(self, x: Var) -> Var:
-        """Return what a learned query finds in each crop. All places of a crop ask the same, and one answer is taken."""
+        """Attend to each crop with a learned query (the probe). All places of a crop have this query, and the result of one place is
+        taken."""
         net, own, name = self.net, self.vision.hidden_size, f"{self.encoder}head."
         heads, size = self.vision.num_heads, own // self.vision.num_heads
         w = net.weight(f"{name}attention.in_proj_weight", 3 * own, own)

@@ -73,7 +73,7 @@ class PackedFloats:
         return found * np.float32(0.5)
 
 
-NVFP4 = PackedFloats("weight_packed", "weight_global_scale", divides=True)  # of compressed-tensors
+NVFP4 = PackedFloats("weight_packed", "weight_global_scale", divides=True)  # as compressed-tensors stores it
 MXFP4 = PackedFloats("weight_packed", None)
 # The formats of NVIDIA's Model Optimizer, by the names that its files give them.
 MODELOPT: dict[str, tuple[Method, ...]] = {

@@ -60,7 +60,8 @@ class Scaled:
         return Form(8, self._group(infos[self.scale].shape, rows, columns), scale, kind=Kind.E4M3)
 
     def held(self, parts: Parts) -> Parts:
-        """Repeat scales for all rows of a block. If the last block of a row is shorter than the others, a block becomes several groups."""
+        """Return the numbers, and the scales, repeated for all rows of a block. If the last block of a row is shorter than the others, a
+        block becomes several groups."""
         weight, scale = parts["weight"], parts[self.scale]
         rows, columns = weight.shape
         if self._is_of_rows(scale.shape, rows):

@@ -195,8 +195,8 @@ class _Search:
         return level, error
 
     def nearest_pair(self, best: _Pair, steps: Var, units: Var) -> tuple[Var, Var, Var, Var]:
-        """Compare the integers next to a scale, each with the integers next to the shift that suits it. If a group keeps its numbers, it
-        keeps its mean if the shift grows by the mean of the numbers times the growth of the scale."""
+        """Compare the integers next to a scale, each with the integers next to the shift that suits it. The shift that suits a scale keeps
+        the mean of the group: if the scale grows and the numbers stay, the shift grows by their mean times the growth."""
         assert best.shift is not None
         _, moved_units = self.in_units(best.shift)
         x, importance = self.operands

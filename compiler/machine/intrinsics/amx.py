@@ -80,8 +80,8 @@ class AmxConfigure(Intrinsic):
 
 @tile_op
 class AmxConfigureRows(Intrinsic):
-    """amx_configure_rows() dims(rows): set the height of the AMX registers for tiles of 1 to 32 rows. Up to 16 rows are the height of every
-    register of rows. Of more rows, the first register holds 16, and the second holds the others."""
+    """amx_configure_rows() dims(rows): set the height of the AMX registers for tiles of 1 to 32 rows. With at most 16 rows, every register
+    of rows gets that height. With more, the first one holds 16 rows, and the second one the rest."""
 
     name: ClassVar[str] = "amx_configure_rows"
     needs: ClassVar[Features] = AmxConfigure.needs

@@ -1,1 +1,2 @@
-"""Memory passes: explicit allocations, workspace, and the plan of the arena."""
+"""Memory passes: copy operands that an in-place call would destroy, make allocations explicit, expose the workspace of kernels, and place
+allocations in an arena."""

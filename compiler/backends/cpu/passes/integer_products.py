@@ -181,8 +181,8 @@ class IntegerProducts:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a product. If they are rows of a table with at most as many rows, such as the tokens of experts, the table is quantised,
-    and its integers are looked up: each row is quantised once, and fewer bytes are copied."""
+    """The rows of a product. If they are looked up in a table that has no more rows than the product, as experts look up their tokens, the
+    table is quantised, and its integers are looked up: each row is quantised once, and fewer bytes are copied."""
 
     table: Atom
     ids: Atom | None  # None: the rows are those of the table, in order
@@ -217,7 +217,8 @@ def _fields(builder: Builder, several: Atom, count: int) -> list[Atom]:
 
 
 def _for_parts(builder: Builder, weight: QuantisedWeight, of_groups: Atom, length: int) -> Atom:
-    """Repeat the value of a channel's only group, once for each part of the group."""
+    """Return one value for each `length` elements of a channel: copies of the value of the channel's only group. If `length` is the whole
+    group, return the values as they are."""
     if length == weight.group:
         return of_groups
     shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))

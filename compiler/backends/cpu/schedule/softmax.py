@@ -114,7 +114,7 @@ class _Row:
 
     @property
     def edge(self) -> Dim:
-        """The first element after the full blocks."""
+        """The index of the first element after the full blocks."""
         return self.num_full * self.size
 
     @property

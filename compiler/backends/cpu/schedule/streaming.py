@@ -19,8 +19,8 @@ LARGE = 64 << 20  # minimum size of a large result in bytes: more than one proce
 
 
 def is_streamed(axes: Axes, store: Store, width: int) -> Scalar | bool:
-    """Return whether to stream vectors along the last axis. This depends on the number of bytes that the nest writes. Return a scalar if
-    the kernel knows this number only at run time."""
+    """Return whether to stream vectors along the last axis: the nest writes at least LARGE bytes, and `_whole_vectors` holds. Return a
+    scalar if the kernel knows the number of bytes only at run time."""
     size = product_of([extent for _, extent in axes]) * store.buffer.dtype.num_bytes
     if not _whole_vectors(store, axes[-1][0], width) or prove_lt(size, LARGE):
         return False
@@ -28,7 +28,7 @@ def is_streamed(axes: Axes, store: Store, width: int) -> Scalar | bool:
 
 
 def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
-    """Return whether the lanes of a vector are adjacent in memory and the nest does not read the buffer that it writes."""
+    """Return whether the nest writes vectors of LANES adjacent f32 elements to a global buffer that it does not read."""
     *outer, last = store.indices
     beside = not any(inner in dim.vars() for dim in (*outer, last - inner))
     fresh = not any(load.buffer is store.buffer for load in loads(store.value))

@@ -143,9 +143,9 @@ class FloatRows(Rows):
         """Add the products of `step` elements of queries and keys, from element `r` on, to the scores of each page."""
 
     def later_head(self, page: HeadPage) -> tuple[Dim, Dim] | None:
-        """Return the kv head that is prefetched a second time, and 1 if it is read in the next page or 0 if in this page. Pairs are
-        multiplied faster than memory delivers pages, so more prefetches are pending than the CPU can track, and it drops some. Therefore
-        every head is prefetched again, `count` / 2 heads before it is read."""
+        """Return the kv head that is prefetched a second time, and 1 if it is read in the next page or 0 if in this page. Return None if
+        products multiply f32. Pairs are multiplied faster than memory delivers pages, so more prefetches are pending than the CPU can
+        track, and it drops some. Therefore every head is prefetched again, `count` / 2 heads before it is read."""
         if not self.floats.in_pairs:
             return None
         first, count = self.item.kv_first, self.item.kv_count

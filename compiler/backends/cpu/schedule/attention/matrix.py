@@ -63,7 +63,7 @@ def _height(count: int) -> int:
 class TileRows(MatrixRows):
     """The rows of adjacent tiles, which share keys and values."""
 
-    reach: Array  # [products, 2]: the smallest and the largest of the last positions that the rows of each product see
+    reach: Array  # [products, 2]: the smallest and the largest last position that a row of each product sees
 
     def add(self, k: Kernel, block: Block) -> None:
         """Add a block. Load it once, and multiply it by all rows, `height` rows at a time. A row gives weight 0 to the keys that it does
@@ -162,7 +162,7 @@ class TileRows(MatrixRows):
         fold_halves(k, found, operator.add)
 
     def find_reach(self, k: Kernel) -> None:
-        """Store the smallest and the largest of the last positions that the tokens of each product see."""
+        """Store, for each product, the smallest and the largest last position that one of its tokens sees."""
         height, operands, group = self.height, self.item.operands, self.item.group
         with k.serial("io", self.num_products) as io:
             first, last = io * height // group, (io * height + (height - 1)) // group

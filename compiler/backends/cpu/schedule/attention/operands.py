@@ -114,7 +114,8 @@ class PagedOperands:
         return k.let("s", cast(self.sequences[token], I64))
 
     def extreme_position(self, first: Dim, count: Dim, fn: ReduceFn) -> Scalar:
-        """Return the smallest or largest of the last positions that `count` tokens see, or those of them that exist."""
+        """Return the smallest or largest last position that any of `count` tokens from token `first` on sees. Leave out tokens beyond the
+        end of the batch."""
         return fold(fn, (self.tokens_from(first, count),), lambda i: last_position(self.positions, first + i))
 
     def token_of(self, first: Dim, i: Dim) -> Dim:
@@ -132,7 +133,8 @@ class PagedOperands:
         return Seen(k.let("low", first) if self.node.window else first, last, has_window(self.node))
 
     def extreme_seen(self, k: Kernel, first: Dim, count: Dim, fn: ReduceFn) -> Seen:
-        """Return the smallest or largest of the first positions that `count` tokens see, and the same of the last positions."""
+        """Return the smallest or largest first position that any of `count` tokens from token `first` on sees, and the smallest or largest
+        last position."""
         last = k.let("position", self.extreme_position(first, count, fn))
         if self.node.window or not has_window(self.node):
             low = first_of_window(self.node, last)

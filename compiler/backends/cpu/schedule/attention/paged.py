@@ -34,7 +34,8 @@ BUSY_TILES = 32  # the same for tiles, of which more are needed, because tiles o
 
 
 def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFunc | None:
-    """Schedule paged attention. Return None for any other kernel. `unit` says whether a matrix unit multiplies bf16."""
+    """Schedule paged attention without a bias, if the heads and their sizes are constants. Return None for any other kernel. `unit` says
+    whether a matrix unit multiplies bf16."""
     match prim.body:
         case Attention(keys=Paged() as pages, positions=Buffer() as positions, bias=None) as node:
             pass
@@ -100,7 +101,7 @@ class _PagedAttention(Walk):
     # --- work items ----------------------------------------------------------------------------------------------------
 
     def token(self, k: Kernel, number: Dim, part: Dim, parts: Dim) -> Item:
-        """Return the item of a token with one of the equal parts of its kv heads."""
+        """Return the item of a token with part `part` of its kv heads, which are divided into `parts` parts of nearly equal size."""
         at_once = self.unit.token.heads
         runs = self.operands.kv_heads // at_once
         begin, end = (n * runs // parts * at_once for n in (part, part + 1))
@@ -109,11 +110,11 @@ class _PagedAttention(Walk):
 
     def parts(self, items: Dim) -> Dim:
         """Return the number of work items into which the heads of a token are divided. It is the smallest number that keeps the threads
-        busy, because reading whole pages is faster."""
+        busy, as far as there are kv heads: reading whole pages is faster."""
         return dim_min(self.operands.kv_heads // self.unit.token.heads, ceil_div(BUSY, dim_max(1, items)))
 
     def tile(self, k: Kernel, number: Dim, count: Dim, kv_head: Dim) -> Item:
-        """Return the item of `count` adjacent tiles."""
+        """Return the item of `count` adjacent tiles from tile `number` on, for one kv head."""
         tokens = self.unit.tile_tokens
         return Item.tile(k, self.operands, number * tokens, count * tokens, kv_head, self.unit.most_tiles * tokens)
 
@@ -140,7 +141,7 @@ class _PagedAttention(Walk):
         return alike & less_equal(max(2, tokens // 2), count)
 
     def continues(self, tile: Dim) -> Scalar:
-        """Return whether the tile and the one before it have tokens of the same sequence only."""
+        """Return whether the tile and the one before it have enough tokens, and all of them belong to one sequence."""
         before = dim_max(0, tile - 1)  # the first tile has none before it, and the result does not matter
         first, sequences = (self.unit.tile_tokens * n for n in (tile, before)), self.operands.sequences
         own, other = (sequences[at] for at in first)
@@ -152,6 +153,7 @@ class _PagedAttention(Walk):
 
 @contextmanager
 def phase(k: Kernel, **axes: Dim) -> Generator[tuple[Dim, ...]]:
-    """Write a parallel loop over all points of a box, which threads claim. The phase ends when all points are computed."""
+    """Write a parallel loop over all tuples of indices below the extents `axes`. Threads claim tuples; the phase ends when all are
+    computed."""
     with k.parallel("p", product_of(list(axes.values()))) as p:
         yield k.unravel(p, tuple(axes.items()))

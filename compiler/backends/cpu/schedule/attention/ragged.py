@@ -35,8 +35,8 @@ F32, I64 = DType.F32, DType.I64
 
 
 def schedule_ragged(prim: PrimFunc, *, lanes: int) -> PrimFunc | None:
-    """Schedule attention without a causal mask and without sinks. Return None for any other kernel. A register of the machine has `lanes`
-    lanes."""
+    """Schedule attention in concatenated texts, without a causal mask and without sinks, if the head size is a constant. Return None for
+    any other kernel. A register of the machine has `lanes` lanes."""
     match prim.body:
         case Attention(keys=Ragged() as texts, positions=None, sinks=None) as node:
             pass
@@ -79,7 +79,7 @@ class _RaggedAttention:
     sequences: Array  # [tokens]: the text of each token
     starts: Array  # [texts + 1]
     out: Array
-    bias: Array | None  # [heads, 2 * m + 1]
+    bias: Array | None  # [heads, 2 * m + 1]: what is added to a score, for distances -m to m between key and query
     scale: float
     softcap: float
     together: int  # vectors of a tile of long texts

@@ -74,7 +74,7 @@ class TileOrigin:
         return less(self.column(v, lane), self.product.num_columns)
 
     def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:
-        """Write the nest's store for an element, with `totals` in place of its sums."""
+        """Store the result of the nest for an element of the tile. The values `totals` replace the sums in the nest's value."""
 
         def total(scalar: Scalar) -> Scalar:
             number = self.product.number_of(scalar)

@@ -145,7 +145,8 @@ class Widened:
 
     @property
     def has_channels(self) -> bool:
-        """Whether the sums of few rows stay in registers over the whole of k."""
+        """Whether the sums of few rows can stay in registers over the whole of k: channels are long enough, and in all sums the same number
+        of weights shares a multiplier."""
         groups = {shared_multiplier(s) for s in self.product.sums}
         return len(groups) == 1 and self.product.sums[0].group >= AHEAD * STEP
 
