@@ -40,7 +40,7 @@ class Mixture:
     outer_size: int | None = None  # input and output size of an expert; None: the size of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
     # SparseMixer computes the routing weights, each by a softmax over the logits whose relative distance to the expert's own is at most
-    # this limit. None: `scoring` says how the shares are computed.
+    # this limit. None: `scoring` says how the routing weights are computed.
     sparse_limit: float | None = None
     normalized: bool = True  # divide the routing weights of the chosen experts by their sum
     scale: float = 1.0  # factor that multiplies the routing weights after normalisation

@@ -25,7 +25,7 @@ PIXTRAL: Mapping[str, Any] = {
 }
 COLOURS = 3
 PIXTRAL_NORM_EPS = 1e-5
-KINDS = ("axial", "default")  # names of the rotation by row and column
+KINDS = ("axial", "default")  # names in files of RoPE by row and column
 # fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show
 UNREAD = (
     "model_type",
@@ -72,8 +72,8 @@ def read_any_size(
     inner: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames, *, rotates: bool = True, **others: Any
 ) -> Vision:
     """Return the encoder of a model whose crops have any size. `inner` are the fields of its `vision_config`, with these `defaults` and
-    `names`. If the encoder `rotates`, the halves of heads rotate by row and column. `others` are the fields of Vision that the family or
-    the connector determines."""
+    `names`. `rotates` says whether RoPE rotates one half of each head by the row, and one by the column. `others` are the fields of Vision
+    that the family or the connector determines."""
     common = _common(inner, names, defaults, rotates=rotates, **others)
     return Vision(tower=tower, crop_size=common["patch_size"] * common["merge"], **common)
 
@@ -118,7 +118,7 @@ def read_merge(fields: Fields, name: str, default: Any = REQUIRED) -> int:
 
 
 def read_theta(inner: Fields, default: float = 10_000.0) -> float:
-    """Return the base of the rotation by row and column."""
+    """Return the base of RoPE by row and column."""
     rope = inner.fields("rope_parameters")
     if rope.text("rope_type", KINDS[0]) not in KINDS:
         raise rope.error("rope_type", " or ".join(KINDS))
@@ -126,7 +126,7 @@ def read_theta(inner: Fields, default: float = 10_000.0) -> float:
 
 
 def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> Vision:
-    """Return the encoder of a model with Pixtral. `others` are the fields of Vision that the connector determines."""
+    """Return the encoder of a model that has Pixtral's encoder. `others` are the fields of Vision that the connector determines."""
     inner = fields.fields("vision_config", defaults)
     inner.skip("model_type", "image_size", "is_composition")  # the largest image, which the processor states
     fields.require(vision_feature_layer=-1)

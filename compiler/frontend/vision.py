@@ -1,4 +1,4 @@
-"""The parts of a configuration that only vision models have: how an image is cut into crops, and the encoder and the connector that turn
+"""The settings of vision models: how an image is cut into crops, and the encoder and the connector that turn
 crops into rows. The decoder reads a row in place of a token embedding."""
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Tower(StrEnum):
 
     SIGLIP = "siglip"
     CLIP = "clip"  # has a class token before the patches, and a norm before the layers
-    INTERN = "intern"  # has a class token before the patches, and learned scales of the branches of layers
-    QWEN2 = "qwen2"  # crops of any size, in which queries and keys rotate by row and column
-    QWEN2_5 = "qwen2_5"  # like QWEN2 with windows, and with the norms and the gated perceptrons of decoders
+    INTERN = "intern"  # has a class token before the patches, and learned scales of the outputs of attention and MLP
+    QWEN2 = "qwen2"  # crops of any size, with RoPE by row and column
+    QWEN2_5 = "qwen2_5"  # like QWEN2 with windows, and with the norms and the gated MLP of decoders
     OMNI = "omni"  # like QWEN2_5, with separate matrices for queries, keys and values
-    PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated perceptrons of decoders
+    PIXTRAL = "pixtral"  # crops of any size, with the norms and the gated MLP of decoders
     QWEN3 = "qwen3"  # like QWEN2 with a table of positions, and with rows of several depths
-    GEMMA4 = "gemma4"  # crops of any size, in which each half of a head rotates by itself, with norms before and after each branch
+    GEMMA4 = "gemma4"  # crops of any size, with a RoPE for each half of a head, and norms before and after attention and MLP
     SIGLIP2 = "siglip2"  # crops of any size, with the layers of SIGLIP, and a table of positions that is scaled to each crop
     GLM4V = "glm4v"  # like QWEN2_5 without windows, with such a table of positions, and a convolution over squares at the end
-    LLAMA4 = "llama4"  # has a class token after the patches and a norm before the layers, and rotates by row and column
+    LLAMA4 = "llama4"  # has a class token after the patches and a norm before the layers, and RoPE by row and column
 
 
 class Connector(StrEnum):
@@ -84,7 +84,7 @@ class Vision:
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
     num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
-    theta: float = 10_000.0  # base of the rotation by row and column, in encoders that rotate
+    theta: float = 10_000.0  # base of RoPE by row and column, in encoders that have it
     window: int = 0  # with any size: edge, in squares, of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
     table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated for some; 0: there is none
@@ -92,7 +92,7 @@ class Vision:
     standardizes: bool = False  # whether averaged patches are shifted and scaled by vectors of the checkpoint
     # Layers whose results become further rows of a token. The decoder adds them to its residual stream after its first layers (DeepStack).
     deep_layers: tuple[int, ...] = ()
-    three_axes: bool = False  # whether the decoder rotates by the row and the column of an image token
+    three_axes: bool = False  # whether the decoder's RoPE also uses the row and the column of an image token
     both_ways: bool = False  # whether the tokens of an image attend to all tokens of this image, also to later ones
     windows_only: bool = False  # with `both_ways`: only in layers with a window
     at_once: int = MOST_CROPS  # most crops of one call of `see`
@@ -123,7 +123,7 @@ class Vision:
 
     @property
     def scales_table(self) -> bool:
-        """Whether the table of positions is scaled to each crop, so that a patch gets a share of each of its vectors."""
+        """Whether the table of positions is scaled to each crop, so that a patch's position vector is a weighted sum of all its vectors."""
         return self.tower in (Tower.SIGLIP2, Tower.GLM4V)
 
     @property

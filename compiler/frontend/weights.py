@@ -70,7 +70,7 @@ class WeightSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Tensor:
-        """Return the tensor. It is a read-only view of the file if the file stores these values."""
+        """Return the tensor. It is a read-only view of the file if the file stores these values, at aligned bytes."""
         ...
 
     def release(self, name: str) -> None:

@@ -114,8 +114,8 @@ def _even_signs() -> NDArray[np.uint32]:
 
 
 def _codes(name: str, indices: Array, signs: Array) -> Bytes:
-    """Return the codes of points of a grid, two per byte. `indices` are the numbers of the points; `signs` are words with the signs of
-    eight codes."""
+    """Return codes, two per byte: the words of eight codes at these `indices` of a grid, with their signs, which are words of eight
+    signs."""
     return np.ascontiguousarray(_grid(name)[indices].view("<u4") ^ signs).view(np.uint8)
 
 

@@ -44,7 +44,7 @@ class DType(StrEnum):
 
     @property
     def accumulator(self) -> DType:
-        """The type in which sums are accumulated: f32 for all floats."""
+        """The type in which sums are accumulated: f32 for floats, the type itself for all others."""
         return DType.F32 if self.is_float else self
 
     @property

@@ -74,8 +74,8 @@ class Codes:
         return Form(4, state.block, DType.F32, kind=self.kind)
 
     def held(self, parts: Parts) -> Parts:
-        """Return the codes, and the scales of the larger integers for which codes stand (`Split` in compiler/ir/numbers.py): such an
-        integer counts `SPLIT_STEP` steps."""
+        """Return the codes, and the scales. A code stands for the sum of two integers, in steps (`Split` in compiler/ir/numbers.py); the
+        scales returned here multiply the first integer, which counts `SPLIT_STEP` steps."""
         state, rows = self._state(parts[self._state_part]), self._state(parts[self._state_part]).shape[0]
         scales = self._scales(parts, state) * np.float32(SPLIT_STEP / SPLIT[self.kind].steps)
         return {NUMBERS[self.kind]: self._codes(parts).reshape(rows, -1), SCALE: scales.reshape(rows, -1)}

@@ -47,7 +47,7 @@ class Fn(StrEnum):
 
 
 class ReduceFn(StrEnum):
-    """Associative reductions. ARGMAX and ARGMIN return the first index (i64) of the extreme value."""
+    """The functions that reduce many values to one. ARGMAX and ARGMIN return the first index (i64) of the extreme value."""
 
     SUM = "sum"
     PROD = "prod"

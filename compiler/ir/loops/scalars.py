@@ -199,14 +199,14 @@ class Cast(Arithmetic):
 
 @node
 class Fold(Arithmetic):
-    """Base class of reductions: they visit all points of `axes` (variable, extent) in row-major order."""
+    """Base class of reductions: they visit all combinations of indices of `axes` (variable, extent) in row-major order."""
 
     axes: tuple[tuple[DimVar, Dim], ...] = holds(Holds.NEW_AXES)
 
 
 @node
 class Reduce(Fold):
-    """The reduction of `value` over all points of the axes. If there are no points, the result is the identity of `fn`."""
+    """The reduction of `value` over all combinations of indices of the axes. If there are none, the result is the identity of `fn`."""
 
     fn: ReduceFn
     value: Scalar = holds(Holds.SCALAR, scoped=True)

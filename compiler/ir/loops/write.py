@@ -168,8 +168,8 @@ class Kernel:
         return Dim.of(var)
 
     def unravel(self, number: Dim, axes: Sequence[tuple[str, Dim]]) -> tuple[Dim, ...]:
-        """Return the point of a box that has this row-major index: the last axis varies fastest. `axes` lists the name and extent of each
-        axis. Axes may share a name."""
+        """Return the indices, one per axis, of the element with this row-major index: the last axis varies fastest. `axes` lists the name
+        and extent of each axis. Axes may share a name."""
         point: list[Dim] = []
         for name, extent in reversed(axes):
             extent = dim_max(extent, 1) if extent.is_const else extent  # index arithmetic divides by the extent, which must not be 0
