@@ -1,7 +1,7 @@
 """The key under which the cache keeps an executable, and the symbolic shape signature of an entry point.
 
-The key is a digest over one struct: the program without the declared ranges of its variables, the target and the compiler's version.
-Entries with the same key differ only in their ranges.
+The key is a digest over one struct: the program without the declared ranges of its variables, the target, the compiler's version, and the
+names of parameters. Entries with the same key differ only in their ranges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.files import digest_of_sources
 
 
 class KeyParts(msgspec.Struct, frozen=True):
-    """Everything that determines an executable, and nothing else."""
+    """Everything that determines an executable, except the ranges of its variables."""
 
     program: str
     target: str

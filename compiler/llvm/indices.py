@@ -1,4 +1,4 @@
-"""Emit index arithmetic: the value of a `Dim` at a point of a loop nest.
+"""Emit index arithmetic: the value of a `Dim` in an iteration of a loop nest.
 
 Each part of an index is computed in the outermost scope that knows its variables, so the innermost loop computes only the parts that change
 there. A variable is a constant in an unrolled loop, a vector with one number per lane in a vector loop, and a scalar operand elsewhere.

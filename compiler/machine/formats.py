@@ -28,7 +28,7 @@ I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 WORD_BITS = 16  # bits of a word of `ScaledPanels`
 THIRDS = 3  # number of bytes that store four weights of 6 bits
 FOUR = 4  # number of byte products that one instruction adds to a sum
-STREAMS, RUN = 4, 4  # of `ScaledPanels`: the largest number of streams, and the largest number of groups of a run
+STREAMS, RUN = 4, 4  # the largest number of streams of `ScaledPanels`, and the largest number of groups of a run
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 

@@ -207,13 +207,14 @@ def safe_nest(treatment: Treatment, given: Buffer, bound: Dim, ordered: Buffer |
 
 
 def _start(starts: Array, i: Dim, bound: Dim) -> Scalar:
-    """Return the largest of the first `i` + 1 entries, each clamped to 0 .. `bound`."""
+    """Return entry `i` of the safe list: 0 for the first entry, `bound` for the last one, and otherwise the largest of the first `i` + 1
+    entries, each clamped to 0 .. `bound`."""
     largest = fold(ReduceFn.MAX, (i + 1,), lambda j: maximum(minimum(cast(starts[j], I64), index(bound)), 0))
     inner = select(less_equal(1, i), largest, 0)
     return select(less(i, starts.shape[0] - 1), inner, index(bound))
 
 
 def _owner(starts: Array, i: Dim) -> Scalar:
-    """Return how many parts after the first begin at or before element `i`."""
+    """Return the index of the part to which element `i` belongs: the number of parts after the first one that begin at or before `i`."""
     later = dim_max(starts.shape[0] - 2, 0)
     return total((later,), lambda j: select(cast(starts[j + 1], I64) <= index(i), const(1, I64), 0))

@@ -1,5 +1,5 @@
-"""Integer products of activations of 8 or 16 bits with weights of 8 or 4 bits in panels. The sum within a group is exact; the groups are
-added in order.
+"""Integer products of activations of 8 or 16 bits with weights in panels, which store 8, 6, 4 or 2 bits per weight. The sum within a group
+is exact; the groups are added in order.
 
     x[i, k] = scale[i, g] * v[i, k]     g = k // group; v is one plane of i8 or i16, or two planes of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])

@@ -91,7 +91,7 @@ class _Sampling(Truncations):
     # --- drawing a token -----------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Draw the first token at which the cumulative weight exceeds a random share of the total weight."""
+        """Draw the first token at which the cumulative weight exceeds a random fraction of the total weight."""
         k, run, before, chosen = self.k, self.run, self.before, self.chosen
         with k.scope():
             random = k.local("random", 1, dtype=I64)

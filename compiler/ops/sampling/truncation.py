@@ -23,7 +23,7 @@ BUCKETS = 512
 ROUNDS = 40  # maximum number of rounds of `narrow`; each divides the range of f32 numbers by almost BUCKETS
 SPAN = 16.0  # nats that the histogram of the sampled blocks covers
 SAMPLED = 256  # minimum number of blocks in a sample, unless the row has fewer
-HEAVY = 1 / 12  # maximum share of the row's blocks that a sample includes because they have a heavy token
+HEAVY = 1 / 12  # maximum fraction of the row's blocks that a sample includes because they have a heavy token
 STEP = 0.5  # nats between the candidates for the threshold `heavy`
 SLACK = 0.01  # nats, more than the rounding error of any distance in a bucket
 # The margin of a sample's estimate of `share` is share * (1 - share) * MARGIN, times 2 for top_p and times 3 for typical_p, which may drop
@@ -134,9 +134,9 @@ class Truncations(Row):
         self.wanted[0] = wanted()
 
     def list_by_weight(self, share: Callable[[], Scalar]) -> None:
-        """List the candidates for the last token to keep: tokens are kept by ascending keys until they make up this share of the total
-        weight. If the range that the sample estimates does not contain that token, try a wider range before or after it, and at last the
-        whole remaining row."""
+        """List the candidates for the last token to keep: tokens are kept by ascending keys until they make up the fraction `share` of the
+        total weight. If the range that the sample estimates does not contain that token, try a wider range before or after it, and at last
+        the whole remaining row."""
         k, wanted = self.k, self.wanted
         with k.scope():
             self.since, self.until, width = (k.local(name, 1) for name in ("since", "until", "width"))
@@ -226,8 +226,8 @@ class Truncations(Row):
     # --- the sample ----------------------------------------------------------------------------------------------------
 
     def guess(self, share: Callable[[], Scalar]) -> None:
-        """Set `since` and `until` to an estimated range of keys. If weights are summed by ascending keys, the sum should reach this share
-        of the total weight at a key in that range."""
+        """Set `since` and `until` to an estimated range of keys. If weights are summed by ascending keys, the sum should reach the fraction
+        `share` of the total weight at a key in that range."""
         k, run, before, chosen, scale = self.k, self.run, self.before, self.chosen, self.scale
 
         def part() -> Scalar:
