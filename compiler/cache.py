@@ -138,7 +138,8 @@ class Cache:
         return path
 
     def entries(self, digest: str = "") -> Iterator[Entry]:
-        """Yield the entries whose sidecar can be read. Half-written files and files of other programs are skipped."""
+        """Yield the entries whose key begins with `digest` and whose sidecar can be read. Half-written files and files of other programs
+        are skipped."""
         for path in self.paths(digest):
             try:
                 ranges = _sidecar(path)
@@ -149,7 +150,7 @@ class Cache:
             yield Entry(path, path.stem.split("-")[0], ranges, status.st_size, status.st_mtime)
 
     def paths(self, digest: str = "") -> list[Path]:
-        """Return the paths of all executables, even of those without a sidecar."""
+        """Return the paths of all executables whose key begins with `digest`, even of those without a sidecar."""
         return [path for path in sorted(self.folder.glob(f"{digest}*{SUFFIX}")) if path.is_file()]
 
     def verify(self, path: Path) -> None:

@@ -189,7 +189,8 @@ def _new(decoder: Decoder, layout: Layout) -> str:
 
 
 def _step(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that runs the step over parts of at most `max_tokens` tokens. It returns the logits after the last token."""
+    """Emit the function that runs the step over parts of at most `max_tokens` tokens. It returns the logits after the last token, or null
+    if there are no tokens, a token is not in the vocabulary, or the context is too short for them."""
     code = Code()
     before = _load(code, "i64", "%sequence", LENGTH)
     some = code.op("icmp ne i64 %count, 0")

@@ -1,4 +1,4 @@
-"""Emit scalar expressions at a point of a loop nest. A reduction inside an expression becomes a loop here; schedules replace the reductions
+"""Emit scalar expressions at a place in a loop nest. A reduction inside an expression becomes a loop here; schedules replace the reductions
 that need to be fast."""
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Emit loops that run `step` at every point in row-major order. `step` receives the mask of active lanes, or None if all lanes are
-        active."""
+        """Emit loops that run `step` for all combinations of indices of the axes, in row-major order. `step` receives the mask of active
+        lanes, or None if all lanes are active."""
         if not axes:
             with self._branch():
                 step(active)

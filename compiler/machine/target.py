@@ -101,8 +101,8 @@ def _wasm(name: str, features: frozenset[str], *, has_fma: bool) -> Target:
 
 
 def _gpu(name: str, ptx: str) -> Target:
-    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. PTX for a name that ends in "a" runs only on that
-    generation of GPUs; other PTX also runs on later generations."""
+    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. PTX for a name that ends in "a" runs only on GPUs
+    of this compute capability; other PTX also runs on later ones."""
     return Target(name, "nvptx64", frozenset([name, ptx]), 128, system=GPU, cpu=name)
 
 
