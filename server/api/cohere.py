@@ -50,7 +50,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/embed", responses=gives(CohereEmbedded))
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
-        """Turn texts into vectors. A text that is too long is truncated as `truncate` says."""
+        """Turn texts into vectors. `truncate` names the side at which a text that is too long is truncated; with NONE, it is refused."""
         model, loaded, ignored = context.begin(request, body, body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
         asked = EmbeddingBody.model_construct(

@@ -26,7 +26,7 @@ from server.settings import ServerSettings
 
 
 async def stays() -> Message:
-    """Receive nothing, as from a client that stays and says no more."""
+    """Wait forever, as when receiving from a client that neither leaves nor sends more."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets the event")
 
@@ -78,7 +78,8 @@ class Context:
         return VisibleModels(self.registry, caller(request).limits)
 
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return the model that answers a request. `has_begun`: it is a further part of a request, answered even while the server stops."""
+        """Return the model that answers a request. `has_begun`: this is a further part of a request that was begun earlier, and is answered
+        even while the server stops."""
         return self.models_for(request).serve(name, has_begun=has_begun)
 
     def begin(self, request: Request, body: Options, name: str | None) -> tuple[Model, Loaded, list[str]]:

@@ -1,4 +1,4 @@
-"""Health checks, the version, and the metrics."""
+"""Endpoints for operators: health checks, the number of requests, the version, and the metrics."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Return the metrics as Prometheus text. They name all models, so a key that may not use all gets none."""
+        """Return the metrics as Prometheus text. They name all models, so a key that may use only some models is refused."""
         who = caller(request)
         if who.access is Access.KEY and who.limits.models:
             raise ApiError(KEY_RESTRICTED, "the metrics name all models, and the key may use only some; use another key, or open_metrics")

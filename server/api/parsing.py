@@ -35,7 +35,7 @@ class ParsedBody(Options):
 
 class SeparatedBody(Options):
     text: Answer
-    reasoning_parser: Label | None = None  # None: the thoughts of the model
+    reasoning_parser: Label | None = None  # None: the model's own format of thoughts
     model: Label | None = None
 
 

@@ -63,7 +63,7 @@ class _Pages(StreamingResponse):
     """A stream of frames. It ends when the taker waits no longer, because a taker that is gone, or does not read, would keep its place."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
-        """`end_s`: monotonic time."""
+        """`end_s`: the time of the monotonic clock until which the taker waits."""
         super().__init__(frames, media_type="application/octet-stream")
         self._frames = frames
         self._limit_s = min(end_s - time.monotonic(), MOST_GIVING_S)
@@ -89,7 +89,7 @@ def _ask_in(body: bytes) -> Ask:
 
 
 def _model_of(context: Context, ask: Ask) -> Loaded:
-    """Return the model whose pages fit, or raise ApiError."""
+    """Return the loaded model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if there is none."""
     found: list[str] = []
     for model in context.registry.models():
         if model.loaded is not None and model.is_serving and not model.is_sleeping:

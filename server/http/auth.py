@@ -1,4 +1,5 @@
-"""Access control: the models need an API key, the administration needs an admin key, and health checks need none."""
+"""Access control: requests to models need an API key, those to the administration an admin key, those of other servers of the fleet a
+proof, and health checks and pages nothing."""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class Guard:
         for ring in (self._admin, self._api):
             if (limits := ring.limits_of(passed.key_digest)) is not None:
                 return limits
-        raise ApiError(INVALID_API_KEY, "the API key is valid no longer", headers={"www-authenticate": "Bearer"})
+        raise ApiError(INVALID_API_KEY, "the API key is no longer valid", headers={"www-authenticate": "Bearer"})
 
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())

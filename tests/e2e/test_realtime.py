@@ -269,7 +269,7 @@ def test_a_key_that_is_removed_ends_its_sessions(server: DemoServer, keys: Path)
         next_of(connection, "conversation.item.input_audio_transcription.completed")
         keys.write_text(keys.read_text().replace("leaving-key\n", ""))
         commit(connection, noise(0.2))
-        assert rest_of(connection)[1] == (1008, "the API key is valid no longer")
+        assert rest_of(connection)[1] == (1008, "the API key is no longer valid")
 
 
 def test_a_client_that_streams_hears_that_the_server_stops(cache_folder: Path, keys: Path) -> None:

@@ -26,7 +26,7 @@ class RestartReport(Restarting):
 
 class StageEntry(TypedDict):
     place: str  # "local", or the address of the host
-    layers: Sequence[int]  # numbers of its first and its last layer; empty: it has none
+    layers: Sequence[int]  # indices of its first and its last layer; empty: it has no layers
     bytes: Mapping[str, int]
 
 
@@ -38,7 +38,7 @@ class ModelReport(ModelEntry):
     target: str
     device: str
     pin: bool
-    bytes: Mapping[str, int]  # by part; the KV cache takes its part only when it is full
+    bytes: Mapping[str, int]  # planned bytes by part, such as "weights"; on a CPU, the KV cache takes memory as it fills
     memory: MemoryUse
     operation: str
     pages: NotRequired[Pages]
@@ -47,8 +47,8 @@ class ModelReport(ModelEntry):
     device_note: NotRequired[str]  # reason why the code is compiled for another target than the load names
     numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
     system_fingerprint: NotRequired[str]  # the `system_fingerprint` of the model's answers
-    graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
-    devices: NotRequired[Sequence[str]]  # the GPUs over which the model is divided, if there are several; `bytes` are those of each
+    graphs: NotRequired[int]  # number of CUDA graphs that were captured at load
+    devices: NotRequired[Sequence[str]]  # the GPUs over which the model is divided, if there are several; `bytes` are per GPU
     stages: NotRequired[Sequence[StageEntry]]  # the processes that compute the layers one after the other, if there are several
     compile_s: NotRequired[float]
     load_s: NotRequired[float]

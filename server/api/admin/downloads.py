@@ -1,4 +1,4 @@
-"""Downloads of models: what can be downloaded, what is on this machine, and a download as an operation."""
+"""GET and POST /admin/downloads: list the models that can be downloaded and those that were downloaded, and begin a download."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StoredModel(TypedDict):
 
 class Downloadable(TypedDict):
     object: Literal["list"]
-    allowed: bool  # this server downloads models; otherwise only --allow-hub permits it
+    allowed: bool  # whether this server downloads models, which --allow-hub permits
     catalogue: Sequence[ListedModel]
     data: Sequence[StoredModel]
 

@@ -1,4 +1,5 @@
-"""The administration under /admin: load, watch and unload models; aliases; memory; and the cache of compiled models."""
+"""Administration endpoints under /admin: load, watch and unload models, set aliases, report memory, and clear the cache of compiled
+models."""
 
 from __future__ import annotations
 
@@ -188,7 +189,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/models/{name:path}", responses=gives(Unloaded))
     async def unload(name: str, drain_s: Annotated[float, Query(ge=0, le=86400)] = settings.drain_s, force: bool = False) -> Response:
-        """Unload a model once its running requests have finished, or after `drain_s`."""
+        """Unload a model once its running requests have finished, or after `drain_s` seconds. A pinned model needs `force`."""
         return json_answer(await registry.unload(name, drain_s=drain_s, force=force))
 
     @routes.get("/operations", responses=gives(OperationReports))
@@ -210,7 +211,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
-        """Cancel a load, and free its name and memory, or cancel a download. A later download continues it."""
+        """Cancel a load, which frees its name and memory, or a download, which a later download continues."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return json_answer(operation.describe())
@@ -279,7 +280,8 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     name, aliases = (body.name, ()) if body.name else names_of(source)
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")
-    # Only declared fields: a body has its unknown fields as attributes, too. A client must not name files of this machine by `calibrate`.
+    # Read only declared fields: unknown fields of a body are attributes, too, and a client must not name a file of this machine by
+    # `calibrate`.
     declared = [field for field in LoadBody.model_fields if field in LoadSettings.__struct_fields__]
     asked = {field: value for field in declared if (value := getattr(body, field)) is not None}
     asked |= {"name": name, "source": source, "quantize": body.quantize or body.dtype or "auto"}

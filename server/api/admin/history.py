@@ -1,4 +1,4 @@
-"""The last hour of some metrics, which the console's live page shows when it is opened."""
+"""GET /admin/history: return the last hour of the metrics that the console's live page draws."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ class _Choice:
         return Step(event.choice, text, token_ids, entries, finish, stop_reason, event.prompt_logprobs)
 
     def _certain(self, length: int, *, whole: bool) -> tuple[TokenEntry, ...]:
-        """Return the entries of tokens whose text was returned at least in part. Entries of tokens after a stop string are dropped with
-        their text."""
+        """Take out the entries of tokens whose text was returned at least in part; with `whole`, all entries. Entries of tokens after a
+        stop string are never returned, like their text."""
         certain = tuple(entry for entry in self.entries if whole or entry.start < length)
         self.entries = self.entries[len(certain) :]
         return certain
@@ -260,7 +260,8 @@ class Generation:
 
 
 def require_fingerprint(loaded: Loaded, expected: str) -> None:
-    """Raise ApiError if the request expects another fingerprint: this model would not continue an answer with the same bytes."""
+    """Raise ApiError if the request expects another fingerprint than this model has, which would continue an answer with other bytes. ""
+    and "*" allow every fingerprint."""
     found = loaded.fingerprint
     if expected not in ("", "*", found):
         text = f"if-match is {expected!r:.80}; this model has the fingerprint {found}, so it cannot continue the answer with the same bytes"

@@ -75,8 +75,8 @@ class LogprobWriter:
         }
 
     def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> Columns:
-        """Return the log-probabilities of a prompt in the shape of a completion. Nothing precedes the first token, so it has no
-        log-probability."""
+        """Return the log-probabilities of an echoed prompt in the shape of a completion. `starts` are the positions of its tokens in the
+        text. The first item of `read` is None, because nothing precedes the first token."""
         columns = Columns()
         for at in range(0, len(ids), PIECE):
             part = read[at : at + PIECE]

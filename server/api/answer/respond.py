@@ -73,7 +73,8 @@ class Pieces(Response):
 
 
 def in_pieces(answer: Mapping[str, object], name: str, entries: Iterable[bytes]) -> list[bytes]:
-    """Return an answer in pieces, one per entry of its list `name`, because encoding it in one call would delay other requests."""
+    """Return an answer as pieces of JSON. `entries` are the encoded items of its list `name`, which is empty in `answer`. Encoding a long
+    list in one call would delay other requests."""
     mark = b'"%b":[' % name.encode()
     head, _, tail = msgspec.json.encode(answer).partition(mark)
     return [head + mark, *((b"," if index else b"") + entry for index, entry in enumerate(entries)), tail]
@@ -87,7 +88,7 @@ class Client(Protocol):
 
 
 async def while_connected(client: Client, work: Awaitable[T]) -> T:
-    """Return the result of `work`. Cancel it if the client disconnects first."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ApiError."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_disconnect(client.receive))
     try:

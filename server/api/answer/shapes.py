@@ -209,7 +209,8 @@ class Embeddings(TypedDict):
 
 
 class RequestDefaults(TypedDict):
-    """The values that apply to fields which a request leaves out."""
+    """What a client needs to know before it writes a request: what messages may contain, and the values of fields that the request leaves
+    out."""
 
     chats: NotRequired[bool]  # whether the model generates and has a chat template
     sees: NotRequired[bool]  # whether messages may have images
@@ -220,10 +221,10 @@ class RequestDefaults(TypedDict):
 
 
 class Quality(TypedDict):
-    """How far the predictions of a model, as it is served, are from those of its exact weights, on a text."""
+    """How far the predictions with the served weights are from those with the exact weights, measured on a text."""
 
     kl_divergence: float  # nats per token
-    top1_agreement: float  # share of tokens after which the most probable next token is the same
+    top1_agreement: float  # fraction of tokens after which both predict the same most probable token
     perplexity: float
     exact_perplexity: float
     num_tokens: int

@@ -29,8 +29,8 @@ NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and le
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    most_bytes: int  # largest message
-    message_s: float  # time for the whole of a message
+    most_bytes: int  # bytes of the largest message
+    message_s: float  # time within which a message must arrive as a whole
     open_s: float  # time for which the connection stays open
 
 
@@ -56,8 +56,8 @@ class Connection:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
-        """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed. `hold` is
-        called with the number of bytes of the incomplete message, and may raise."""
+        """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed. Whenever bytes
+        have arrived, `hold` is called with the size of the incomplete message; it may raise."""
         count = 0
         async with aclosing(self._received()) as received:
             async for data in received:

@@ -79,7 +79,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/messages/batches", responses=gives(MessageBatch))
     async def create_message_batch(request: Request, body: MessageBatchBody) -> Response:
-        """Answer many conversations while the server has nothing else to do."""
+        """Create a batch. Its conversations are answered with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         _check_ids(body.requests)
         file = _stored(batches, body, who)
@@ -172,7 +172,7 @@ def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord
 
 
 def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[BatchRecord]:
-    """Return the `limit` entries that come directly before one in the list."""
+    """Return up to `limit` records: those directly before the record with the id `before_id`."""
     ids = [record.id for record in records]
     if before_id not in ids:
         raise invalid("before_id", f"before_id is {before_id!r:.80}; expected the id of an entry of the list")

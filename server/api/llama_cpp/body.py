@@ -123,7 +123,7 @@ class LlamaSampling(SamplingBody):
 
 
 class MediaPrompt(Options):
-    """A text with a marker for each of the files."""
+    """A prompt with files: a text that has a marker for each file."""
 
     prompt_string: Text
     multimodal_data: Annotated[list[Text], Field(max_length=64, fail_fast=True)] | None = None  # images and recordings in base64
@@ -133,7 +133,7 @@ OBJECT, OBJECTS = "an object", "a list with objects"  # tags of a union
 
 
 def _kind_of(prompt: object) -> str:
-    """Return the tag of a prompt. Lists of token ids are long, so only as many items as there may be prompts are looked at."""
+    """Return the tag of a prompt. Only the first MOST_PROMPTS items are looked at, because lists of token ids are long."""
     if isinstance(prompt, (dict, MediaPrompt)):
         return OBJECT
     items = cast("list[object]", prompt)[:MOST_PROMPTS] if isinstance(prompt, list) else []

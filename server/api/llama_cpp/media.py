@@ -1,4 +1,5 @@
-"""Images and recordings in the prompts of llama.cpp's completions: an object with a text, and with the files for the markers in it."""
+"""Read the images and recordings of llama.cpp's completions. A prompt with files is an object: a text with markers, and a file for each
+marker."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ from server.settings import ServerSettings
 from server.text.templates.errors import TemplateError
 
 MARKER = "<__media__>"  # stands for a file in a text; /props names it
-HEAD_CHARS = 24  # of a file in base64: its first bytes say what it is
+HEAD_CHARS = 24  # characters of a file in base64 that are decoded to find its format
 EARLIER, LATER = "earlier", "later"  # texts around a file that show what a chat template writes around it
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompts:
-    """The prompts of a request as completions take them, and the excerpts of each."""
+    """The prompts of a request in the form that completions take, and the images and recordings of each (`Excerpt`)."""
 
     prompts: object
     excerpts: tuple[tuple[Excerpt, ...], ...] = ()  # empty: no prompt has files

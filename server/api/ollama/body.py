@@ -87,7 +87,7 @@ class OllamaBody(Options):
 
     @property
     def ineffective(self) -> list[str]:
-        """Return the options that would change the answer, and have no effect here."""
+        """Return those of the request's options that would change Ollama's answer but have no effect here."""
         return ["options.repeat_last_n"] if self.options is not None and self.options.repeat_last_n is not None else []
 
     @property

@@ -80,7 +80,8 @@ def router(context: Context) -> APIRouter:
     keeping = Keeping(settings)
 
     def ready(request: Request) -> list[tuple[str, Model, Loaded]]:
-        """Return the ready models that the caller may use, each under one name, and the aliases that have their own defaults."""
+        """Return the ready models that the caller may use, as (name, model, `Loaded`). A model is listed under one name, and again under
+        each alias that has defaults of its own."""
         seen = context.models_for(request)
         found: list[tuple[str, Model, Loaded]] = []
         for model in seen.models():

@@ -1,5 +1,5 @@
-"""Ollama's /api/pull, /api/delete, /api/copy and /api/create: download a model from the hub and load it, unload and delete it, or give it a
-further name. They need an admin key."""
+"""Ollama's /api/pull, /api/delete, /api/copy and /api/create: download and load a model, unload and delete it, or give it a further name.
+They need an admin key."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download a model, resuming an interrupted download, and load it under the requested name. If the name is that
-        of a served model and of nothing to download, there is nothing to do."""
+        """Download a model, resuming an interrupted download, and load it under the requested name. If the name is that of a served model,
+        and nothing can be downloaded under it, there is nothing to do."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
         try:
@@ -94,7 +94,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/api/delete", response_class=Response, responses={200: {"description": "The model is gone."}})
     async def delete(body: OllamaDeleteBody) -> Response:
-        """Unload a model that was downloaded from the hub, and delete its files from this machine. If the name is an alias, remove only the
+        """Unload a model that the server downloaded, and delete its files from this machine. If the name is an alias, remove only the
         alias."""
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
@@ -203,7 +203,7 @@ def _line(status: str, **further: str | int) -> bytes:
 
 
 async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
-    """Unload the model if it is loaded, and return its source."""
+    """Unload the model if it is loaded, and return its source. Raise ApiError if the server did not download it."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
     source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
     if not _is_downloaded(source, registry):

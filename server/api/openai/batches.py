@@ -1,4 +1,4 @@
-"""/v1/batches: files of requests that run while the server has nothing else to do."""
+"""/v1/batches: run the requests of a file with what other requests leave free."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/batches", responses=gives(BatchObject))
     async def create_batch(request: Request, body: BatchBody) -> Response:
-        """Run the requests of a file while the server has nothing else to do."""
+        """Run the requests of a file with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         file = batches.store.file(body.input_file_id, who.tenant)
         record = batches.create(file, who.key_digest, body.endpoint, body.metadata, models=who.limits.models)
@@ -112,7 +112,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel", responses=gives(BatchObject))
     async def cancel_batch(request: Request, batch_id: str) -> Response:
-        """Stop a batch. Its answers so far become readable."""
+        """Cancel a batch. The answers that it has so far become readable."""
         record = batches.batch(batch_id, caller(request).tenant)
         batches.cancel(record)
         return json_answer(shown(record))

@@ -42,7 +42,7 @@ from server.text.dialects.preamble import described
 from server.text.templates.errors import TemplateError
 from server.text.templates.limits import RESERVED
 
-THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much to think
+THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much the model thinks
 BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # tokens of thoughts for an effort; higher efforts have no limit
 MAX_COUNTED = 1 << 17  # tokens are counted at least up to this number, also if the model's context is shorter
 encode = msgspec.json.encode
@@ -90,8 +90,8 @@ async def written_prompt(
     settings: ServerSettings,
     make: Callable[[ChatBody], Conversation] | None = None,
 ) -> tuple[str, tuple[Excerpt, ...]]:
-    """Return the prompt of a conversation, and the excerpts of its images or recordings. `make` checks the body, and converts it for the
-    template."""
+    """Return the prompt of a conversation as text, and its images or recordings (`Excerpt`). `make` checks the body, and converts it for
+    the template."""
     emptied, found = await media_of(body, model, loaded, who, settings)
     if make is None:
         text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, markers_of(loaded)), loaded, who)
@@ -110,7 +110,8 @@ async def num_prompt_tokens(body: ChatBody, model: Model, loaded: Loaded, who: C
 
 
 def markers_of(loaded: Loaded) -> dict[str, str]:
-    """Return the texts that stand for images and recordings until a prompt is rendered, by the type of a part."""
+    """Return the markers: for each type of content part that the model reads beside text, the text that stands for an image or a recording
+    while the prompt is rendered."""
     seen = {} if loaded.sight is None else {IMAGE_PART: loaded.sight.marker}
     return seen if loaded.ears is None else {**seen, **dict.fromkeys(AUDIO_PARTS, loaded.ears.marker)}
 
@@ -317,8 +318,8 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
 
 
 def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | None:
-    """Return the budget of thoughts: the one that the request names, or else that of its effort, or of the model's default effort, unless
-    the model itself reads the effort."""
+    """Return the limit on the tokens of thoughts: the request's `thinking_token_budget`, or else the budget of the effort that the request
+    names or that is the model's default. Return None if there is no limit, or if the model itself reads the effort."""
     dialect = loaded.dialect
     asked, bounds = body.thinking_token_budget, dialect.thought_bounds
     if asked is None:

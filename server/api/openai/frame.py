@@ -43,7 +43,7 @@ class ChunkFrame:
 
     @property
     def last_chunks(self) -> list[bytes]:
-        """The final chunk, which has no choices, if the client requested usage."""
+        """A list with the final chunk, which has the usage and no choices. The list is empty unless the client requested usage."""
         return [self.head + self._usage_tail()] if self._in_a_last_chunk else []
 
     def _usage_tail(self) -> bytes:

@@ -99,7 +99,7 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
 
 
 def _of_requests(loaded: Loaded) -> RequestDefaults:
-    """Describe the values that apply to fields which a request leaves out."""
+    """Describe what messages may contain, and the values of fields that a request leaves out."""
     found: RequestDefaults = {"chats": loaded.chats, "sees": loaded.chats and loaded.sight is not None}
     if loaded.chats and loaded.ears is not None:
         found["listens"] = True

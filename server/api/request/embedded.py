@@ -1,4 +1,4 @@
-"""The inputs of an embedding request: separate images from texts, and decode them.
+"""Separate the images of an embedding request from its texts, and decode them.
 
 An image is an object `{"image": ...}` in `input`, as in Jina's API, or the only part of a conversation, as in vLLM's. Its vector is in the
 place that the image has among the inputs.
@@ -62,7 +62,7 @@ def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
 
 
 def _conversation(messages: list[Message]) -> Item:
-    """Return the only image of a conversation, or its texts as one."""
+    """Return the only image of a conversation, or its texts joined."""
     texts: list[str] = []
     images: list[Item] = []
     for number, message in enumerate(messages):

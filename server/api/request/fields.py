@@ -130,7 +130,8 @@ NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
 def check_unknown(body: Options, *, strict: bool) -> list[str]:
-    """Raise ApiError for unsupported fields. Return the names of unknown fields; if `strict`, raise ApiError for unknown fields too."""
+    """Raise ApiError for unsupported fields whose values are not NEUTRAL. Return the names of unknown fields, and of objects of foreign
+    types; if `strict`, raise ApiError for these, too."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
         if isinstance(value, Foreign):

@@ -32,7 +32,8 @@ def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str
 
 
 def num_chars(value: object, most: int) -> int:
-    """Count the characters of all names and texts in `value`, and 1 for each other value. Stop once the count exceeds `most`."""
+    """Count the characters of all names and texts in `value`, and 1 for each field, list and other value. Stop once the count exceeds
+    `most`."""
     pending, num = [value], 0
     while pending and num <= most:
         match pending.pop():

@@ -30,12 +30,12 @@ from server.settings import ServerSettings
 
 Found = Picture | HeardRecording
 Place = tuple[str, ContentPart]  # path of an image or of a recording in the request, and its part
-MOST_BYTES = 240 << 20  # decoded pixels and samples of a request, which its worker gets: an hour of audio has 220 MiB
+MOST_BYTES = 240 << 20  # most bytes of decoded pixels and samples in a request to a worker: an hour of audio has 220 MiB
 
 
 async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
     """Return the conversation with empty places for its images and recordings, and the images and recordings in order. Raise ApiError if
-    the model does not read such a kind, if one cannot be decoded, or if the client leaves."""
+    the model does not read them, if one cannot be decoded, or if the client leaves."""
     places = list(_media_in(body.messages))
     if not places:
         return body, []
@@ -107,7 +107,7 @@ def _media_in(messages: list[Message]) -> Iterator[Place]:
 
 
 def _require_sense(where: str, part: ContentPart, model: Model, loaded: Loaded) -> None:
-    """Raise ApiError if the model cannot read such a part."""
+    """Raise ApiError if the model does not read parts of this kind."""
     is_image = part.type == IMAGE_PART
     if (loaded.sight if is_image else loaded.ears) is not None:
         return
@@ -131,7 +131,7 @@ def _require_few(places: Sequence[Place], param: str, settings: ServerSettings) 
 
 
 def _named(parts: Sequence[ContentPart], audio: str) -> str:
-    """Return the kinds of the parts in words: images, or what audio is called, or both."""
+    """Return the kinds of the parts in words: "images", the word `audio`, or these joined by "and"."""
     kinds = {part.type == IMAGE_PART for part in parts}
     return " and ".join(name for is_image, name in ((True, "images"), (False, audio)) if is_image in kinds)
 

@@ -1,4 +1,4 @@
-"""Lists that clients read page by page, as OpenAI and Anthropic describe them."""
+"""Cut lists into the pages that clients ask for, as the APIs of OpenAI and Anthropic describe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ R = TypeVar("R", bound=Listed)
 
 
 def page_of(records: Sequence[R], limit: int, after: str | None, most: int, no_id: str | None) -> tuple[Sequence[R], Ends]:
-    """Return the entries of one page of a list, and its ends. `no_id` stands for the ids of an empty page."""
+    """Return the entries of one page of a list, and the ids of its first and last entry. An empty page has `no_id` in their place."""
     if not 1 <= limit <= most:
         raise invalid("limit", f"limit is {limit}; expected 1 to {most}")
     begin = 0

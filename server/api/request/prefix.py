@@ -12,7 +12,7 @@ from server.models.model import Loaded
 
 
 async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[str, str]:
-    """Return the header that names the first part of the prompt which differs from the most similar earlier prompt. There is none if the
+    """Return the header that names the first part of the prompt which differs from the most similar earlier prompt. Return no header if the
     prompt continues that one, or if there is no earlier prompt."""
 
     def find() -> dict[str, str]:
@@ -49,7 +49,7 @@ def part_at(prompt: str, at: int, body: ChatBody) -> str:
 
 
 def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
-    """Yield each message with its name: its role, and its number among the messages of this role, such as `user[1]`."""
+    """Yield each message with its name: its role, and its index among the messages of this role, such as `user[1]`."""
     counts: Counter[str] = Counter()
     for message in messages:
         yield f"{message.role}[{counts[message.role]}]", message
@@ -57,7 +57,7 @@ def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
 
 
 def _tool_at(prompt: str, at: int, start: int, tools: Sequence[object]) -> str | None:
-    """Return the last tool whose name the prompt has between `start` and `at`."""
+    """Return the last tool, as `tools[INDEX]`, whose name the prompt has between `start` and `at`, or None."""
     found = None
     for index, tool in enumerate(tools):
         if not isinstance(tool, Tool):

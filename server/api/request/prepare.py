@@ -98,8 +98,8 @@ def max_tokens_of(
     asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str, strict: bool = False
 ) -> int:
     """Return the largest number of tokens to generate: `asked` if given, else `default`, but at most what fits into the context. If neither
-    is given, use the whole context. Raise ApiError if no token fits or, if `strict`, if `asked` does not fit. `param` is the field with the
-    prompt."""
+    is given, or `asked` is -1, use the whole context. Raise ApiError if no token fits or, if `strict`, if `asked` does not fit. `param` is
+    the field with the prompt."""
     context, num = context_of(loaded), len(prompt_ids)
     room = context - num
     if asked == -1:

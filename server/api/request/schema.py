@@ -161,7 +161,7 @@ AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; error paths leav
 
 
 def text_unless(*kinds: type) -> Discriminator:
-    """Return the discriminator of a union of a text and of something else, whose values are of these types. An error then names what is
+    """Return the discriminator of a union of a text and another member, whose values have the types `kinds`. An error then names what is
     wrong in the value, not only that it is no text."""
     return Discriminator(lambda value: IN_PARTS if isinstance(value, kinds) else AS_TEXT)
 
@@ -348,8 +348,8 @@ class InputPart(Options):
 
 
 def _are_parts(value: object) -> str:
-    """Return the tag of texts and token ids, or of parts: a list with objects. Lists of token ids are long, so only as many items as parts
-    may be are looked at."""
+    """Return the tag of an input: AS_TEXT for texts and token ids, IN_PARTS for a list with objects. Only the first MAX_INPUT_PARTS + 1
+    items are looked at, because lists of token ids are long."""
     items = cast("list[object]", value)[: MAX_INPUT_PARTS + 1] if isinstance(value, list) else []
     return IN_PARTS if any(isinstance(item, (dict, InputPart)) for item in items) else AS_TEXT
 

@@ -60,7 +60,8 @@ def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | No
 
 
 def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTemplate = NOTHING_AROUND) -> list[int]:
-    """Remove tokens at `side` until `keep` are left, but keep the special tokens `around` the text. Without `keep`, return all tokens."""
+    """Remove tokens at `side` until `keep` are left, but keep the special tokens `around` the text. If these are more than `keep`, return
+    the last `keep` tokens. Without `keep`, return all tokens."""
     if keep is None or len(ids) <= keep:
         return ids
     begin, end = around.text_in(ids)

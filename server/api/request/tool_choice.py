@@ -83,8 +83,8 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
 
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
     """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. Return
-    None, which leaves the model unconstrained, if no tokens tell where calls and thoughts begin, or if the schemas are too large.
-    `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
+    None, which leaves the model unconstrained, if there are no tools, if no tokens tell where calls and thoughts begin, or if the schemas
+    are too large. `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
     strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else None) for tool in use.tools]
     names = [tool.name for tool in strict]
     trigger = loaded.dialect.trigger(names, loaded.tokenizer, splits=splits, thinking=thinking)

@@ -16,9 +16,9 @@ Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # lists
-ITEM = re.compile(r"\[\d{0,3}\]$")  # follows the name of a list, or is missing; PHP and axios write the number of an item
+ITEM = re.compile(r"\[\d{0,3}\]$")  # brackets after the name of a list; PHP and axios write an index into them
 LOGPROBS = "logprobs"
-CHUNKING = "chunking_strategy"  # no effect: the model's own stamps say where windows begin. Its parts have names in brackets
+CHUNKING = "chunking_strategy"  # no effect: the model's time stamps decide where windows begin
 KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", "seed", "user", CHUNKING, GRANULARITIES, INCLUDE)
 WHOLE = ("srt", "vtt")  # formats that are written as a whole, and not streamed
 UNSUPPORTED = {
@@ -75,7 +75,8 @@ def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
 
 
 def _name_of(field: str) -> str:
-    """Return the name of a field as this module writes it: that of a list ends with [], whatever brackets follow it in the form."""
+    """Return the name of a field as this module writes it: that of a list ends with [], whatever brackets follow it in the form. Fields
+    such as `chunking_strategy[type]` count as CHUNKING."""
     name = ITEM.sub("", field)
     if f"{name}[]" in (GRANULARITIES, INCLUDE, *UNSUPPORTED):
         return f"{name}[]"

@@ -1,4 +1,4 @@
-"""Make what the requests of all windows of a transcription have in common, from the form and the model's defaults."""
+"""Build the request that all windows of a transcription share, from the form and the model's defaults."""
 
 from __future__ import annotations
 

@@ -160,7 +160,8 @@ class _Talk:
     # the buffer
 
     def _new_voice(self, session: Session | None = None) -> VoiceDetector | None:
-        """Return a detector that begins with what follows the buffer, and knows the noise that the present one knows."""
+        """Return a detector for the audio after the buffer, which takes over the noise level of the present detector, or None if the
+        session detects no turns."""
         turns = (session or self._session).turns
         self._voice_begin_ms = _ms(self._num_dropped + len(self._buffer))
         return None if turns is None else VoiceDetector(turns, RATE, self._voice and self._voice.noise_db)

@@ -15,7 +15,7 @@ class SessionMemory:
     def __init__(self, most_bytes: int = MOST_BYTES, most_of_owner: int = MOST_OF_OWNER_BYTES) -> None:
         self.most_bytes, self.most_of_owner = most_bytes, most_of_owner
         self.num_bytes = 0
-        self.of_owner = Counter[Hashable]()  # without owners that hold nothing
+        self.of_owner = Counter[Hashable]()  # owners that hold nothing are left out
 
 
 class Share:
@@ -27,7 +27,7 @@ class Share:
         self._num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Hold this many bytes in place of those before. Raise ApiError, and change nothing, if they are more than there may be."""
+        """Set the number of bytes that the session holds. If a larger number exceeds a limit, change nothing and raise ApiError."""
         memory, more = self._memory, num_bytes - self._num_bytes
         of_owner = memory.of_owner[self._owner] + more
         for num, most, name in (

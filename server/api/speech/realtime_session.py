@@ -115,7 +115,7 @@ def _turns(wanted: Mapping[str, Any] | None, prefix: str) -> TurnDetection | Non
 
 
 def _fields(values: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """Return the object that `values` has under the last part of a name, or None."""
+    """Return the object that `values` has under the last part of `name`, a path such as `session.audio`, or None."""
     return _typed(values, name, dict, None)
 
 

@@ -104,7 +104,7 @@ def done(transcript: Transcript | VerboseTranscript) -> TranscriptDone:
 
 
 def logprobs_of(segments: Sequence[Segment], tokenizer: Tokenizer, end: int) -> list[TranscriptLogprob]:
-    """Return the log-probabilities of the tokens that are text. `end` is the first token that is not."""
+    """Return the log-probabilities of the tokens that are text. `end` is the lowest token id that is not text."""
     pairs = (pair for segment in segments for pair in zip(segment.token_ids, segment.logprobs, strict=False) if pair[0] < end)
     return [_logprob(tokenizer.token_bytes(token_id), logprob) for token_id, logprob in pairs]
 

@@ -41,7 +41,7 @@ class Request:
     tokens: SpeechTokens
     submit: Submit  # what all windows have in common
     decode: Callable[[Sequence[int]], str]
-    num_hops: int  # hops of a window
+    num_hops: int  # number of hops in a window
     most_context: int
     language: str | None
     task: str
@@ -123,7 +123,7 @@ class _Cut:
 
 
 def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: float) -> _Cut:
-    """Cut the tokens of a window of `size` hops, which begins at `offset_s`, at its pairs of stamps."""
+    """Cut the tokens of a window of `size` hops, which begins at `offset_s`, at its pairs of time stamps."""
     first = tokens.first_stamp
 
     def part(start: int, end: int, own: Sequence[int]) -> Part:
@@ -201,7 +201,7 @@ async def _words(request: Request, align: Align, audio: Audio, size: int, parts:
 
 
 def _share(row: TokenLogprob | None, token_id: int) -> float:
-    """Return the probability of a token if it is among the alternatives of a row, else 0."""
+    """Return the probability of a token at the position of `row` if the row has it, else 0."""
     if row is None:
         return 0.0
     found = dict(row.top) | {row.token_id: row.logprob}

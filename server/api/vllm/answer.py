@@ -59,7 +59,7 @@ class _Choice:
 
 class TokensAnswer:
     def __init__(self, body: CompletionBody, generation: Generation, num_choices: int, model: Model, loaded: Loaded) -> None:
-        """`body` is the completion of the request's tokens."""
+        """`body` is the request, converted to a completion."""
         self._body = body
         self._generation = generation
         self._choices = [_Choice(index) for index in range(num_choices)]

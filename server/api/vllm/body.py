@@ -38,8 +38,8 @@ class GenerateTokensBody(Options):
     priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
 
     def completion(self, most: int | None) -> CompletionBody:
-        """Convert the request to the completion of the same tokens. `most` is the model's default number of tokens; without one, an answer
-        may fill the context, as in vLLM."""
+        """Convert the request to a completion whose prompt is `token_ids`. `most` is the model's default number of tokens; without one, an
+        answer may fill the context, as in vLLM."""
         params = self.sampling_params
         sampling = {name: getattr(params, name) for name in SamplingBody.model_fields}
         sampling["cache_salt"] = params.cache_salt if self.cache_salt is None else self.cache_salt

@@ -115,7 +115,7 @@ def test_a_running_request_learns_the_present_limits_of_its_key(tmp_path):
     file.write_text(f"{KEY} requests_per_minute=50\nother-0123456789\n")
     assert guard.limits_now(passed) == KeyLimits(requests_per_minute=50)
     file.write_text("other-0123456789\n")
-    with pytest.raises(ApiError, match="the API key is valid no longer"):
+    with pytest.raises(ApiError, match="the API key is no longer valid"):
         guard.limits_now(passed)
     assert guard.limits_now(admin) == UNLIMITED
     without = Guard(ServerSettings())

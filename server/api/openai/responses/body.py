@@ -69,7 +69,7 @@ class InputItem(Options):
     @classmethod
     def _only_type(cls, value: object) -> object:
         """Keep only the type of an item whose type is unknown. The item is refused as a whole, and its fields may have values that fields
-        of known items cannot have. A reference may lack its type."""
+        of known items cannot have. An item that has only an `id` is a reference."""
         if not isinstance(value, dict):
             return value
         item = cast("dict[str, object]", value)

@@ -202,7 +202,8 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
 async def _conversation(
     body: ResponseBody, store: ResponseStore, owner: str, num_body_bytes: int, most_bytes: int
 ) -> tuple[ChatBody, Items]:
-    """Return the conversation as a chat request, and its items for the store: items of the earlier response, then items of this request."""
+    """Return the conversation as a chat request, and its items for the store: those of the conversation that `previous_response_id` names,
+    then those of this request."""
     earlier: Items = ()
     if body.previous_response_id is not None:
         kind, param = PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"

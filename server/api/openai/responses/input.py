@@ -208,8 +208,9 @@ def _add_mcp(
     growing: Message | None,
     where: str,
 ) -> Message | None:
-    """Add an item of an MCP server. A call is followed by its result at once. An approval adds nothing, because the item of the call
-    follows it. A refusal adds the call, with the refusal as its result."""
+    """Add the messages of an item about an MCP server. Return the assistant's message to which calls may still be added, or None. A call is
+    followed by its result at once. An approval adds nothing, because the item of the call follows it. A refusal adds the call, with the
+    refusal as its result."""
     if item.type == "mcp_approval_response":
         asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
         if asked is None:

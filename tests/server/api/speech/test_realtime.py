@@ -244,11 +244,11 @@ def test_a_key_that_has_used_its_rates_fails_the_item_only() -> None:
 def test_a_key_that_is_gone_ends_the_session_of_a_silent_client() -> None:
     async def run() -> None:
         client = Client()
-        client.refusal = ApiError(INVALID_API_KEY, "the API key is valid no longer")
+        client.refusal = ApiError(INVALID_API_KEY, "the API key is no longer valid")
         client.send(MANUAL, append(loud(200)), COMMIT)
         with pytest.raises(WebSocketError) as closed:
             await client.talk.serve()
-        assert (closed.value.code, closed.value.reason) == (CloseCode.POLICY, "the API key is valid no longer")
+        assert (closed.value.code, closed.value.reason) == (CloseCode.POLICY, "the API key is no longer valid")
         assert client.memory.num_bytes == 0
 
     asyncio.run(run())

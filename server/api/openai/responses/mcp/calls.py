@@ -1,4 +1,4 @@
-"""The MCP servers that one response uses: which they are, their tools, and calls of them."""
+"""Check the MCP servers that one response uses, list their tools, and call them."""
 
 from __future__ import annotations
 

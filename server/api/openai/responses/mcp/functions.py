@@ -34,7 +34,7 @@ class McpFunction:
 
 
 def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: Collection[str]) -> list[McpFunction]:
-    """Return the functions of all servers whose use the request allows. A tool keeps its name unless another function has it."""
+    """Return a function for each tool that the request allows, of all servers. A tool keeps its name unless another function has it."""
     found: dict[str, McpFunction] = {}
     for offer, tools in listed:
         for tool in tools:
