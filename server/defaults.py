@@ -61,7 +61,7 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def thinking(self) -> dict[str, Any]:
-        """The variables of chat templates that say whether and how much to think."""
+        """The variables of chat templates that say whether and how much the model thinks."""
         found = {name: value for name, value in self.given.items() if name in THINKING}
         if self.reasoning_effort is not None:
             found.setdefault("enable_thinking", self.reasoning_effort != "none")

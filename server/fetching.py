@@ -140,7 +140,7 @@ class Fetcher:
             raise FetchFault("its host cannot be reached")
 
     def _entry_of(self, parts: SplitResult, port: int) -> Allowed:
-        """Return the entry that allows a URL."""
+        """Return the entry that allows a URL. Raise FetchFault if there is none."""
         host = _host_of(parts)
         for entry in self._allowed:
             if entry.covers(host, port, parts.scheme):

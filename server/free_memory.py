@@ -13,8 +13,9 @@ _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\.so[.\d]*$\n(?:\w+
 
 
 def return_free_memory() -> None:
-    """Call this after work that needs much memory for a moment. Reading a tokenizer.json of 260,000 tokens leaves 190 MB unused, and
-    compiling a program leaves 60 MB of LLVM's code; to give them back takes 10 ms each. Code that runs again is mapped again."""
+    """Give back memory that is free, and pages of code that is not running. Call this after work that needs much memory for a moment.
+    Reading a tokenizer.json of 260,000 tokens leaves 190 MB unused, and compiling a program leaves 60 MB of LLVM's code; to give them back
+    takes 10 ms each. Code that runs again is mapped again."""
     libc = ctypes.CDLL(None)
     if (trim := getattr(libc, "malloc_trim", None)) is not None:  # only glibc has it
         trim(0)

@@ -56,7 +56,7 @@ class Outage:
 
 
 class CacheListener(Protocol):
-    """Is told how the prefix cache of one model's workers changes."""
+    """Listens to the changes of the prefix cache of one model's workers."""
 
     def changed(self, changes: Sequence[CacheChange], /) -> None: ...
 

@@ -301,7 +301,7 @@ FETCH = "fetch"  # the first stage of a load; after it, the model's files are on
 
 
 class Progress(Message, frozen=True, tag=True):
-    stage: str  # FETCH, verify, compile, pack or warm-up
+    stage: str  # such as FETCH, verify, compile, pack or warm-up
     fraction: float
 
 
@@ -350,10 +350,10 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class QualityLabel(msgspec.Struct, frozen=True):
-    """How far the predictions of a model with quantized weights are from those of the exact weights, on a text."""
+    """How far the predictions with quantized weights are from those with the exact weights, measured on a text."""
 
     kl_divergence: float  # nats per token
-    top1_agreement: float  # share of tokens after which the most probable next token is the same
+    top1_agreement: float  # fraction of tokens after which both predict the same most probable token
     perplexity: float
     exact_perplexity: float
     num_tokens: int

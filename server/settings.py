@@ -39,7 +39,7 @@ class ServerSettings:
     kv_events_replay: str | None = None  # ZMQ address that sends past changes again
     kv_events_name: str | None = None  # name of this replica in the topics; None: its address
     ingress_key: str | None = None  # key with which an ingress may give requests their open values (`open_values.py`); None: nobody may
-    peer_secret_file: Path | None = None  # the secret of servers that give each other pages of their caches; None: no page leaves or comes
+    peer_secret_file: Path | None = None  # the secret of servers that give each other pages of their caches; None: no pages are exchanged
     peer_rate_bytes: int = 256 << 20  # bytes per second at which pages arrive from other servers
     peer_patience_s: float = 2.0  # how much longer than computing a prompt a request waits for its pages
 
@@ -49,8 +49,8 @@ class ServerSettings:
     publish: tuple[str, ...] = ()  # models that browsers may download and run
     state_file: Path | None = None  # stores the loaded models, which a restart loads again
     mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
-    image_hosts: tuple[str, ...] = ()  # hosts from which images of requests are fetched; none: images are data: URLs
-    audio_hosts: tuple[str, ...] = ()  # hosts from which audio of requests is fetched; none: URLs of audio are data: URLs
+    image_hosts: tuple[str, ...] = ()  # hosts from which images of requests are fetched; empty: images must be data: URLs
+    audio_hosts: tuple[str, ...] = ()  # hosts from which audio of requests is fetched; empty: URLs of audio must be data: URLs
     memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
@@ -78,9 +78,9 @@ class ServerSettings:
     max_images: int = 64  # limit on the images of one request
     max_image_pixels: int = 40_000_000  # limit on the pixels of an image, checked before it is decoded
     max_image_bytes: int = 20 << 20  # largest file of an image that is fetched
-    max_held_image_bytes: int = 1 << 30  # pixels of images that the requests of a model hold, after which further images are refused
+    max_held_image_bytes: int = 1 << 30  # bytes of pixels that the requests of a model hold, after which further images are refused
     max_recordings: int = 64  # limit on the recordings in the messages of one request
-    max_held_audio_bytes: int = 1 << 30  # samples of recordings that the requests of a model hold, after which further ones are refused
+    max_held_audio_bytes: int = 1 << 30  # bytes of samples that the requests of a model hold, after which further recordings are refused
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server

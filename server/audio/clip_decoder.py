@@ -1,5 +1,4 @@
-"""The decoder of recordings in conversations as the front uses it: every file is a call of the job `Decoding`, which runs in another
-process."""
+"""Decode the recordings of conversations for the front: every file is a call of the job `Decoding`, which runs in another process."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class ClipDecoder:
     """Decodes recordings, and limits the samples that requests hold."""
 
     def __init__(self, most_s: float, most_held_bytes: int, fetcher: Fetcher) -> None:
-        """A file may last `most_s` seconds."""
+        """A file may last `most_s` seconds, and requests may hold `most_held_bytes` of decoded samples together."""
         self.held = HeldBytes(most_held_bytes, names="audio", setting="max_held_audio_bytes", refused=AUDIO_NOT_DECODED)
         self._fetcher = fetcher
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)

@@ -46,7 +46,7 @@ def load_library() -> None:
 
 
 def open_compressed(data: bytes, format: str) -> Sound:
-    """Read what the file declares. Raise AudioError if it cannot be read."""
+    """Open a file as a Sound, whose samples are decoded when they are read. Raise AudioError if the file cannot be read."""
     try:
         import av
         from av.error import FFmpegError

@@ -1,4 +1,4 @@
-"""The decoder of audio as the front uses it: every file is a call of the job `Decoding`, which runs in another process."""
+"""Decode files of audio for the front: every file is a call of the job `Decoding`, which runs in another process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class AudioDecoder:
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)
 
     async def decode(self, data: bytes, num_mels: int) -> Recording:
-        """Return the recording in a file, for models that hear `num_mels` energies of a hop. Raise ApiError if it cannot be decoded."""
+        """Return the recording in a file, for a model that reads `num_mels` mel energies per hop. Raise ApiError if it cannot be
+        decoded."""
         outcome = await self._calls.decode(File(data, num_mels), "file")
         return Recording(np.frombuffer(outcome.samples, "<f4"), outcome.loudest)

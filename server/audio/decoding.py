@@ -1,4 +1,5 @@
-"""The job that decodes one file, in a process of `server.isolated`. What the file declares is checked before its samples are decoded."""
+"""Decode one file of audio, as a job in a process of `server.isolated`. The rate, channels and length that the file declares are checked
+before its samples are decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class File(msgspec.Struct, frozen=True):
     """The work of a call."""
 
     data: bytes = b""
-    num_mels: int = 0  # energies of a hop that the model hears
+    num_mels: int = 0  # mel energies per hop that the model reads
     text: str = ""  # the file in base64, unless there is `data`
     listening: Listening | None = None  # how a model hears it in a conversation; None: the whole recording is transcribed
 

@@ -29,5 +29,5 @@ class Ears:
         return self.markers.marker
 
     def written(self, recording: HeardRecording) -> str:
-        """Return the tokens of a recording."""
+        """Return the text of a recording in the prompt: the marker once per token."""
         return self.marker * recording.num_tokens

@@ -1,7 +1,7 @@
-"""The largest energy of a recording's spectrogram, with the same bits on every machine.
+"""Compute the largest energy in the mel spectrogram of a recording, with the same bits on every machine.
 
-The table, and the samples of a recording, are rounded to integers so that all products and sums of a Fourier transform are exact in double
-precision, whatever their order. Energies are then summed bin by bin.
+The table of the Fourier transform, and the samples, are rounded to integers so that all products and sums of the transform are exact in
+double precision, whatever their order. Energies are then summed bin by bin.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 ZEROS = 16  # zero crossings of the sinc on each side
 BETA = 8.0  # shape of the window: 80 dB of attenuation
-PASS = 0.95  # share of the smaller band that passes
+PASS = 0.95  # fraction of the narrower band that passes
 BLOCK = 1 << 15  # samples computed at a time
 MOST_WEIGHTS = 1 << 22  # most weights of a filter; computing so many takes a second
 SAMPLE_BITS, TAP_BITS = 24, 26  # bits after the point; the weights of a phase, without their signs, have a sum below 8
@@ -35,7 +35,7 @@ def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Sam
     reach = _reach(rate, wanted)
     taps = _taps(up, _band(rate, wanted), reach)  # [phases, 2 * reach]
     num_read = count = 0  # samples read, samples yielded
-    first, held = 1 - reach, np.zeros(reach - 1)  # the number of the first sample that is still needed; the samples from there
+    first, held = 1 - reach, np.zeros(reach - 1)  # the index of the first sample that is still needed; the samples from there
     for block, size in chain(((block, len(block)) for block in blocks), [(np.zeros(reach + 1, np.float32), 0)]):  # silence follows
         num_read += size
         held = np.concatenate([held, np.rint(block * np.float64(1 << SAMPLE_BITS))])
@@ -60,8 +60,8 @@ def _reach(rate: int, wanted: int) -> int:
 
 
 def _taps(up: int, band: float, reach: int) -> NDArray[np.float64]:
-    """Return the weights of the samples around each phase, times a power of two: entry `j` is for the sample `j - reach + 1` after the one
-    before the phase."""
+    """Return the weights of the filter, [phases, 2 * reach], times a power of two. Weight `j` is for the sample that comes `j - reach + 1`
+    samples after the last one at or before the phase."""
     distance = np.arange(2 * reach) - (reach - 1) - np.arange(up)[:, None] / up
     window = np.i0(BETA * np.sqrt(np.maximum(0.0, 1 - (distance / reach) ** 2))) / np.i0(BETA)
     taps = band * np.sinc(band * distance) * window

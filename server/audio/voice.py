@@ -12,7 +12,7 @@ FRAME_MS = 20
 ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where this many of that many frames are loud
 QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the loudest sample
 LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech lies above the noise, for thresholds from 0 to 1
-CLEAR_DB = 6.0  # the quietest frame is noise if the loudest one lies above it by this much more than speech must
+CLEAR_DB = 6.0  # the quietest frame is noise if the loudest one lies this much further above it than speech must
 MOST_EARLY_FRAMES = 100  # frames that wait until the noise is known
 FLOOR_RISE_DB = 0.02  # how fast the estimate of the noise rises in a frame; it falls at once
 

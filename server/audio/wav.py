@@ -42,7 +42,8 @@ def pcm_file(samples: bytes, rate: int) -> bytes:
 
 
 def open_wav(data: bytes) -> Sound:
-    """Read the layout. Raise AudioError if the file is damaged."""
+    """Open a file as a Sound, whose samples are decoded when they are read. Raise AudioError if the file is damaged or its encoding
+    unknown."""
     layout, frames = _read(data)
     step = BLOCK_FRAMES * layout.frame_bytes
     blocks = (mono(_samples(layout, frames[at : at + step]), 1) for at in range(0, len(frames), step))
@@ -103,7 +104,8 @@ def _layout(chunk: bytes) -> _Layout:
 
 
 def _telephone_codes(kind: int) -> NDArray[np.float32]:
-    """Return the sample of each byte: a sign, three bits that double the size of a step, and the number of the step."""
+    """Return the sample, from -1 to 1, of each of the 256 codes. A code has a sign, three bits that say how often the step size is doubled,
+    and the index of the step."""
     code = np.arange(256) ^ (0x55 if kind == A_LAW else 0xFF)
     doublings, step = code >> 4 & 7, code & 15
     if kind == A_LAW:

@@ -1,1 +1,1 @@
-"""Batches: files of requests that run while the server has nothing else to do."""
+"""Keep and run batches: files of requests that get only what other requests leave free."""

@@ -43,7 +43,8 @@ class Written(msgspec.Struct):
 
 
 def check(lines: Iterable[bytes], endpoint: str, most: int) -> tuple[int, list[Fault]]:
-    """Return the number of lines of an input file, and its first faults."""
+    """Return the number of lines of an input file, and its faults. Stop after MAX_LINES lines or MAX_FAULTS faults; the number is then
+    smaller."""
     seen: set[str] = set()
     faults: list[Fault] = []
     number = 0
@@ -63,7 +64,7 @@ def check(lines: Iterable[bytes], endpoint: str, most: int) -> tuple[int, list[F
 
 
 def _fault_of(line: bytes, endpoint: str, most: int, seen: set[str]) -> Fault | None:
-    """Return what is wrong with a line, and remember its id."""
+    """Return what is wrong with a line, or None, and add its id to `seen`."""
     if len(line.rstrip(b"\r\n")) > most:
         return Fault("line_too_long", f"the line is longer than {most} bytes (max_body_bytes)")
     try:

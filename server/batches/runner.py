@@ -119,7 +119,7 @@ class Runner:
         return self._store.lines(file_id, self._max_line_bytes)
 
     def _recovered(self, record: BatchRecord) -> set[str]:
-        """Return the ids of lines that have an answer, and count them."""
+        """Return the ids of the requests that have a line in the output or the error file, and count these lines in the record."""
         done: set[str] = set()
         record.completed = record.failed = record.unanswered = 0
         for file_id in (record.output_file_id, record.error_file_id):

@@ -27,7 +27,7 @@ class FirstGrammar:
         self._is_compiled = False
 
     def poll(self) -> bool:
-        """Return whether the grammar is compiled, or none can be."""
+        """Return True once a grammar is compiled, or none is left that could be."""
         while self._grammars and not self._is_compiled:
             try:
                 if not self._grammars[0].poll():

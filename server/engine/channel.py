@@ -97,7 +97,8 @@ class WorkerChannel:
         return self._outbox.qsize() < OUTBOX_MESSAGES
 
     def send(self, message: FromWorker) -> None:
-        """Queue a message without blocking. Only statistics are dropped when the queue is full: newer ones follow."""
+        """Queue a message without blocking. When the queue is full, only statistics and reports about the GPU are dropped, because newer
+        ones follow."""
         if self.has_room or not isinstance(message, Stats | Card):
             self._outbox.put(message)
 

@@ -34,7 +34,7 @@ class PlacedExcerpt:
     """An excerpt of an image or of a recording, and the positions of the prompt that read its rows."""
 
     excerpt: Excerpt
-    key: bytes  # under which its rows are shared: the salt of the request and the digest of the excerpt
+    key: bytes  # key under which its encoded rows are shared: the request's salt and the excerpt's digest
     start: int
     stop: int
     origin: int  # coordinate of its first token: see `server/engine/axes.py`

@@ -173,7 +173,7 @@ class Sampler:
 
 def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
     """Return entry i of `logprobs` as the log-probability of a token. A distance is the difference between the largest logit and the
-    token's logit; the weight of the most probable token is 2^WEIGHT_BITS."""
+    token's logit; a total is the sum of the tokens' probabilities, scaled so that the most probable token has 2^WEIGHT_BITS."""
     total = int(logprobs.totals[i])
     normaliser = math.log(total) - WEIGHT_BITS * math.log(2) if total else math.nan
     top_pairs = zip(logprobs.top_ids[i].tolist(), logprobs.top_distances[i].tolist(), strict=True)

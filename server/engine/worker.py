@@ -196,8 +196,8 @@ class Worker:
                 self._channel.send(Card(usage))
 
     def _rest(self) -> None:
-        """Use a moment without work: settle, and start the zygote of constraints once. This is not done at the start, because right after a
-        restart, resubmitted requests come first."""
+        """Use a moment without work: settle, and start once the zygote, from which the processes of constraints are forked. This is not
+        done at the start, because right after a restart, resubmitted requests come first."""
         if self._settling is not None:
             self._settling.rest()
         if self._is_cold and self._constraints is not None:

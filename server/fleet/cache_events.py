@@ -117,7 +117,7 @@ def _enter(stream: _Stream, source: CacheSource, change: CacheChange) -> CacheCh
 
 
 def _elsewhere(stream: _Stream, removed: PagesRemoved) -> PagesRemoved:
-    """Leave out the pages that a cache of the model still has."""
+    """Return `removed` without the pages that a cache of the model still has."""
     others = [cache[removed.group] for cache in stream.caches.values() if removed.group in cache]
     return PagesRemoved(tuple(page for page in removed.hashes if not any(page in hashes for hashes in others)), removed.group)
 

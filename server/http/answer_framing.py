@@ -24,7 +24,7 @@ def framed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Applicati
 
 
 def _closing_early(cycle: RequestResponseCycle, send: Send) -> Send:
-    """Return a `send` that closes the connection after an answer that begins before the whole body is here."""
+    """Return a `send` that closes the connection after an answer that begins before the whole body has arrived."""
 
     async def send_and_close(message: Message) -> None:
         if message["type"] == "http.response.start" and cycle.more_body:

@@ -1,4 +1,5 @@
-"""The gateway around every endpoint: request id, permission, limits, metrics, and errors that nothing else has handled."""
+"""The gateway around every endpoint: it gives a request its id, checks access and limits, counts metrics, and encodes errors that nothing
+else has handled."""
 
 from __future__ import annotations
 
@@ -219,7 +220,7 @@ class Gateway:
 
 
 def _head_only(send: Send) -> Send:
-    """Send only the head of the response to GET, for a HEAD request."""
+    """Return a `send` for a HEAD request, which sends only the head of the answer to GET."""
     ended = False
 
     async def send_head(message: Message) -> None:

@@ -1,4 +1,5 @@
-"""The keys of a server, and what each may do. FORM shows the syntax of a line with a key, its group and its limits."""
+"""Read the keys of a server with their groups and limits, and find the key of a request. FORM shows the syntax of a line with a key, its
+group and its limits."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ class KeyRing:
         return found
 
     def limits_of(self, short_digest: str) -> KeyLimits | None:
-        """Return the limits of the key with this digest, or None if the set has none."""
+        """Return the limits of the key with this digest, or None if the set has no such key."""
         self._refresh()
         return next((known.limits for known in (*self._given, *self._read) if short(known.digest) == short_digest), None)
 

@@ -16,7 +16,7 @@ from server.errors import RATE_LIMITED, ApiError
 from server.http.keys import KeyLimits
 
 MINUTE_S = 60.0
-BUSY_S = 1  # when to retry if too many requests run at once
+BUSY_S = 1  # seconds after which to retry if too many requests run at once
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Turns for work on requests: in each iteration of the event loop, one piece of each queue.
+"""Let work on requests take turns: each iteration of the event loop does one piece of work from each queue.
 
 Many connections can each have work at the same moment. If all of it ran in one iteration, streams and probes would wait for the sum.
 """

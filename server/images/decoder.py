@@ -1,4 +1,4 @@
-"""The decoder of images as the front uses it: every image is a call of the job `Decoding`, which runs in another process."""
+"""Decode images for the front: every image is a call of the job `Decoding`, which runs in another process."""
 
 from __future__ import annotations
 

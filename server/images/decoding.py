@@ -1,4 +1,5 @@
-"""The job that decodes one image, in a process of `server.isolated`. What the file declares is checked before its pixels are decoded."""
+"""Decode one image, as a job in a process of `server.isolated`. The size that the file declares is checked before its pixels are
+decoded."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = {"PNG": b"\x89PNG\r\n\x1a\n", "JPEG": b"\xff\xd8\xff", "GIF": b"GIF8", "WEBP": b"RIFF"}  # formats, and how their files begin
-MODULES = (  # all that Pillow could import for a file of these formats: a call can open no files
+MODULES = (  # modules that Pillow may need for these formats; they are imported early, because a call can open no files
     *("PngImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "GifImagePlugin", "WebPImagePlugin", "TiffImagePlugin"),
     *("ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
 )
 ORIENTATION = 0x0112  # tag of EXIF. Only this one is decoded: others may be damaged
-TURNS = {  # names of Pillow for what makes an image upright, by the orientation
+TURNS = {  # Pillow's names of the transpositions that make an image upright, by its EXIF orientation
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
     4: "FLIP_TOP_BOTTOM",

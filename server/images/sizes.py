@@ -10,7 +10,7 @@ from math import ceil, floor, prod, sqrt
 from runtime.fits import MOST_RATIO
 
 MOST_EDGE = 4096  # maximum edge of an image, in pixels, before its edges become multiples of a crop's edge
-NAFLEX_PRECISION = 1e-5  # of the scale of an image
+NAFLEX_PRECISION = 1e-5  # precision of the scale of an image
 
 Size = tuple[int, int]  # width and height
 
@@ -133,8 +133,9 @@ def naflex_size(size: Size, edge: int, most_squares: int) -> Size:
 
 
 def best_canvas(size: Size, edge: int, most_crops: int, *, enlarges: bool = False) -> Shape:
-    """Return the rows and columns of the canvas that needs to reduce an image least. Of those on which it is enlarged, return that on which
-    it is enlarged least (`enlarges`: most), and of equally good ones the smallest."""
+    """Return the rows and columns of crops of the best canvas for an image. If some canvases are large enough for the whole image, that is
+    the one on which the image is enlarged least (`enlarges`: most); otherwise the one on which it is reduced least. Of equally good
+    canvases, return the smallest."""
     width, height = size
     shapes = [Shape(rows, number // rows) for number in range(most_crops, 0, -1) for rows in range(1, number + 1) if not number % rows]
     scales = [_single(min(shape.rows * edge / height, shape.columns * edge / width)) for shape in shapes]
@@ -144,13 +145,13 @@ def best_canvas(size: Size, edge: int, most_crops: int, *, enlarges: bool = Fals
 
 
 def _single(number: float) -> float:
-    """Round a number to 32 bits, with which transformers compares scales: more of them are equal."""
+    """Round a number to a 32-bit float. transformers compares such scales, and more of them are equal."""
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def size_within(size: Size, most: Size) -> Size:
     """Return the largest size in the proportions of an image that is not larger than `most`. As in transformers, a scale that reduces the
-    image is a number of 32 bits."""
+    image is a 32-bit float."""
     across, down = (_single(room / length) if room < length else room / length for room, length in zip(most, size, strict=True))
     is_wide = _single(across) < _single(down) if min(across, down) < 1 else across < down
     if is_wide:

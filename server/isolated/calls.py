@@ -1,6 +1,7 @@
 """Calls of a job that runs in `server.isolated.process`, never on the event loop.
 
-The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed is made again.
+The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed, or did not answer in
+time, is made again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COMMAND = command("server.isolated.process")
 MAX_AT_ONCE = 8  # largest number of calls at a time
 MOST_ASKED = 30  # largest number of tries until a process accepts a call
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 1 + PID_BYTES  # of an answer: that the call is taken, and by which process
+HEAD_BYTES = 1 + PID_BYTES  # bytes that begin an answer: TAKEN, and the id of the process that runs the call
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a call can start no threads
 
 
@@ -30,7 +31,7 @@ class Calls:
     """Calls a job for one event loop. The job's process starts with the first call, is replaced if it dies, and ends with this object."""
 
     def __init__(self, job: Job, patience_s: float) -> None:
-        """`patience_s`: the longest wait for an answer. A call is made twice before it fails."""
+        """`patience_s`: seconds to wait for an answer. A call whose process was killed, or did not answer in time, is made once more."""
         self.patience_s = patience_s
         self._job = job
         self._process: _Process | None = None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Job(Protocol):
-    """Reaches the process by pickle."""
+    """The work of a process. The front pickles the job and sends it to the process."""
 
     prepare_s: float  # CPU time that `prepare` may take
     call_s: float  # CPU time that a call may take
@@ -26,7 +26,7 @@ class Job(Protocol):
         ...
 
 
-PID_BYTES = 4  # of the id of a process in an answer
+PID_BYTES = 4  # bytes of a process id in an answer
 
 
 def taken(pid: int) -> bytes:

@@ -15,7 +15,7 @@ def plain_name(tool: str) -> str:
 
 
 def free_name(tool: str, server: str, taken: Collection[str]) -> str:
-    """Return the tool's own name, or one that begins with the server's if another function has it."""
+    """Return the tool's own name, or one that begins with the server's name if another function has the tool's."""
     if (plain := plain_name(tool)) not in taken:
         return plain
     long = OTHER.sub("_", f"{server}_{tool}")[: MAX_NAME - 4]

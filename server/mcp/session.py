@@ -241,5 +241,5 @@ def _announces_changes(found: Message) -> bool:
 
 
 def _seconds(milliseconds: object) -> float:
-    """Return the time for which a list may be kept. A server that names none may change it at any time."""
+    """Return for how many seconds a list may be kept: 0 if the server names no time, because it may then change the list at any time."""
     return max(0.0, milliseconds / 1000) if isinstance(milliseconds, int | float) else 0.0

@@ -63,7 +63,7 @@ class Footprint:
 
 
 class MemoryUse(TypedDict):
-    """The memory of a model. A KV cache takes memory only as it fills."""
+    """The memory of a model. On a CPU, the KV cache takes memory only as it fills; on a GPU, it is allocated at load."""
 
     resident_bytes: int  # what the worker's processes hold now, including the pages of packed weights that they map
     planned_bytes: int  # what the model takes without any request: weights, arena and graphs

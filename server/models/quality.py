@@ -1,4 +1,4 @@
-"""A quality label in words."""
+"""Write a quality label in words."""
 
 from __future__ import annotations
 

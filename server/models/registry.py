@@ -349,7 +349,8 @@ class Registry:
     # --- unload and aliases --------------------------------------------------------------------------------------------
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
-        """Accept no more requests, give running requests `drain_s` to finish, then stop the worker."""
+        """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
+        with `force`."""
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()

@@ -27,7 +27,7 @@ MOST_ENTRIES = 4096
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
     """Return a path that exists below the model root, a hub id, or one of `names`, which stand for downloads; raise ApiError otherwise.
-    Symbolic links are resolved first."""
+    Symbolic links are resolved before it is checked that a path is below the model root."""
     root = real(settings.model_root)
     try:
         path = real(root / source)

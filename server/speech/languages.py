@@ -26,7 +26,7 @@ CODES = {name: code for code, name in PAIR.findall(f"{TABLE} {OTHER_NAMES}")}
 
 
 def code_of(language: str) -> str:
-    """Return the code of a language that is given by its code or by its English name."""
+    """Return the code of a language that is given by its code or by its English name. Any other text is returned in lower case."""
     asked = language.strip().lower().replace(" ", "-")
     return CODES.get(asked, asked)
 

@@ -1,4 +1,4 @@
-"""Give the words of a window to its segments, and let both agree on when speech begins and ends, as Whisper's authors do."""
+"""Assign the words of a window to its segments, and adjust the times of words and segments so that they agree, as Whisper's authors do."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Part:
     start_s: float
     end_s: float
     token_ids: tuple[int, ...]
-    num_texts: int  # those of its tokens that are text
+    num_texts: int  # number of its tokens that are text
     words: tuple[Word, ...] = ()
 
 
 def placed(parts: Sequence[Part], timed: TimedWords, offset_s: float, spoken_s: float) -> list[Part]:
-    """Return the parts with their words and with the bounds of their words. The window begins at `offset_s`; the speech before it has ended
-    at `spoken_s`."""
+    """Return the parts with their words, and with start and end times adjusted to these words. The window begins at `offset_s`; the speech
+    before it has ended at `spoken_s`."""
     found: list[Part] = []
     waiting = deque(timed.words)
     for part in parts:

@@ -28,7 +28,7 @@ MOST_BEFORE = 223  # largest number of tokens of earlier text in a prompt; half 
 class SpeechTokens:
     end: int
     start: int
-    before: int  # comes before the text of earlier windows
+    before: int  # token before the text of earlier windows
     no_stamps: int
     tasks: Mapping[str, int]  # "transcribe" and "translate"
     silence: int

@@ -1,4 +1,4 @@
-"""Segments of a transcript, and their formats: subtitles, text."""
+"""Define the segments of a transcript, and write them as text or as subtitles (SRT, WebVTT)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Segment:
     mean_logprob: float
     compression: float  # how many times zlib shrinks the text of its window: high for repetitions
     silence: float  # probability that its window has no speech
-    words: tuple[Word, ...] = ()  # if their times are asked
-    logprobs: tuple[float, ...] = ()  # of its tokens
+    words: tuple[Word, ...] = ()  # empty unless the request asks for their times
+    logprobs: tuple[float, ...] = ()  # log-probabilities of its tokens
 
 
 def compression_of(text: str) -> float:

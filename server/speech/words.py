@@ -57,7 +57,7 @@ def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode
 
 
 def _starts(attention: NDArray[np.float32], num_rows: int) -> NDArray[np.int64]:
-    """Return the first frame of each of the `num_rows` rows before the last one."""
+    """Return the first frame to which each of the `num_rows` tokens before the last one is aligned."""
     weights = attention.astype(np.float64)
     weights /= weights.sum(axis=2, keepdims=True)
     spread = weights.std(axis=0)
@@ -92,7 +92,7 @@ def _warped(costs: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def split(token_ids: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
-    """Return the words with their numbers of tokens."""
+    """Divide the text of the tokens into words. Return each word with its number of tokens."""
     found: list[tuple[str, int]] = []
     held: list[int] = []
     for place, token_id in enumerate(token_ids):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from server.lost_machines import notice_loss
 from server.stages.messages import Ended, StageMessage
 
-HEADER = struct.Struct("<II")  # bytes of the message, and of the arrays
+HEADER = struct.Struct("<II")  # number of bytes of the message, and of the arrays
 MOST_MESSAGE_BYTES = 1 << 20
 MOST_ARRAY_BYTES = 1 << 31
 End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause

@@ -24,7 +24,7 @@ from server.stages.messages import CopyPage, Run, Stream, Working
 WorkingFn = Callable[[float], None]  # called with the CPU seconds that all stages have used
 
 MOST_PARTS = 8
-NOTICES_S = 0.5  # seconds in which a running step notices that a stage is lost
+NOTICES_S = 0.5  # seconds within which a running step notices that a stage is lost
 
 
 def whole(num_tokens: int) -> int:

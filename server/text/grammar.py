@@ -1,4 +1,4 @@
-"""Pieces of grammars: JSON, markers, and structures within unconstrained text."""
+"""Build pieces of grammars: for JSON, for markers, and for structures within unconstrained text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle prompts. Models trained for this task have three marker tokens."""
+"""Build fill-in-the-middle prompts. Models trained for this task have three marker tokens."""
 
 from __future__ import annotations
 

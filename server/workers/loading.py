@@ -1,4 +1,4 @@
-"""A load as the front sees it: a worker's process gets the message `Load` and answers with its progress, then with `Ready` or an error."""
+"""Have a worker's process load a model: it gets the message `Load`, and answers with its progress, then with `Ready` or an error."""
 
 from __future__ import annotations
 

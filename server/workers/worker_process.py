@@ -57,7 +57,7 @@ class WorkerProcess:
         writer: asyncio.StreamWriter,
         on_refused: Callable[[Failed], None],
     ) -> None:
-        """`on_refused` hears of each request that is too large to be sent."""
+        """`on_refused` is called with the failure of each request that is too large to be sent."""
         self.pid = process.pid
         self._guard = asyncio.create_task(_kill_when_stopped(process))
         self._is_blameless = True  # False once the front has killed a worker that stopped responding, because a request may be the cause

@@ -2,7 +2,7 @@
 
 import {h} from "../core/dom.js";
 
-/* Call `send` with {call, content} of each call, and with `approve` of those that wait for approval. */
+/* When the user submits the form, call `send` with a list: {call, content} for each call, and also `approve` for a call that waited for approval. */
 export function answersForm(calls, send) {
   const fields = new Map(calls.filter(call => !call.waits).map(call => [call, h("textarea", {class: "code", rows: 2, required: true, placeholder: "What the tool returns, as text or JSON"})]));
   const waiting = calls.filter(call => call.waits);

@@ -1,4 +1,4 @@
-/* Conversations as files and links. A link holds the shown branch itself, behind the #, which browsers send to no server. */
+/* Write conversations as files and links, and read them. A link holds the shown branch itself, behind the #, which browsers send to no server. */
 
 import {newConversation, newId, path} from "./conversation.js";
 import {isAudio, isImage, mediaOf, withFiles} from "./attachments.js";

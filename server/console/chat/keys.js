@@ -1,4 +1,4 @@
-/* The keys of the console, and the dialog that lists them. */
+/* The list of the console's keyboard shortcuts, and the dialog that shows it. */
 
 import {h} from "../core/dom.js";
 

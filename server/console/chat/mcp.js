@@ -1,4 +1,4 @@
-/* Answers with tools of MCP servers. The server calls them, so such answers come from /v1/responses. */
+/* Request answers that use tools of MCP servers. The server calls these tools, so such answers come from /v1/responses. */
 
 import {stream} from "../core/api.js";
 import {contentOf, mediaOf} from "./attachments.js";

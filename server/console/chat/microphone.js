@@ -1,8 +1,8 @@
 /* Open the microphone, record with it, and turn sound that the browser reads into WAV, which every server can decode without further packages. */
 
 const RATE = 16_000;  // samples per second, as models hear them
-export const WAV_BYTES = 2 * RATE;  // of a second
-const HEAD_BYTES = 44;  // of a WAV file
+export const WAV_BYTES = 2 * RATE;  // bytes of a second of sound
+const HEAD_BYTES = 44;  // bytes before the samples of a WAV file
 export const MOST_S = 150;  // longest recording: 4.8 MB as WAV, which base64 makes 6.4 MB, and servers accept bodies of 8 MiB
 const REASONS = {
   NotAllowedError: "the browser does not allow this page to use it; allow it in the settings of this site",

@@ -1,4 +1,4 @@
-/* Samples of metrics over the last hour: gauges, rates of counters, quantiles of histograms. */
+/* Keep samples of the metrics, and compute from them gauges, rates of counters, and quantiles of histograms. */
 
 const LINE = /^([\w:]+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
@@ -62,7 +62,7 @@ export class Samples {
     return [...new Set((this.#samples.at(-1)?.series["relaxserve:model_state"] ?? []).map(({labels}) => labels.model_name))];
   }
 
-  /* Return the sum of a gauge over the series with these labels for each sample, or null where there is no such series. */
+  /* For each sample, return the sum of a gauge over the series with these labels, or null where there is no such series. */
   gauge(name, labels) {
     return this.#each("gauge", name, labels, ({series}) => total(series, name, labels));
   }
@@ -74,7 +74,7 @@ export class Samples {
     });
   }
 
-  /* Return the growth of a counter per second for each sample. A counter that shrank has been reset. */
+  /* For each sample, return by how much a counter grows per second. A counter that shrank has been reset. */
   rate(name, labels) {
     return this.#each("rate", name, labels, (sample, before) => {
       const [now, then] = [total(sample.series, name, labels), total(before.series, name, labels)];
@@ -83,7 +83,7 @@ export class Samples {
     });
   }
 
-  /* Return a quantile of a histogram's latest observations for each sample, interpolated within its bucket, or null where there are none. */
+  /* For each sample, return a quantile of a histogram's latest observations, interpolated within its bucket, or null where there are none. */
   quantile(name, share, labels) {
     return this.#each(`quantile ${share}`, name, labels, (sample, before) => {
       const then = buckets(before.series, name, labels);

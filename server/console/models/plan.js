@@ -1,4 +1,4 @@
-/* What a load would take: the formats of its weights with bytes and quality, as soon as a source is named, and then the plan of its memory.
+/* Show what a load would take: the formats of its weights with bytes and quality, as soon as a source is named, and then the plan of its memory.
    A plan compiles the model, unless its program is in the cache; such a plan is made only if the user asks for it. */
 
 import {ask} from "../core/api.js";

@@ -166,7 +166,8 @@ class _Stall:
 
 
 def _cpu_ticks_if_idle(pid: int) -> str | None:
-    """Return the CPU time a process has used, or None while it runs, waits for the CPU, or waits for a disk."""
+    """Return the CPU time that a process has used, as a text, or "gone" if it has ended. Return None while it runs, waits for the CPU, or
+    waits for a disk."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

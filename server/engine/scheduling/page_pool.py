@@ -1,9 +1,9 @@
 """The pages of one cache group: which sequences hold them, which can be found by their tokens, and which may be written.
 
-A page is in exactly one of three places: free, cached (no sequence holds it, but it can be found), or held by one or more sequences. A full
-page is *published* under the digest of all tokens up to its end, so that a later prompt with the same beginning can share it. A page is
-written by a step only while one sequence holds it and it is not published; otherwise `make_writable` copies it. A page of another server is
-published by `adopt` and written before the next step.
+Page 0 is padding. Every other page is in exactly one of three places: free, cached (no sequence holds it, but it can be found), or held by
+one or more sequences. A full page is *published* under the digest of all tokens up to its end, so that a later prompt with the same
+beginning can share it. A page is written by a step only while one sequence holds it and it is not published; otherwise `make_writable`
+copies it. A page of another server is published by `adopt` and written before the next step.
 
 In a group with a window, a sequence gives back the pages that no later token reads. Its list then has 0 in place of their numbers.
 """
@@ -50,7 +50,7 @@ class Chain:
 @dataclass(slots=True)
 class PageList:
     """The pages of one sequence in order of position. The first `num_returned` pages were given back. Each of the first `num_published`
-    pages was published, or not, because a page with the same content was published then.
+    pages was published, unless another page with the same content already was.
 
         num_returned <= num_published <= len(pages)
     """
@@ -221,8 +221,8 @@ class PagePool:
         return True
 
     def rewind(self, held: PageList, num_computed: int) -> None:
-        """Drop the pages behind the first `num_computed` tokens, whose later tokens will be written again. If the last page that is left is
-        published, it stays so, and is copied before it is written."""
+        """Drop the pages after the one that holds the last of the first `num_computed` tokens; later tokens will be written again. If the
+        last remaining page is published, it stays published, and is copied before it is written."""
         while len(held.pages) * self.page_size >= num_computed + self.page_size:
             self._drop(held.pages.pop())
         held.num_published = min(held.num_published, num_computed // self.page_size)

@@ -1,1 +1,2 @@
-"""How models write: thoughts, tool calls and text of an answer. `formats` has one file per written format; see `format.py` first."""
+"""Read and constrain answers as models write them: thoughts, tool calls and text. `formats` has one file per written format; see
+`format.py` first."""

@@ -1,4 +1,4 @@
-"""Answers of one think block, then text with calls in it."""
+"""Parse and constrain answers that have one think block and then text with calls in it."""
 
 from __future__ import annotations
 

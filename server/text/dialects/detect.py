@@ -80,9 +80,9 @@ def _written_by(template: ChatTemplate) -> Format | None:
 
 
 def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str]:
-    """Return twice what the template writes for an assistant's message with calls: the text after the generation prompt, and the text after
-    the user's message. A generation prompt that opens thoughts may share the beginning of a marker with the calls, which the first text
-    then lacks. The list is empty if the template refuses the message."""
+    """Return what the template writes for an assistant's message with calls, from two places on: after the generation prompt, and after the
+    user's message. A generation prompt that opens thoughts may share the beginning of a marker with the calls, which the first text then
+    lacks. The list is empty if the template refuses the message."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
     asked: dict[str, object] = {"role": "user", "content": "probe"}

@@ -1,4 +1,4 @@
-"""The registry of formats: each by its name and its aliases."""
+"""The registry of formats, which finds each by its name or an alias."""
 
 from __future__ import annotations
 

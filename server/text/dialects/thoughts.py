@@ -1,4 +1,5 @@
-"""Thoughts as one block at the beginning of an answer: its markers, the parser that separates it, and its grammar before a constraint."""
+"""Handle thoughts that are one block at the beginning of an answer: define its markers, separate it from the rest, and put its grammar
+before a constraint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat template as the front uses it. It comes from outside, so every rendering is a call of the job `Rendering`, which runs in another
+"""Render chat templates for the front. They come from outside, so every rendering is a call of the job `Rendering`, which runs in another
 process."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job that compiles one template and renders it, in a process of `server.isolated`, and its answers."""
+"""Compile one template and render it, as a job in a process of `server.isolated`, and encode the job's answers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ PYTHON = LiteralStyle("True", "False", "None")
 
 
 class LiteralRules:
-    """Collects the rules of values that match schemas."""
+    """Collects the grammar rules of values that match schemas."""
 
     def __init__(self, style: LiteralStyle, specials: Specials, prefix: str, root: Schema) -> None:
         self.rules: list[str] = []

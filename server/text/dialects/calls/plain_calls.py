@@ -179,7 +179,7 @@ class PlainCallParser:
 
 
 def plain_grammar(tools: Sequence[ToolSchema]) -> str:
-    """Return the grammar of a plain call from one of the beginnings of `PlainCalls` on."""
+    """Return the grammar of a call in plain JSON, including the beginning (see `PlainCalls`) that triggers it."""
     names, keys = by_schema(tools), "|".join(ARGUMENT_KEYS)
     rules = [f"start: {alternatives('call', len(names))}"]
     for index, (schema, same) in enumerate(names.items()):

@@ -30,7 +30,7 @@ def as_schema(value: object) -> Schema:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Follow references to other parts of the schema `root`."""
+    """Return the schema that is found by following references to parts of `root`, at most MAX_REFERENCES of them."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -43,7 +43,7 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def branches(schema: Schema) -> Sequence[Schema]:
-    """Return the schemas of which a value must match one, if the schema lists such."""
+    """Return the schemas of `anyOf` or `oneOf`, of which a value must match one; empty if there are none."""
     for word in ("anyOf", "oneOf"):
         if isinstance(found := schema.get(word), list) and found:
             return [as_schema(one) for one in cast("list[object]", found)]

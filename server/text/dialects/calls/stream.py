@@ -55,7 +55,7 @@ class Stream:
         return self.held[:1]
 
     def skip(self, chars: str) -> Steps[None]:
-        """Read all of `chars` that come next."""
+        """Read the characters that come next, as long as they are among `chars`."""
         while True:
             self.take(len(self.held) - len(self.held.lstrip(chars)))
             if self.held or self.ended:
