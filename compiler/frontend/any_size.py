@@ -5,7 +5,7 @@
 
 The `n` crops of a call consist of `q` squares of `m` patches, and each square becomes one row. A patch is a row of bytes, and its point is
 its row and column in its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each
-patch by a matrix, and applies the layers of the encoder. Except in SigLIP 2, layers rotate queries and keys by row and column.
+patch by a matrix, and applies the layers of the encoder. Except in SigLIP 2, RoPE rotates queries and keys by row and column.
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, a
 patch gets a position vector, the sum of four vectors of a table (`taps`) times their weights (`shares`), and a row has the results of

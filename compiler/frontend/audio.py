@@ -23,7 +23,7 @@ class Joining(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The encoder of audio, and the connector that turns its results into rows. A recording is heard in windows."""
+    """The encoder of audio, and the connector that turns its results into rows. A recording is encoded in windows."""
 
     num_mels: int
     num_positions: int  # frames of 20 ms in a window; if windows consist of pieces, frames of a piece
@@ -37,8 +37,8 @@ class Listening:
     connector_activation: Activation | None = None
     # Whether frames after the end of a recording give no rows, and no frame attends to them; otherwise a window is filled up with silence.
     ends: bool = False
-    most_windows: int = 0  # windows of a recording, whose rest is not heard; 0: any number
-    # Whether both convolutions read zeros in place of what is before and after a clip; otherwise silence that was heard follows it.
+    most_windows: int = 0  # maximum number of windows of a recording, whose rest is ignored; 0: any number
+    # Whether both convolutions read zeros in place of what is before and after a clip; otherwise encoded silence follows it.
     is_cut: bool = False
     # Hops of a piece, which three convolutions read apart from other pieces of its window; 0: two convolutions read the window as a whole.
     piece_hops: int = 0

@@ -28,9 +28,9 @@ UNREAD = ("model_type", "vocab_size", "head_dim", "num_key_value_heads", "encode
 
 
 def read_listening(fields: Fields, *, merge: int | None = None, window: str | int = "max_source_positions", **others: Any) -> Listening:
-    """Return the encoder of a model with these fields. `merge` is the number of frames of a row; None: as many as fill a vector
-    of the size inside the encoder's perceptrons, as in Voxtral. `window` is the number of frames of a window, or the field with this
-    number. `others` are the fields of Listening that the family determines."""
+    """Return the encoder of a model with these fields. `merge` is the number of frames of a row; None: as many as fill a vector of the
+    intermediate size of the encoder's MLP, as in Voxtral. `window` is the number of frames of a window, or the field with this number.
+    `others` are the fields of Listening that the family determines."""
     inner = fields.fields("audio_config")
     names = {name: other if other in inner.values and name not in inner.values else name for name, other in SIZES.items()}
     inner.fill(**{names.get(name, name): value for name, value in LARGE_V3.items()})

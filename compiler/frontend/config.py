@@ -105,7 +105,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class BranchFactors:
-    """Factors that multiply the inputs and outputs of a layer's branches."""
+    """Factors that multiply the inputs and outputs of a layer's attention, state (Mamba-2) and MLP."""
 
     attention_in: float
     attention_out: float

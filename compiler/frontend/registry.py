@@ -79,7 +79,7 @@ def encoder_family(model_type: str) -> EncoderFamily:
 
 def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
     """Return a source with the tensors that programs of the family read. For decoders, some tensors of the files are renamed, joined or
-    left out, and the tables of the spectrogram are added if the model hears."""
+    left out, and the tables of the spectrogram are added if the model has an encoder of audio."""
     if not config.is_causal:
         return files
     family = decoder_family(config.family)

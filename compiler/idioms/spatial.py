@@ -1,5 +1,5 @@
 """Match spatial nests: loops around one store whose iterations are independent, because none reads the buffer that the nest stores to. The
-nest may also read integers between its loops, and skip points of its outer loops."""
+nest may also read integers between its loops, and skip iterations of its outer loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SpatialNest:
     axes: Axes
     lets: tuple[tuple[DimVar, Scalar], ...]
     store: Store
-    cond: Scalar | None = None  # the nest computes only points at which this holds; integers are read only there
+    cond: Scalar | None = None  # the nest computes only iterations in which this holds, and reads integers only in these
 
 
 def match_spatial(stmt: Stmt) -> SpatialNest | None:
@@ -59,7 +59,7 @@ def stages(stmt: Stmt) -> list[Stmt]:
 
 @contextmanager
 def where_computed(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> Generator[None]:
-    """Open the block that runs if the nest computes the point."""
+    """Open the block that runs if the nest's condition holds for the values `point` of its loop variables."""
     if nest.cond is None:
         yield
         return
@@ -70,7 +70,8 @@ def where_computed(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) ->
 def read_integers(
     k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim], held: Mapping[DimVar, Scalar] | None = None
 ) -> dict[DimVar, Dim]:
-    """Return the point extended by the integers that the nest reads there. Those in `held` have been read before."""
+    """Return the values `point` of the loop variables, and the integers that the nest reads with them. The integers in `held` have been
+    read before."""
     known = dict(point)
     for var, value in nest.lets:
         read = held[var] if held and var in held else rewrite_dims(value, known)
@@ -79,5 +80,5 @@ def read_integers(
 
 
 def write_element(k: Kernel, store: Store, point: Mapping[DimVar, Dim]) -> None:
-    """Write the store's element at a point of its axes."""
+    """Write the element that the store computes for the values `point` of the loop variables."""
     k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = rewrite_dims(store.value, point)

@@ -3,9 +3,9 @@
 A nest with independent iterations (`_independent`) is evaluated all at once: each loop variable becomes an array along its own axis. Other
 loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they broadcast.
 
-Evaluating all points at once also evaluates points that the program would skip: beyond a ragged extent, or outside a guard. `active` masks
-the points that the program evaluates. An active point that reads outside a buffer is an error. Other points may read anything, and write
-nothing.
+A point is a combination of values of the loop variables. Evaluating all points at once also evaluates points that the program would skip:
+beyond a ragged extent, or outside a guard. `active` masks the points that the program evaluates. An active point that reads outside a
+buffer is an error. Other points may read anything, and write nothing.
 """
 
 from __future__ import annotations

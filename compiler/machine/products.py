@@ -110,7 +110,7 @@ class ProductTile:
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
         """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it; with
-        `counted`, this is the largest number of rows. Other tiles ignore both."""
+        `counted`, this is the largest number of rows. Other tiles ignore `fresh` and `counted`."""
         if isinstance(self.op, MatrixUnitOp):
             return replace(self.op, rows=rows, fresh=fresh, counted=counted)
         return replace(self.op, rows=rows)

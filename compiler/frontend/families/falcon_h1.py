@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 in parallel in each layer, and multipliers for all branches."""
+"""Falcon-H1: attention and Mamba-2 in parallel in each layer, with factors on the inputs and outputs of attention, Mamba-2 and the MLP."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def _feed(at: Layer, h: Var, by: BranchFactors) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the sizes and biases of Mamba-2. All factors keep the default 1, because converters multiply the weights by the factors of their
-    branches."""
+    """Add the sizes and biases of Mamba-2. All factors keep the default 1, because converters multiply the weights by these factors."""
     if config["tie_word_embeddings"]:
         raise ConfigError("output.weight is missing: the embeddings are multiplied by another factor than the head, expected both")
     config["mamba_d_ssm"] = inner_size(metadata, 1)

@@ -66,7 +66,7 @@ def _read_vision(fields: Fields, image_token: int) -> Vision:
         ENCODER,
         replace(QWEN_NAMES, norm_eps="rms_norm_eps"),
         image_token=image_token,
-        intermediate_size=inner.integer("out_hidden_size"),  # the perceptrons of layers are as wide as the decoder's vectors
+        intermediate_size=inner.integer("out_hidden_size"),  # the MLP of a layer is as wide as the decoder's vectors
         connector_size=inner.integer("intermediate_size"),
         qkv_bias=inner.flag("attention_bias", False),
         cutting=GLM,

@@ -1,5 +1,5 @@
-"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. The feed-forward branch is an MLP, and may add
-the output of experts."""
+"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. Every layer has an MLP, to whose output that of
+experts may be added."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; the others attend to all earlier tokens, without
-rotation. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. Images become crops of one size on a canvas."""
+RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. Images become crops of one size on a canvas."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> 
 
 
 def _read_growth(fields: Fields) -> QueryGrowth | None:
-    """Return how queries grow in layers without rotation. Some files have an integer in place of the flag."""
+    """Return how queries grow in layers without RoPE. Some files have an integer in place of the flag."""
     is_on = fields.raw("attn_temperature_tuning", True)
     if type(is_on) not in (bool, int):
         raise fields.error("attn_temperature_tuning", "true or false")

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: each layer is a single branch: Mamba-2, attention without a rope, an MLP, or experts with a shared expert.
+"""Nemotron-H and Nemotron 3: each layer is only one of these: Mamba-2, attention without a rope, an MLP, or experts with a shared expert.
 
 transformers imposes a lower bound (`time_step_min`) on Mamba-2's step sizes when it computes a prompt, but not when it generates. The
 models were trained without this bound, and it is not applied here.

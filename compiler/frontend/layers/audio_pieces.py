@@ -27,7 +27,8 @@ class Pieces:
     count: Dim
 
     def embedded(self, spectrogram: Var) -> Var:
-        """Return the vectors of frames, [frames, size], from energies [hops, mels]. A piece has as many frames as positions."""
+        """Return the vectors of frames, [frames, size], from the log-mel spectrogram [hops, mels]. A piece has as many frames as
+        positions."""
         net, listening, layers = self.layers.net, self.listening, self.layers
         times, mels, channels = listening.piece_hops, listening.num_mels, 1
         x = net.reshape(spectrogram, self.count, times, mels, channels)

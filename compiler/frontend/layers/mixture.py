@@ -1,4 +1,4 @@
-"""The feed-forward branch of a mixture of experts: a router chooses experts per token, rows are grouped by expert, and the outputs of a
+"""A mixture of experts in place of an MLP: a router chooses experts per token, rows are grouped by expert, and the outputs of a
 token's experts are summed."""
 
 from __future__ import annotations

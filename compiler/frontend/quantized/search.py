@@ -10,8 +10,9 @@ error of the product, if inputs are not correlated.
 A form may also have codes of 4 bits, which stand for the numbers of a table (IQ4), with scales and without shifts. Since the table is not
 symmetric, a scale may be negative.
 
-First a scale and a shift are searched as floats: least squares from several starts, which differ in the share of the group's range that the
-numbers span, and for tables in the sign of the scale. Then both are rounded to integers, and the neighbours of these integers are compared.
+First a scale and a shift are searched as floats: least squares from several starts, which differ in the fraction of the group's range that
+the numbers span, and for tables in the sign of the scale. Then both are rounded to integers, and the neighbours of these integers are
+compared.
 """
 
 from __future__ import annotations

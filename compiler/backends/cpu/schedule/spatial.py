@@ -1,6 +1,6 @@
 """Schedule any nest with independent iterations: threads share the outer axes, and vectors run along the innermost.
 
-    for parallel p in claims {               # a claim has several rows, or a part of a long row; a row is a point of the outer axes
+    for parallel p in claims {               # a claim has several rows, or a part of a long row; the outer axes count the rows
       full vectors, then one masked vector
     }
 
