@@ -360,7 +360,7 @@ def rotating_whole_heads(config: ModelConfig) -> ModelConfig:
 
 
 def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Read a soft cap. Null means no cap; only an absent field takes the default."""
+    """Return a soft cap. If the field is null, return None (no cap); only an absent field takes the default."""
     return fields.number(name, None if name in fields.values else default)
 
 

@@ -27,7 +27,7 @@ class CannotDivide(ModelError):
 
 def require_divisible(config: ModelConfig, num_ranks: int) -> None:
     """Raise CannotDivide if the model is of a kind without a division over ranks, such as an encoder, or if the number of ranks does not
-    divide one of its sizes."""
+    divide one of its sizes. Of the number of kv heads, it may also be a multiple."""
     family = decoder_family(config.family) if config.is_causal else None
     obstacles = {
         "is an encoder": not config.is_causal,

@@ -35,7 +35,8 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
 
 
 def product_nest(stmt: Stmt) -> PerfectNest | None:
-    """Match a perfect nest, or a product that reads integers between its loops, such as the index of the matrix that a row multiplies."""
+    """Return a perfect nest, or a product that reads integers between its loops, such as the index of the matrix that a row multiplies.
+    Return None for any other statement."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     while True:

@@ -159,7 +159,7 @@ def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
 
 
 def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
-    """Match a nest that writes elements along its innermost axis, and return it with its folds."""
+    """Return a nest that writes elements along its innermost axis, with its outermost folds, or None for any other nest."""
     nest = product_nest(prim.body)
     if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
         return None

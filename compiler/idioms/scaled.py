@@ -25,7 +25,8 @@ class Scaled:
 
 
 def scaled_numbers(s: Contraction) -> Scaled | None:
-    """Match a matrix product whose weights are symmetric integers or floats of 8 bits. Each group of weights in a column has a scale."""
+    """Match a matrix product whose weights are symmetric integers or floats of 8 bits, with a scale for each group of weights in a column.
+    Return None for any other product."""
     match s.columns:
         case Apply(fn=Fn.MUL, args=(number, scale)):
             pass
@@ -44,7 +45,8 @@ def scaled_numbers(s: Contraction) -> Scaled | None:
 
 
 def stored_number(number: Scalar) -> tuple[int, Load | Element] | None:
-    """Match a conversion of a stored number to f32. Return the number of its bits, and the load or element that reads it."""
+    """Match a conversion of a stored number to f32. Return the number of its bits, and the load or element that reads it, or None for any
+    other scalar."""
     match number:
         case Cast(value=Element(format=format) as element, dtype=DType.F32):
             return format.bits, element
@@ -58,7 +60,7 @@ def stored_number(number: Scalar) -> tuple[int, Load | Element] | None:
 
 
 def _half_byte(scalar: Scalar) -> Load | None:
-    """Match a nibble of the byte at k // 2, selected by k % 2, and return the load of the byte."""
+    """Match a nibble of the byte at k // 2, selected by k % 2. Return the load of the byte, or None for any other scalar."""
     match scalar:
         case Apply(fn=Fn.AND, args=(Apply(fn=Fn.SHR, args=(Cast(value=Load() as load), Cast(value=DimScalar(dim=by)))), Const() as mask)):
             pass

@@ -193,7 +193,7 @@ class ProductTiles:
 
     @property
     def widened(self) -> ProductTile | None:
-        """The tile that widens 4-bit weights to 8 bits for a matrix unit."""
+        """The tile that widens 4-bit weights to 8 bits for a matrix unit. None if the target has none."""
         return next((t for t in self.tiles if isinstance(t.widen, WidenPanel)), None)
 
     @property

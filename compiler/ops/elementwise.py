@@ -66,7 +66,8 @@ def _deduce(kind: str, result: DType | None = None) -> Deduce:
 
 
 def _common_dtype(args: Sequence[Type]) -> DType | None:
-    """Return the element type that the tensors share. Raise AnnotationError if a scalar among the operands does not fit into it."""
+    """Return the element type that the tensors share, or None if it is unknown. Raise AnnotationError if a scalar among the operands does
+    not fit into it."""
     dtype = same_dtype([a for a in args if isinstance(a, TensorType)])
     for arg in args:
         if isinstance(arg, ScalarType) and arg.dtype is not None and dtype is not None and not _takes(dtype, arg):

@@ -96,7 +96,8 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Group the bindings that prepare used values into parts of limited size, so that there are few functions and each is small."""
+    """Group the bindings that prepare used values into parts with results of at most PART_BYTES, or one connected group of bindings if that
+    has more. So there are few functions, and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):

@@ -104,7 +104,7 @@ def scheme_of(weight: QuantisedWeight) -> Scheme | None:
 
 
 def scheme_on_unit(weight: QuantisedWeight) -> Scheme | None:
-    """Return the scheme for a matrix unit, which is fast for long groups only."""
+    """Return the scheme for a matrix unit, which is fast for long groups only, or None as `scheme_of` does."""
     group = _part(weight, LONGEST[weight.row_bits] if weight.bits == 4 else LONGEST_ON_UNIT)
     return None if group is None else _scheme(weight, group)
 

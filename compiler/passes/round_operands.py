@@ -53,7 +53,8 @@ class RoundOperands:
 
 
 def _kind(weight: Value | None) -> Kind | None:
-    """Return the kind of numbers of a weight that is numbers times scales, without zero points and shifts."""
+    """Return the kind of numbers of a weight that is numbers times scales, without zero points and shifts. Return None for any other
+    weight."""
     if not isinstance(weight, Call) or weight.op is not DEQUANTIZE or len(weight.args) != 2:
         return None
     return Kind({**weight.op.attributes, **weight.attrs}["kind"])

@@ -200,7 +200,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def attend_shared(at: Layer, h: Var) -> Var:
-    """Attend after a norm of each query, key and value head, to the keys and values of the layer or of an earlier one."""
+    """Attend to the keys and values of the layer, or of an earlier layer if this one has none. Each query, key and value head first gets a
+    norm."""
     net, c, heads = at.step.net, at.step.config, at.heads
     kinds = 1 if c.kv_source(at.number) != at.number else 2 if at.number in c.values_from_keys else 3
     counts = [c.num_heads, heads.num_kv, heads.num_kv][:kinds]

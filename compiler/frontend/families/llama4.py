@@ -141,7 +141,8 @@ def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> 
 
 
 def _read_growth(fields: Fields) -> QueryGrowth | None:
-    """Return how queries grow in layers without RoPE. Some files have an integer in place of the flag."""
+    """Return how queries grow in layers without RoPE, or None if the flag `attn_temperature_tuning` is false. Some files have an integer in
+    place of the flag."""
     is_on = fields.raw("attn_temperature_tuning", True)
     if type(is_on) not in (bool, int):
         raise fields.error("attn_temperature_tuning", "true or false")

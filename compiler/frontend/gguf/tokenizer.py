@@ -124,7 +124,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
-    """Return the chat template, or templates by name, as tokenizer_config.json has them."""
+    """Return the chat template, or templates by name, as tokenizer_config.json has them. Return None if the file has no template."""
     default, tool_use = (metadata.get(name) for name in (TEMPLATE, f"{TEMPLATE}.tool_use"))
     if not isinstance(default, str) or not isinstance(tool_use, str):
         return default if isinstance(default, str) else None

@@ -49,7 +49,7 @@ def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, T
 
 
 def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim | None:
-    """Return the number of rows. Raise AnnotationError if the named operands have different numbers of rows."""
+    """Return the number of rows, or None if it is unknown. Raise AnnotationError if the named operands have different numbers of rows."""
     rows = types["rows"].shape
     for name in names:
         shape = types[name].shape

@@ -93,7 +93,7 @@ class _Done:
         return binding.value
 
     def call_of(self, value: Value) -> tuple[Var, CallTir] | None:
-        """If the value is one of the several results of a call, return the variable of the call, and the call."""
+        """If the value is one of the several results of a call, return the variable of the call, and the call. Otherwise return None."""
         if not isinstance(value, TupleGet) or not isinstance(value.value, Var) or value.value not in self._places:
             return None
         call = self.value(value.value)
@@ -206,7 +206,8 @@ class _Fuser:
         return self._parts[call, results]
 
     def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
-        """Return a call whose only result is this value. A call with several results is narrowed to this result."""
+        """Return a call whose only result is this value. A call with several results is narrowed to this result. Return None if that is
+        impossible, or if the value is no call of a loop nest."""
         if found := done.call_of(value):
             var, call = found
             assert isinstance(value, TupleGet)

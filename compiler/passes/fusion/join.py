@@ -218,8 +218,8 @@ def _by_rows(prim: PrimFunc) -> bool:
 
 
 def written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
-    """Write out the function's body over new buffers, in the graph's variables. Operands with the same value become one operand, except
-    memory that the call overwrites."""
+    """Write out the function's body over new buffers, in the graph's variables. Tensor operands with the same value become one operand,
+    except memory that the call overwrites."""
     num_inputs = len(prim.params) - prim.num_outputs
     mapping: dict[DimVar, Dim] = {}
     params, outputs = prim.params[:num_inputs], prim.outputs

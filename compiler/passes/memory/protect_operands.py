@@ -74,7 +74,8 @@ Taken = Callable[[Value], tuple[int, ...]]  # returns the positions of the opera
 
 def taken_in(module: IRModule) -> Taken:
     """Return a function that tells which operands a value overwrites. An in-place call overwrites the operands that it names; a call of an
-    impure function overwrites those that the function itself overwrites."""
+    impure function overwrites those that the function itself overwrites, or, if the function is not known by name, all of its tensors,
+    tuples and objects."""
     by_function: dict[str, tuple[int, ...]] = {}
 
     def taken(value: Value) -> tuple[int, ...]:

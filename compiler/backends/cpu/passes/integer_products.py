@@ -129,7 +129,7 @@ class IntegerProducts:
         return tile.widens(weight.length, weight.group)
 
     def _format(self, weight: QuantisedWeight, scheme: Scheme) -> Format | None:
-        """Return the format of the best tile that multiplies the weight."""
+        """Return the format of the best tile that multiplies the weight, or None if the target has no such tile."""
         return next((tile.format for tile in self.tiles.integers if _fits(weight, scheme, tile.format)), None)
 
     def _integer(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows, scheme: Scheme) -> Value | None:

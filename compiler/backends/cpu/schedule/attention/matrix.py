@@ -67,8 +67,8 @@ class TileRows(MatrixRows):
 
     def add(self, k: Kernel, block: Block) -> None:
         """Add a block. Load it once, and multiply it by all rows, `height` rows at a time. A row gives weight 0 to the keys that it does
-        not see, so their values matter only if one is infinite or NaN. If the block has such a value, its values are multiplied for each
-        row separately."""
+        not see, so their values matter only if one is infinite or NaN. If the block has such a value whose key only some rows see, values
+        are multiplied for each row separately."""
         whole, infinite = ~self.item.seen_by_all.lacks(block.start, block.end), k.local("infinite", PAGE)
         with k.serial("c", block.span.end) as panel:
             self.load_keys(k, self.panel(k, block, panel, KEYS), panel)
