@@ -98,8 +98,9 @@ class Cache:
         self.folder = folder
 
     def find(self, key: Key) -> Executable | None:
-        """Return an executable that covers the key, or None. A damaged file, or one with another seal, counts as absent, and is removed so
-        that it is built again. Raise UnsafeCache if another user can write to the folder."""
+        """Return an executable that covers the key, or None if there is none or the key of the seals cannot be read. A damaged file, or one
+        with another seal, counts as absent, and is removed so that it is built again. Raise UnsafeCache if another user can write to the
+        folder."""
         require_private(self.folder)
         found = sorted((e for e in self.entries(key.digest) if e.covers(key)), key=lambda e: e.breadth)
         try:

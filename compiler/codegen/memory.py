@@ -162,7 +162,7 @@ class MemoryAccess:
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
         """Split `dim` into a sum of three parts: a part that all lanes share, a constant per lane, and a value per lane that is computed at
-        run time (a vector)."""
+        run time (a vector). Without varying parts, the second is () and the third None."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes

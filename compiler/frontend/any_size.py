@@ -47,7 +47,8 @@ class AnySize(TowerLayers):
         return net.product(x, self.patch_matrix(f"{name}.weight"), given, format=self.format)
 
     def patch_matrix(self, name: str) -> Var:
-        """Return the matrix of patches, [size, values]. In most checkpoints it has the values by colour first."""
+        """Return the matrix that multiplies patches, [size, values], with the values of a pixel next to each other. Most checkpoints order
+        values by colour first."""
         net, size, patch, frames = self.net, self.vision.hidden_size, self.vision.patch_size, self.vision.num_frames
         if frames:
             w = net.call(SUM, net.as_f32(net.weight(name, size, COLOURS, frames, patch, patch)), axes=[2])

@@ -46,8 +46,8 @@ def legalize(module: IRModule) -> IRModule:
 def _repeated(
     builder: Builder, outliner: Outliner, var: Var, call: Call, known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]]
 ) -> Value | None:
-    """Return a call of the function that was made for an earlier call with the same operator, types and attributes, or None if there is
-    none: the layers of a model repeat calls."""
+    """Return a call of the function that was made for an earlier call with the same operator, types and attributes, since the layers of a
+    model repeat calls. If there is none, legalize the call, and remember its function if it reads only operands of the call."""
     attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
     literals = tuple(freeze(a.value) if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
     same = tuple(call.args.index(a) for a in call.args)

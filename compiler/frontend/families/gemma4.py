@@ -235,8 +235,8 @@ def join_inputs(at: Layer, x: Var, inputs: Var) -> Var:
 
 
 def layer_inputs(step: Step, x: Var) -> Var | None:
-    """Return the per-layer embeddings: (vectors of a table + a projection of the token embeddings) / sqrt(2). Return None if the model has
-    none."""
+    """Return the per-layer embeddings: (scaled vectors of a table + a normalised projection of the token embeddings) / sqrt(2). Return None
+    if the model has none."""
     net, c = step.net, step.config
     if c.layer_inputs is None:
         return None

@@ -77,7 +77,7 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
 
 
 def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
-    """Return the pooling of a model that was trained for embeddings, or None if the file states none."""
+    """Return the pooling of a model that was trained for embeddings, or None if the file states none. Raise ModelError for a reranker."""
     name = f"{gguf.architecture}.pooling_type"
     match file.metadata.get(name, 0):
         case 0:

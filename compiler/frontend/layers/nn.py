@@ -94,7 +94,8 @@ class WeightFormat:
 
 
 def _budget_of(text: str) -> float | None:
-    """Return the bits per weight that a name or a number stands for. Return None for other formats."""
+    """Return the bits per weight that a name or a number stands for. Return None for other formats. Raise ConfigError for a number out of
+    range."""
     try:
         budget = BUDGETS.get(text) or float(text)
     except ValueError:
@@ -265,7 +266,7 @@ class Net:
         format: WeightFormat | None = None,
     ) -> Var:
         """Apply one or several linear layers to the same input, and concatenate their outputs. Weights that the checkpoint stores with the
-        same `Form` are multiplied in one product."""
+        same `Form` are multiplied in one product, unless their columns are sorted by group."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         if format is None:

@@ -97,7 +97,8 @@ def _merges(content: bytes, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
-    """Return the splitting of a class. If the class has several, return the first that divides none of the tokens that merges make."""
+    """Return the splitting of a class. If the class has several, return the first that divides none of the tokens that merges make. Raise
+    ModelError if each divides one."""
     if len(kind.splittings) == 1:
         return kind.splittings[0]
     plain = decoders.ByteLevel()

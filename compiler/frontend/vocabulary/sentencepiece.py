@@ -165,8 +165,8 @@ def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
 
 
 def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Normalizer:
-    """Return the steps that change the characters of a text: compose characters, remove spaces at the ends and repeated spaces, and replace
-    other spaces by marks."""
+    """Return the steps that change the characters of a text: compose characters, remove spaces at the ends and repeated spaces if the
+    vocabulary says so, and replace other spaces by marks."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(vocabulary.table)] if vocabulary.table else []
     if vocabulary.strips_spaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
