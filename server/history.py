@@ -1,4 +1,4 @@
-"""The last hour of the metrics that the console draws, in memory. A sample stores only what has changed since the sample before."""
+"""Keep the last hour of the metrics that the console draws, in memory. A sample stores only what has changed since the sample before."""
 
 from __future__ import annotations
 

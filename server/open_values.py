@@ -1,4 +1,4 @@
-"""The values that a request leaves open: ids, the time of creation, which a chat template may show, and the seed.
+"""Choose the values that a request leaves open: ids, the time of creation, which a chat template may show, and the seed.
 
 They are random, except where a trusted ingress names a nonce: then they follow from the nonce, so that another server of the same model
 gives a resubmitted request the same bytes.
@@ -50,7 +50,7 @@ def given(header: str, key: str | None) -> OpenValues | None:
 
 
 def new_hex(name: str, num_bytes: int) -> str:
-    """Return a new id in hexadecimal digits. `name` says what it is for."""
+    """Return a new id in hexadecimal digits. `name` says what the id is for."""
     values = OPEN.get()
     if values is None:
         return secrets.token_hex(num_bytes)

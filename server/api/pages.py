@@ -1,5 +1,5 @@
-"""The HTML pages: the console at `/`, the list of endpoints at `/docs`, and their files below `/console/`. The pages load nothing from
-other servers."""
+"""Serve the HTML pages: the console at `/`, the list of endpoints at `/docs`, and their files below `/console/`. The pages load nothing
+from other servers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
-        """Send the pages that this server holds of a prompt, and the other server does not."""
+        """Send those pages of a prompt that this server holds and the other server lacks."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):

@@ -1,4 +1,4 @@
-"""POST /pooling, as in vLLM: the vector of a text, the vector of each of its tokens, or the scores of its classes."""
+"""POST /pooling, as in vLLM: return the vector of a text, the vector of each of its tokens, or the scores of its classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rerank and score: how relevant texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts. With
+"""Rerank and score texts by their relevance to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts. With
 an embedding model, the score is the cosine similarity of two vectors. The field `scoring` of the answer says in which of these two ways
 texts are scored."""
 

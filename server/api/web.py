@@ -1,5 +1,5 @@
-"""Published models: a page at /web/MODEL/ on which a browser runs the model itself. Requests for the page need no key; requests for the
-model's files do.
+"""Serve published models: a page at /web/MODEL/ on which a browser runs the model itself. Requests for the page need no key; requests for
+the model's files do.
 
 The page is isolated from other origins, so that it may share memory between threads. It loads files of this server only.
 """

@@ -96,7 +96,7 @@ def _opened(data: bytes) -> Sound:
 
 
 def _limited(blocks: Iterable[NDArray[np.float32]], rate: int, most_s: float) -> Iterator[NDArray[np.float32]]:
-    """Yield the blocks. Raise AudioError as soon as they are longer than the file may be, whatever it declares."""
+    """Yield the blocks. Raise AudioError as soon as they last longer than `most_s`, even if the file declares less."""
     num_read = 0
     for block in blocks:
         num_read += len(block)

@@ -1,4 +1,4 @@
-"""The lines of a batch: read and check those of an input file, and write those of its output."""
+"""Read and check the lines of a batch's input file, and read and write the lines of its output files."""
 
 from __future__ import annotations
 

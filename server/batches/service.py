@@ -1,4 +1,4 @@
-"""Files and batches as the endpoints use them: create, find, list, cancel and delete."""
+"""Create, find, list, cancel and delete files and batches, for the endpoints."""
 
 from __future__ import annotations
 

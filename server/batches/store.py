@@ -1,4 +1,4 @@
-"""The folder of files and batches.
+"""Keep files and batches in a folder:
 
     files/ID.data, ID.json        the bytes of a file, and its FileRecord
     batches/ID.json               a BatchRecord

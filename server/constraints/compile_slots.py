@@ -1,4 +1,4 @@
-"""Slots that limit how many grammars are compiled at a time. API keys take turns, so one key's grammars do not hold up those of others."""
+"""Limit by slots how many grammars are compiled at a time. API keys take turns, so one key's grammars do not hold up those of others."""
 
 from __future__ import annotations
 

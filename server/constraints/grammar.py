@@ -29,7 +29,7 @@ class Grammar:
         salt: str = "",
         key: str = "",
     ) -> None:
-        """`key` identifies the API key whose request brought the grammar first."""
+        """`key` identifies the API key whose request was the first with this grammar."""
         self.source = source
         self.salt = salt
         self.key = key

@@ -1,5 +1,5 @@
-"""The restrictions that a request's parameters set without a grammar: allowed and banned tokens, banned token sequences, the length of
-think blocks, and the minimum number of tokens. They are computed in this process, so they are never late."""
+"""Apply the restrictions that a request's parameters set without a grammar: allowed and banned tokens, banned token sequences, the length
+of think blocks, and the minimum number of tokens. They are computed in this process, so they are never late."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Whisper's rules for time stamps: a transcript begins with one; stamps come in pairs, the end of a segment and the beginning of the next,
-except the last; their times never decrease; and a stamp is drawn where all stamps together are more probable than every other token."""
+"""Apply Whisper's rules for time stamps: a transcript begins with one; stamps come in pairs, the end of a segment and the beginning of the
+next, except the last; their times never decrease; and a stamp is drawn where all stamps together are more probable than every other
+token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three coordinates of tokens, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
+"""Compute the three coordinates of each token, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
 
 The three coordinates of a token of text or audio are equal. An image token has the coordinate at which its image begins, and the sums of
 this and of the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may

@@ -152,7 +152,8 @@ def _framed(message: FromWorker) -> bytearray:
 
 
 def _whole(message: FromFront, parts: Sequence[Part]) -> FromFront:
-    """Return a message with its excerpts, which came before it. Excerpts of other requests are dropped: the rest of those was not sent."""
+    """Return a message with its excerpts, which came before it. Excerpts of other requests are dropped, because the messages of those
+    requests were not sent."""
     if not (isinstance(message, Submit) and parts):
         return message
     return msgspec.structs.replace(message, excerpts=tuple(part.excerpt for part in parts if part.request_id == message.request_id))

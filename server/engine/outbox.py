@@ -1,4 +1,4 @@
-"""The engine's output: the tokens of a step in one message, and statistics at intervals."""
+"""Send the engine's output: the tokens of a step in one message, and statistics at intervals."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class PageExchange:
         return request in self._takings
 
     def arrived(self) -> list[Request]:
-        """Return the requests that need not wait any more, each once."""
+        """Return the requests that need not wait for pages any longer. Each request is returned once."""
         done, self._done = self._done, []
         return done
 

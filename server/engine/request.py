@@ -1,4 +1,4 @@
-"""The engine's state of a request and of each of its choices."""
+"""Hold the engine's state of a request and of each of its choices."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class PlacedExcerpt:
     stride: int  # positions from a row of its tokens to the next
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs of its tokens among the positions start .. stop - 1: the first position, the number of tokens, and the first row
-        of the excerpt that they read."""
+        """Yield the runs of the excerpt's tokens among the positions start .. stop - 1: the first position, the number of tokens, and the
+        first row of the excerpt that they read."""
         if self.stride == self.excerpt.columns:
             first, last = max(self.start, start), min(self.stop, stop)
             if first < last:

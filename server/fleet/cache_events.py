@@ -1,4 +1,4 @@
-"""The stream of cache events of each model: numbered batches that are sent, and kept for routers that missed some.
+"""Publish the cache events of each model in numbered batches, and keep the batches for routers that missed some.
 
 Each model has a topic `kv@NAME@MODEL`, as llm-d's indexer expects it, and numbers of its own, so that a gap shows a lost batch.
 """
@@ -104,7 +104,7 @@ class CacheEvents:
 
 
 def _enter(stream: _Stream, source: CacheSource, change: CacheChange) -> CacheChange | None:
-    """Record a change of one cache. Return what changes for the model, or None."""
+    """Record a change of one worker's cache. Return the resulting change for the whole model, or None if there is none."""
     hashes = stream.caches.setdefault(source, {}).setdefault(change.group, set())
     match change:
         case PagesStored():

@@ -1,4 +1,4 @@
-"""Batches of cache events in vLLM's wire format: MessagePack arrays whose first entry names the event.
+"""Encode batches of cache events in vLLM's wire format: MessagePack arrays whose first entry names the event.
 
     [time, [event, ...], rank]
 

@@ -1,4 +1,4 @@
-"""The body of a request as it arrives: with a declared length, or in chunks.
+"""Decode the body of a request as it arrives: with a declared length, or in chunks.
 
 A chunked body consists of data and framing: size lines, their extensions, and trailers (RFC 9112, section 7.1). Extensions and trailers are
 dropped. Trailers never become headers, because a request is authorised before they arrive.

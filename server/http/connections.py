@@ -1,4 +1,4 @@
-"""The limit on open connections, which leaves descriptors for restarts of workers, for files, and for probes.
+"""Limit open connections, so that descriptors are left for restarts of workers, for files, and for probes.
 
 one connection too many -> the one that has been idle longest is closed
 all are busy            -> up to RESERVE more are accepted, for probes only: other requests are refused with 503

@@ -72,7 +72,7 @@ class KeyUse:
             self._buckets["tokens"].level -= num_tokens
 
     def headers(self) -> dict[str, str]:
-        """Return the headers by which clients of OpenAI's and Anthropic's APIs learn what is left."""
+        """Return the headers by which clients of OpenAI's and Anthropic's APIs learn how much of their rates is left."""
         self._fill()
         found: dict[str, str] = {}
         for name, bucket in self._buckets.items():

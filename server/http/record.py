@@ -1,4 +1,4 @@
-"""The record of one request while it is served, for its line in the log and for its trace."""
+"""Record facts about one request while it is served, for its line in the log and for its trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RequestRecord:
     charge: Callable[[int], None] | None = None  # counts tokens for the rates of the client's key
 
     def submit(self, model: str, now_s: float, fingerprint: str = "", seed: int = 0) -> None:
-        """Record when the first prompt was submitted, and what decides the answer."""
+        """Record when the first prompt was submitted, and the model, its fingerprint and the seed, which decide the answer."""
         self.model, self.fingerprint, self.seed = model, fingerprint, seed
         self.submitted_s = self.submitted_s or now_s
 

@@ -1,4 +1,4 @@
-"""WebSocket frames (RFC 6455): parse those of a client, and write those of the server. Nothing here touches a connection."""
+"""Parse the WebSocket frames (RFC 6455) of a client, and write those of the server. Nothing here touches a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a job that runs in `server.isolated.process`, never on the event loop.
+"""Call a job that runs in the process of `server.isolated.process`, so that its work never runs on the event loop.
 
 The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed, or did not answer in
 time, is made again.

@@ -10,7 +10,8 @@ from server.messages import Excerpt
 
 
 class HeldBytes:
-    """The pixels or samples that the requests of a model hold. Those that run or wait keep theirs, because a worker may die."""
+    """The pixels or samples that the requests of a model hold. A request keeps them while it runs or waits, because it is sent to another
+    worker if its worker dies."""
 
     def __init__(self, most_bytes: int, *, names: str, setting: str, refused: ErrorKind) -> None:
         """`names` says what is held, `setting` is the name of the limit, and `refused` the error above the limit."""

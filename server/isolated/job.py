@@ -1,4 +1,4 @@
-"""Defines the job that a process runs for each call, and the answers of that process to the front."""
+"""Define the job that a process runs for each call, and the answers of that process to the front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that the kernel sets for this process."""
+"""Set limits of this process, which the kernel enforces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP over streamable HTTP: each message is a POST, and its answer is JSON or a stream of events."""
+"""Speak MCP over streamable HTTP: each message is a POST, and its answer is JSON or a stream of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names by which a model calls the tools of MCP servers."""
+"""Choose the names by which a model calls the tools of MCP servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The MCP servers that the operator allows, and their calls from the event loop. A call runs on a thread, so it delays no other request."""
+"""Find the MCP servers that the operator allows, and call them from the event loop. A call runs on a thread, so it delays no other
+request."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Connect = Callable[[Hear], Transport]
 
 
 class Session:
-    """Calls of several threads are made one after the other."""
+    """A conversation with one MCP server. Calls from several threads are made one after the other."""
 
     def __init__(self, name: str, connect: Connect) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""MCP over the standard streams of a process: one message per line."""
+"""Speak MCP over the standard streams of a process: one message per line."""
 
 from __future__ import annotations
 

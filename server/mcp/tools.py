@@ -1,4 +1,4 @@
-"""The tools of an MCP server, and what their calls return."""
+"""Read the tools of an MCP server, and the results of their calls."""
 
 from __future__ import annotations
 

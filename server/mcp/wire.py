@@ -1,4 +1,4 @@
-"""The messages of MCP: JSON-RPC 2.0, limited in bytes and depth."""
+"""Write and check the messages of MCP: JSON-RPC 2.0, limited in bytes and depth."""
 
 from __future__ import annotations
 

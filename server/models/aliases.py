@@ -1,4 +1,4 @@
-"""Further names of models. An alias may have defaults of its own (a preset): a variant of its model then answers by this name."""
+"""Keep further names of models. An alias may have defaults of its own (a preset): a variant of its model then answers by this name."""
 
 from __future__ import annotations
 

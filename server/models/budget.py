@@ -1,4 +1,4 @@
-"""The memory budget that all models share: the used bytes, the free bytes, and how many of them each load may take."""
+"""Divide the memory that all models share: count the used and the free bytes, and decide how many bytes each load may take."""
 
 from __future__ import annotations
 

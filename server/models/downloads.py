@@ -1,4 +1,4 @@
-"""Downloads of models, as operations that an administrator can watch and cancel."""
+"""Download models, as operations that an administrator can watch and cancel."""
 
 from __future__ import annotations
 

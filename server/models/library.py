@@ -1,4 +1,4 @@
-"""The interface to models that are downloaded to this machine: download a model, or remove it."""
+"""Define the interface to models that are downloaded to this machine: list them, download a model, or remove it."""
 
 from __future__ import annotations
 

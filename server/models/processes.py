@@ -1,4 +1,4 @@
-"""Memory and CPU time of processes, as the kernel counts them. All figures are 0 where there is no /proc."""
+"""Measure the memory and CPU time of processes, as the kernel counts them. All figures are 0 where there is no /proc."""
 
 from __future__ import annotations
 

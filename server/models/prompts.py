@@ -1,4 +1,5 @@
-"""The latest prompts of a model. For a new prompt, find the one that shares the longest beginning with it, and where the two differ."""
+"""Remember the latest prompts of a model. For a new prompt, find the one that shares the longest beginning with it, and where the two
+differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that browsers download and run. Each model that the settings publish is exported by a separate process once it is loaded."""
+"""Publish models that browsers download and run. Each model that the settings name is exported by a separate process once it is loaded."""
 
 from __future__ import annotations
 

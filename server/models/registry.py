@@ -130,7 +130,8 @@ class Registry:
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
-        """Begin a load. If its name clashes with another, record a failed operation, so that the other models still start."""
+        """Begin a load. If it is refused, for example because its name is an alias of another model, record a failed operation, so that the
+        other models still start."""
         try:
             return await self.load(spec)
         except ApiError as error:

@@ -1,4 +1,5 @@
-"""New versions of models, which load while the old versions are served, and old versions, which finish their running requests."""
+"""Keep the new versions of models, which load while the old versions are served, and the old versions, which finish their running
+requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sleep: the worker of a sleeping model has ended and freed all of its memory. The model keeps its names, and the next request loads it
-again."""
+"""Put models to sleep, and wake them. The worker of a sleeping model has ended and freed all of its memory. The model keeps its names, and
+the next request loads it again."""
 
 from __future__ import annotations
 

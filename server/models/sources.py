@@ -1,4 +1,5 @@
-"""Sources of models: folders below the model root, and, where they are allowed, models that are downloaded."""
+"""Find and name the sources of models: folders and GGUF files below the model root, and models that are downloaded, if the settings allow
+it."""
 
 from __future__ import annotations
 

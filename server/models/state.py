@@ -1,4 +1,4 @@
-"""The state file: the models to load again after a restart. It is replaced as a whole, never half written."""
+"""Read and write the state file, which names the models to load again after a restart. It is replaced as a whole, never half written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The languages that Whisper knows, by code."""
+"""Look up the languages that Whisper knows, by code or name."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def _shorten_after_pause(words: list[Word], typical_s: float, spoken_s: float) -
 
 
 def _bounded(part: Part, words: list[Word], typical_s: float) -> Part:
-    """Return the part with the bounds of its words. If a word reaches far beyond the part, it is cut instead."""
+    """Return the part with the bounds of its words. If the first or last word reaches far beyond the part, that word is shortened
+    instead."""
     start_s, end_s, first = part.start_s, part.end_s, words[0]
     if first.start_s + BEYOND_S < start_s < first.end_s:
         words[0] = replace(first, start_s=max(0.0, min(first.end_s - typical_s, start_s)))

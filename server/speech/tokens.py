@@ -1,4 +1,4 @@
-"""The special tokens of Whisper's vocabulary, found by their texts."""
+"""Find the special tokens of Whisper's vocabulary by their texts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The times of words, from the attention of a transcript's tokens to the frames of its audio: dynamic time warping finds the path through
-the frames on which the tokens attend most. The steps are those of Whisper's authors."""
+"""Find the times of words from the attention of a transcript's tokens to the frames of its audio: dynamic time warping finds the path
+through the frames on which the tokens attend most. The steps are those of Whisper's authors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection between two stages: messages with arrays, over a socket.
+"""Send and receive messages with arrays over one connection between two stages, which is a socket.
 
 A frame is eight bytes with two lengths, a MessagePack of the message and the types and shapes of its arrays, and the bytes of the arrays.
 """
@@ -50,7 +50,7 @@ class Link:
     """Several threads may send; one thread receives."""
 
     def __init__(self, connection: socket.socket, place: str, end: End = lambda: None) -> None:
-        """`place`: the other end, for messages. `end` says how the process at the other end has ended, if this one knows."""
+        """`place` names the other end in errors. `end` says how the process at the other end has ended, if this one knows."""
         self.place = place
         self._end = end
         self._socket = connection

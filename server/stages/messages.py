@@ -43,8 +43,8 @@ class Loaded(Message, frozen=True, tag=True):
 
 
 class Run(Message, frozen=True, tag=True):
-    """Compute the layers for some tokens. Arrays: tokens, positions, query starts, numbers of sequences, the slots of each cache group, the
-    page tables of each cache group."""
+    """Compute the layers for some tokens. Arrays: tokens, positions, query starts, the index of each token's sequence, the slots of each
+    cache group, the page tables of each cache group."""
 
 
 class Stream(Message, frozen=True, tag=True):

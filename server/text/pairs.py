@@ -1,4 +1,4 @@
-"""The special tokens that a tokenizer puts around a text, and around two texts, as in the training of rerankers."""
+"""Join texts with the special tokens that a tokenizer puts around one text, or around two texts, as in the training of rerankers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to token ids and back, read from the files beside its weights."""
+"""Turn text into token ids and back, with a tokenizer that is read from the files beside a model's weights."""
 
 from __future__ import annotations
 

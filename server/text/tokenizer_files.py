@@ -1,4 +1,4 @@
-"""The files beside a model's weights that describe its tokenizer.
+"""Read the files beside a model's weights that describe its tokenizer.
 
 A worker only needs the tokens that end an answer and the content of tokenizer.json. Both are read without building the tokenizer, which
 takes half a second for a vocabulary of 150,000 tokens.

@@ -1,4 +1,4 @@
-"""One worker process and the front's socket to it. A restart opens a new WorkerProcess."""
+"""Run one worker process, and talk to it through the front's socket. A restart opens a new WorkerProcess."""
 
 from __future__ import annotations
 

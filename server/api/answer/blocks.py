@@ -1,5 +1,5 @@
-"""An answer as a sequence of blocks: thoughts, text and calls. Each block opens, grows and closes before the next one opens. Subclasses
-encode the events, for example in the shapes of OpenAI's responses or Anthropic's messages."""
+"""Build an answer as a sequence of blocks: thoughts, text and calls. Each block opens, grows and closes before the next one opens.
+Subclasses encode the events, for example in the shapes of OpenAI's responses or Anthropic's messages."""
 
 from __future__ import annotations
 

@@ -260,8 +260,8 @@ class Generation:
 
 
 def require_fingerprint(loaded: Loaded, expected: str) -> None:
-    """Raise ApiError if the request expects another fingerprint than this model has, which would continue an answer with other bytes. ""
-    and "*" allow every fingerprint."""
+    """Raise ApiError if the request expects another fingerprint than this model's, because the model could then continue an answer with
+    other bytes. "" and "*" allow every fingerprint."""
     found = loaded.fingerprint
     if expected not in ("", "*", found):
         text = f"if-match is {expected!r:.80}; this model has the fingerprint {found}, so it cannot continue the answer with the same bytes"

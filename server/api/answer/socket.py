@@ -1,4 +1,4 @@
-"""A WebSocket as the answer to a request: after the answer's head, both sides send messages until one of them closes."""
+"""Answer a request with a WebSocket: after the answer's head, both sides send messages until one of them closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events. This is the only module that writes `data:`.
+"""Stream answers as server-sent events. This is the only module that writes `data:`.
 
 APIs differ in how events are framed, how errors are encoded and how a stream ends: see `Framing`.
 

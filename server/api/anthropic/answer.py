@@ -1,4 +1,4 @@
-"""An answer in Anthropic's shape: the events of a message, or the whole message."""
+"""Write an answer in Anthropic's shape: as the events of a message, or as a whole message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/messages/batches: batches of conversations, in Anthropic's shape. They run as those of /v1/batches do."""
+"""/v1/messages/batches: create and manage batches of conversations, in Anthropic's shape. They run like the batches of /v1/batches."""
 
 from __future__ import annotations
 

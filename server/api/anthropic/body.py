@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens."""
+"""Define the bodies of /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A completion in llama.cpp's shape: a stream of events, in which the last event of each choice describes its end, or one object for each
-choice."""
+"""Write a completion in llama.cpp's shape: a stream of events, in which the last event of each choice describes its end, or one object for
+each choice."""
 
 from __future__ import annotations
 

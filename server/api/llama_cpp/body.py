@@ -1,4 +1,4 @@
-"""The bodies of llama.cpp's API, and their conversion to completions."""
+"""Define the bodies of llama.cpp's API, and convert them to completions."""
 
 from __future__ import annotations
 

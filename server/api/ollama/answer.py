@@ -1,4 +1,4 @@
-"""An answer in Ollama's shape: a line of JSON for each part, or one object."""
+"""Write an answer in Ollama's shape: a line of JSON for each part, or one object."""
 
 from __future__ import annotations
 

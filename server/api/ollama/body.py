@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API, and their conversion to conversations and completions."""
+"""Define the bodies of Ollama's API, and convert them to conversations and completions."""
 
 from __future__ import annotations
 

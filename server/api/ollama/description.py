@@ -1,4 +1,4 @@
-"""Descriptions of models in Ollama's shape: the answers of /api/tags, /api/ps and /api/show."""
+"""Describe models in Ollama's shape, for /api/tags, /api/ps and /api/show."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def _size(count: int) -> str:
 
 
 def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """Yield the parameters of requests that set none: those that the model's files recommend, and its defaults."""
+    """Yield (Ollama's name, value) of each parameter for requests that do not set it: the model's default, or else what its files
+    recommend."""
     own, recommended = loaded.defaults.given, loaded.tokenizer.generation_defaults
     for ours, theirs in PARAMETERS.items():
         value = own.get(ours, getattr(recommended, ours, None))

@@ -1,4 +1,4 @@
-"""Ollama's `keep_alive: 0`: the model goes to sleep, which frees its memory, and its next request wakes it."""
+"""Put a model to sleep for Ollama's `keep_alive: 0`. This frees the model's memory, and its next request wakes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and /v1/chat/completions/render, which only shows the prompt."""
+"""POST /v1/chat/completions, and /v1/chat/completions/render, which returns the prompt and the parameters instead of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer to a conversation in OpenAI's shapes: a stream of chunks, or one object."""
+"""Write the answer to a conversation in OpenAI's shapes: a stream of chunks, or one object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: continue one or more prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""POST /v1/embeddings: turn texts or images into vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""/v1/files: files of requests that clients upload, and the answers that batches write."""
+"""/v1/files: store, list, return and delete files: those with requests, which clients upload, and those with answers, which batches
+write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that chat and completion answers share: the envelope, and the usage in streams."""
+"""Write the parts that chat and completion answers share: the envelope, and the usage in streams."""
 
 from __future__ import annotations
 

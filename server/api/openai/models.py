@@ -1,4 +1,4 @@
-"""GET /v1/models: the loaded models and their names."""
+"""GET /v1/models: list and describe the loaded models."""
 
 from __future__ import annotations
 

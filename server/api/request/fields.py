@@ -1,4 +1,4 @@
-"""Fields that are refused, with the remedy for each, and the check for unknown fields."""
+"""Refuse fields that are not supported, with a remedy for each, and find unknown fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on a whole request, beyond the limits of its single fields. Each limit is checked before the work that it bounds.
+"""Check limits on a whole request, beyond the limits of its single fields. Each limit is checked before the work that it bounds.
 
 No call may hold the GIL for longer than about ten milliseconds, because every stream waits meanwhile. Calls that parse, validate, copy or
 encode JSON hold it. So the number of values is limited (`server/http/json_scan.py`), and their length too (here and in `schema.py`).

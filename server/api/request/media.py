@@ -1,4 +1,4 @@
-"""The images and recordings of a conversation: decode them, and leave their places in the messages."""
+"""Decode the images and recordings of a conversation, and leave empty places for them in its messages."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def job_of(
 
 
 def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
-    """Return a job for another prompt of the same request."""
+    """Return a job like `job` for another prompt of the same request, with `max_tokens` and a request id of its own."""
     submit = msgspec.structs.replace(
         job.submit,
         request_id=secrets.token_hex(12),

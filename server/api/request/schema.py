@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI endpoints: their fields, and the values that each field accepts."""
+"""Define the bodies of the OpenAI endpoints: their fields, and the values that each field accepts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The tools that a conversation offers, whether a call is required, and the constraints on calls. A tool that may not be called is not
-shown to the model."""
+"""Decide which tools a conversation offers and whether a call is required, and make the constraints on calls. A tool that may not be called
+is not shown to the model."""
 
 from __future__ import annotations
 

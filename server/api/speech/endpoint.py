@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: write down speech, or translate it into English."""
 
 from __future__ import annotations
 

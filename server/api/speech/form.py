@@ -1,4 +1,4 @@
-"""The fields of the forms that ask for a transcription or a translation."""
+"""Read and check the forms that ask for a transcription or a translation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON of transcripts."""
+"""Build the JSON of transcripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of `/inference/v1/generate`: tokens without text, as a stream of chunks or as one object."""
+"""Write the answer of `/inference/v1/generate`: tokens without text, as a stream of chunks or as one object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of vLLM's `/inference/v1/generate`, and its conversion to a completion."""
+"""Define the body of vLLM's `/inference/v1/generate`, and convert it to a completion."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Conversations with tools for chat templates that show no tools: the system message, or else the first message of the user, describes the
-tools. Calls and results become text unless the template writes them. docs/dialects.md quotes the description."""
+"""Describe tools as text in conversations whose chat template shows no tools: in the system message, or else in the first message of the
+user. Calls and results become text unless the template writes them. docs/dialects.md quotes the description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools that a request offers, as grammars and parsers need them."""
+"""Describe the tools that a request offers, as grammars and parsers need them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class ToolSchema:
 
     @property
     def object_schema(self) -> dict[str, object]:
-        """The schema of the arguments, which is that of an object: `closed` if the tool gives one, otherwise with any properties."""
+        """The schema of the arguments, which are an object: the tool's own schema, `closed`, or one that allows any properties if the tool
+        has none."""
         return {"type": "object", **({} if self.parameters is None else closed(self.parameters))}
 
 

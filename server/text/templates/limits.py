@@ -1,5 +1,5 @@
-"""The limits of rendering a chat template, and the variables that clients may not define. The front imports this module instead of Jinja,
-because only the processes of `server.isolated` compile and render templates."""
+"""Define the limits of rendering a chat template, and the variables that clients may not define. The front imports this module instead of
+Jinja, because only the processes of `server.isolated` compile and render templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""String methods and format strings for templates. The memory that a call may take is charged before the call."""
+"""Run string methods and format strings for templates. The memory that a call may take is charged before the call."""
 
 from __future__ import annotations
 

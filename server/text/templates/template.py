@@ -1,4 +1,4 @@
-"""A model's chat template: messages in, prompt text out."""
+"""Render a model's chat template: turn messages into the text of a prompt."""
 
 from __future__ import annotations
 

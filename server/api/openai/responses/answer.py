@@ -1,4 +1,4 @@
-"""A response of OpenAI's /v1/responses: its events in OpenAI's order, or the whole object."""
+"""Write a response of OpenAI's /v1/responses: as events in OpenAI's order, or as one object."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The store of responses for later requests. Their bytes and their age are limited. Only the API key that created a response can read it;
-on a server without keys, every client can. The store is in memory, so a restart of the server empties it."""
+"""Store responses for later requests. Their bytes and their age are limited. Only the API key that created a response can read it;
+on a server without keys, every client can. All responses are in memory, so a restart of the server empties it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls as Gemma writes them: `call:f{path:<|"|>notes.txt<|"|>,count:3}`. Strings stand between markers without any escapes."""
+"""Parse and constrain calls as Gemma writes them: `call:f{path:<|"|>notes.txt<|"|>,count:3}`. Strings stand between markers without any
+escapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars of values that are not written as JSON: Python's literals, and Gemma's. The schema says which values are allowed."""
+"""Build grammars of values that are not written as JSON: Python's literals, and Gemma's. The schema says which values are allowed."""
 
 from __future__ import annotations
 

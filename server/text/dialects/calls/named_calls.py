@@ -1,4 +1,4 @@
-"""Calls written as a name, a marker, and arguments in JSON:
+"""Parse and constrain calls that are written as a name, a marker, and arguments in JSON:
 
 <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
 """

@@ -1,4 +1,4 @@
-"""Calls written in Python: `[f(a="x", b=1), g()]`."""
+"""Parse and constrain calls that are written in Python: `[f(a="x", b=1), g()]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How calls are written between other text: the fields, the parser and the grammar that every syntax of calls has."""
+"""Define the interface of syntaxes, in which calls are written between other text: their fields, parser and grammar."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The grammar of calls whose parameters stand between tags. Parameters come in the order of the schema, and after them those that it does
-not name. A value that may be a string is any text up to its closing tag, or one of the schema's strings if it lists them (`enum`, `const`).
-Any other value is JSON of the property's schema."""
+"""Build the grammar of calls whose parameters stand between tags. Parameters come in the order of the schema, and after them those that it
+does not name. A value that may be a string is any text up to its closing tag, or one of the schema's strings if it lists them (`enum`,
+`const`). Any other value is JSON of the property's schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools of MCP servers as functions that the model may call."""
+"""Offer the tools of MCP servers as functions that the model may call."""
 
 from __future__ import annotations
 

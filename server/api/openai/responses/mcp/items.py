@@ -1,4 +1,4 @@
-"""The items of a response that are about MCP servers: lists of tools, calls, and requests for approval."""
+"""Build the items of a response that are about MCP servers: lists of tools, calls, and requests for approval."""
 
 from __future__ import annotations
 
