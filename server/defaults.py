@@ -115,7 +115,8 @@ class BesideModel(Defaults, frozen=True, omit_defaults=True):
 
 
 def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -> D:
-    """Convert a mapping from names to values. `where` names its source in error messages. A single stop string need not be in a list."""
+    """Convert a mapping from names to values. `where` names its source in error messages. A single stop string need not be in a list. Raise
+    DefaultsError for an unknown name or a wrong value."""
     known = of.__struct_fields__
     for name in values:
         if name not in known:
@@ -137,8 +138,8 @@ def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -
 
 
 def read_texts(texts: list[str], where: str) -> Defaults:
-    """Read defaults that a command line gives as texts NAME=VALUE. `stop` may be repeated. `@FILE` as a value means the content of a
-    file."""
+    """Read defaults that a command line gives as texts NAME=VALUE. `stop` may be repeated. `@FILE` as a value means the content of a file.
+    Raise DefaultsError for an unknown name, a wrong value or a file that cannot be read."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

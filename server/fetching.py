@@ -97,7 +97,7 @@ class Fetcher:
             raise ApiError(self.kind.invalid, f"{param} cannot be fetched: {fault}", param=param) from None
 
     def _data_of(self, url: str, param: str) -> str:
-        """Return the base64 text of a data: URL."""
+        """Return the base64 text of a data: URL. Raise ApiError for any other URL."""
         begin, comma, data = url[:SCHEME_CHARS].partition(",")
         scheme = begin.partition(":")[0].lower()
         if scheme != "data" or ":" not in begin:
@@ -123,7 +123,8 @@ class Fetcher:
         raise FetchFault(f"its host redirects more than {MOST_REDIRECTS} times")
 
     async def _get(self, url: str) -> bytes | str:
-        """Return the file at a URL, or the URL to which its host redirects."""
+        """Return the file at a URL, or the URL to which its host redirects. Raise FetchFault if the host may not be asked, cannot be
+        reached, or answers with an error."""
         parts, port = _split(url)
         host, entry = _host_of(parts), self._entry_of(parts, port)
         async with self._turns_of.setdefault(host, asyncio.Semaphore(AT_ONCE_OF_HOST)), self._turns:

@@ -103,7 +103,7 @@ def _model_of(context: Context, ask: Ask) -> Loaded:
 
 
 async def _compute(loaded: Loaded, ask: Ask) -> None:
-    """Compute the prompt, so that its pages are in the cache. Raise ApiError if the queue is full."""
+    """Compute the prompt, so that its pages are in the cache. Raise ApiError if the queue is full, or if the prompt cannot be computed."""
     prompt_ids = tuple(np.frombuffer(ask.prompt_ids, "<i4").tolist())
     lease = loaded.admission.admit(1, len(prompt_ids), is_idle=ask.priority == IDLE)
     submit = Submit(

@@ -225,7 +225,8 @@ async def _scores_of_pairs(
 def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
-    """Build the model's prompt for each query and document. With `keep`, documents are truncated at their end."""
+    """Build the model's prompt for each query and document. With `keep`, documents are truncated at their end. Raise ApiError if a prompt
+    exceeds the context."""
     context = context_of(loaded)
     before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
     room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))
@@ -245,7 +246,7 @@ def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
 
 def _joined(first: list[int], second: list[int], loaded: Loaded, keep: int | None, param: str) -> Pair:
     """Join two texts into a pair. With `keep`, the second text is truncated before the first, because the query matters more than the end
-    of a document."""
+    of a document. Raise ApiError if the pair is empty or exceeds the context."""
     template, context = loaded.tokenizer.pair_template, context_of(loaded)
     if keep is not None:
         room = max(0, min(keep, context) - template.num_special)

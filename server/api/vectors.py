@@ -66,7 +66,8 @@ def require_embeddings(model: Model, loaded: Loaded) -> None:
 
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text."""
+    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. Raise ApiError if
+    there are too many texts, or if one exceeds the context."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -114,7 +115,8 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
 
 
 def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
-    """Return the name of the prompt that the request names, and the text of the prompt that goes before its texts."""
+    """Return the name of the prompt that the request names, and the text of the prompt that goes before its texts. Raise ApiError if the
+    model has no such prompt."""
     known = dict(ready.prompts)
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     if name and name not in known:
@@ -123,7 +125,8 @@ def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
-    """Return the model's prompt name for `input_type`, which each client's API spells differently."""
+    """Return the model's prompt name for `input_type`, which each client's API spells differently. Raise ApiError if the model has no
+    prompt for it, unless it means documents."""
     if not known:
         raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; leave it out: the model has no prompts", param="input_type")
     kind = next((names for names in KINDS if input_type in names), (input_type,))

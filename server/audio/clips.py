@@ -19,8 +19,8 @@ from server.messages import Clip, Listening
 
 
 def clips_of(samples: NDArray[np.float32], listening: Listening) -> tuple[Clip, ...]:
-    """Return the clips of a recording, one per window. Audio after the last window that the model hears is cut off. Raise AudioError if the
-    recording is too short for one token."""
+    """Return the clips of a recording, one per window that is long enough for a token. Audio after the last window that the model hears is
+    cut off. Raise AudioError if the recording is too short for one token."""
     window = HOP * listening.num_hops
     if listening.most_windows:
         samples = samples[: window * listening.most_windows]

@@ -51,7 +51,8 @@ def open_wav(data: bytes) -> Sound:
 
 
 def _read(data: bytes) -> tuple[_Layout, memoryview]:
-    """Return the layout and the bytes of all whole frames, without decoding them."""
+    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file has no samples or no format
+    before them."""
     layout, at = None, 12
     while at + 8 <= len(data):
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")

@@ -103,7 +103,8 @@ class Batches:
         prefix: str = OF_OPENAI,
         models: tuple[str, ...] = (),
     ) -> BatchRecord:
-        """Begin a batch of the requests in a file, for the key that asks for it. `models`: patterns of the names that the key may use."""
+        """Begin a batch of the requests in a file, for the key that asks for it. `models`: patterns of the names that the key may use.
+        Raise ApiError if the file has another purpose, or if too many batches of the tenant have not ended."""
         store, owner = self.store, file.owner
         if file.purpose not in (INPUT, REQUESTS):
             raise ApiError(INVALID_VALUE, f"the file's purpose is {file.purpose!r}; expected {INPUT!r}", param="input_file_id")
@@ -147,7 +148,7 @@ class Batches:
             self._opened[1].cancel(record)
 
     def delete(self, record: BatchRecord) -> None:
-        """Forget a batch that has ended, with its files."""
+        """Forget a batch that has ended, with its files. Raise ApiError if it has not ended."""
         if not record.has_ended:
             raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status}; cancel it first", param="batch_id")
         for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
@@ -160,7 +161,7 @@ def _newest_first(records: Iterable[R]) -> list[R]:
 
 
 def _own(folder: Path) -> IO[bytes]:
-    """Lock the folder for this server. The kernel frees the lock however the server ends."""
+    """Lock the folder for this server. The kernel frees the lock however the server ends. Raise StoreError if another server holds it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = (folder / "lock").open("ab", buffering=0)
     try:

@@ -104,7 +104,8 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
 
 
 def _check_ids(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError if a token is outside the vocabulary. Such a token would crash the worker and fail every request."""
+    """Raise RequestError if the prompt is empty, or if a token is outside the vocabulary. Such a token would crash the worker and fail
+    every request."""
     params = submit.params
     if not submit.prompt_ids:
         raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has 0 tokens, expected at least 1")

@@ -1,5 +1,5 @@
-"""Access control: requests to models need an API key, those to the administration an admin key, those of other servers of the fleet a
-proof, and health checks and pages nothing."""
+"""Control access. On a server with keys, requests to models need an API key, and those to the administration an admin key. Requests of
+other servers of the fleet need a proof. Health checks and pages need nothing."""
 
 from __future__ import annotations
 

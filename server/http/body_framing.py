@@ -28,7 +28,7 @@ class Body(Protocol):
 
 
 def body_of(headers: Sequence[tuple[bytes, bytes]], version: str, max_framing_bytes: int) -> Body:
-    """Return the body that the headers declare."""
+    """Return the body that the headers declare. Raise ApiError for a transfer encoding other than `chunked`."""
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return MeasuredBody(int(next((value for name, value in headers if name == b"content-length"), b"0")))

@@ -97,7 +97,7 @@ class KeptRequests:
 
 
 def _open(path: Path) -> IO[str]:
-    """Open the file to append to it. Only its owner can read a new file."""
+    """Open the file to append to it. Only its owner can read a new file. Raise SettingsError if it cannot be opened."""
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a", encoding="utf-8")
     except OSError as error:

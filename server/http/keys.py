@@ -124,7 +124,7 @@ class KeyRing:
 
 
 def read_line(line: str, where: str) -> Known:
-    """Read a key with its group and limits. Messages never show the key."""
+    """Read a key with its group and limits. Messages never show the key. Raise SettingsError if the line has another form."""
     key, words = line, list[str]()
     while (parts := key.rsplit(maxsplit=1))[1:] and WORD.fullmatch(parts[1]):
         key, words = parts[0].rstrip(), [parts[1], *words]

@@ -37,7 +37,7 @@ class Form:
         return {name: values[-1] for name, values in self.values.items()}
 
     async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
-        """Read a whole body. The field `file_name` is its file."""
+        """Read a whole body. The field `file_name` is its file. Raise ApiError if the form is malformed or exceeds a limit."""
         async for data in body:
             self._pending += data
             while self._advance(file_name):

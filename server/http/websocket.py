@@ -141,7 +141,7 @@ class Reader:
         return Message(kind, whole)
 
     def _frame(self) -> tuple[bool, Opcode, bytes] | None:
-        """Take the next frame, or return None if it is not complete."""
+        """Take the next frame, or return None if it is not complete. Raise WebSocketError if it breaks the protocol or is too large."""
         received = self._received
         if len(received) < 2:
             return None

@@ -94,7 +94,8 @@ class Decoding:
 
 
 def _opened(data: bytes, most_pixels: int) -> Image:
-    """Return the first frame of an image in RGB, upright. Transparent places are white."""
+    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if it cannot be decoded, or is too
+    large."""
     if not begins_image(data):
         raise ImageFault(f"it begins with {data[:4]!r}; expected a file of {', '.join(FORMATS)}")
     try:

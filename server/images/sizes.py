@@ -74,7 +74,8 @@ def best_grid(size: Size, edge: int, most_crops: int, least_crops: int = 1) -> S
 def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int, *, least_edge: int = 0, enlarges_edges: bool = False) -> Size:
     """Return the multiples of `edge` that are nearest to the edges of an image, and at least `least_edge`. If the result has too many
     pixels, the image is scaled to `most_pixels` and its edges are rounded down; if too few, to `least_pixels`, and rounded up. With
-    `enlarges_edges`, an image that is narrower than `edge` is first enlarged."""
+    `enlarges_edges`, an image that is narrower than `edge` is first enlarged. Raise CuttingFault if one edge is more than MOST_RATIO times
+    as long as the other."""
     width, height = size
     if max(size) > MOST_RATIO * min(size):
         raise CuttingFault(f"it has {width} x {height} pixels; expected edges of which none is {MOST_RATIO} times as long as the other")

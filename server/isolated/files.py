@@ -18,7 +18,8 @@ class NotBase64(ValueError):
 
 
 def bytes_of(text: str) -> bytes:
-    """Return the bytes of a text in base64, which may be in lines, and in which the padding may be missing."""
+    """Return the bytes of a text in base64, which may be in lines, and in which the padding may be missing. Raise NotBase64 for any other
+    text."""
     if "\n" in text:
         text = text.replace("\r", "").replace("\n", "")
     try:

@@ -163,7 +163,7 @@ class HttpTransport:
     def _answer(
         self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader
     ) -> tuple[Message | None, EventReader]:
-        """Read a response up to the answer to `request`."""
+        """Read a response up to the answer to `request`. Raise McpError if there is none."""
         kind = response.headers.get_content_type()
         if kind == "text/event-stream" and response.status == 200:
             return self._streamed(response, request, attempt, reader), reader

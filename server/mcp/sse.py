@@ -20,7 +20,7 @@ class EventReader:
     _data: bytearray = field(default_factory=bytearray)  # data of the incomplete last event
 
     def push(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the data of each event that ends in this piece."""
+        """Yield the data of each event that ends in this piece. Raise McpLost if an event is too large."""
         searched = len(self._rest)
         self._rest += piece
         while (end := self._rest.find(b"\n", searched)) >= 0:

@@ -86,7 +86,8 @@ class Publications:
         return f"/web/{name}/" if found is not None and found.files else None
 
     def find(self, path: str) -> tuple[str, str]:
-        """Split a path below /web/ into the name of a published model and a file of its export."""
+        """Split a path below /web/ into the name of a published model and a file of its export. Raise ApiError if no published model has
+        such a name."""
         for name in self._names:
             if path.startswith(f"{name}/"):
                 return name, path[len(name) + 1 :]

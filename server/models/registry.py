@@ -176,7 +176,8 @@ class Registry:
         return [one for name, one in last.items() if one.state is OperationState.FAILED and name not in self._models]
 
     def find(self, name: str) -> Model:
-        """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag."""
+        """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag. Raise
+        ApiError if there is none."""
         model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.owner(one) or one)) is not None), None)
         if model is None:
             loaded = ", ".join(sorted((*self._models, *self._aliases.owners()))) or "none"
@@ -207,7 +208,8 @@ class Registry:
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
         """Begin a load, or return the load of this model that runs or has ended, after adding the new aliases. A loaded model is loaded
-        again if its source has changed. `swap`: once the model is ready, unload models that lose their last alias to it."""
+        again if its source has changed. `swap`: once the model is ready, unload models that lose their last alias to it. Raise ApiError if
+        the name or an alias is taken, or if the model of this name has other settings or is being unloaded."""
         known = self._models.get(spec.name)
         is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
@@ -351,7 +353,7 @@ class Registry:
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
-        with `force`."""
+        with `force`. If the last load of a model has failed, forget it: the next start does not load it."""
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()

@@ -17,7 +17,8 @@ SleepMode = Literal["abort", "wait", "keep"]
 
 async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
     """Put a model to sleep. `abort` fails its running requests. `wait` lets them finish for `patience_s`. Requests that still run after
-    that time continue when the model wakes. `keep` interrupts all running requests at once; they continue when the model wakes."""
+    that time continue when the model wakes. `keep` interrupts all running requests at once; they continue when the model wakes. Raise
+    ApiError if the model is not ready."""
     loaded = _loaded(model)
     if mode == "wait":
         end_s = asyncio.get_running_loop().time() + patience_s
@@ -30,7 +31,7 @@ async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> N
 
 
 async def wake_up(model: Model) -> None:
-    """Wake a model, and return when it is ready."""
+    """Wake a model, and return when it is ready. Raise ApiError if it does not wake up in time."""
     worker = _loaded(model).worker
     try:
         worker.wake()

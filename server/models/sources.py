@@ -27,8 +27,8 @@ MOST_ENTRIES = 4096
 
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
-    """Return a path that exists below the model root, a hub id, or one of `names`, which stand for downloads; raise ApiError otherwise.
-    Symbolic links are resolved before it is checked that a path is below the model root."""
+    """Return a path that exists below the model root or, if the settings allow downloads, a hub id or one of `names`. Raise ApiError for
+    any other source. Symbolic links are resolved before it is checked that a path is below the model root."""
     root = real(settings.model_root)
     try:
         path = real(root / source)

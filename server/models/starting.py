@@ -99,7 +99,8 @@ class Starter:
 
 
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) -> tuple[Tokenizer, Dialect]:
-    """Return the tokenizer with another chat template, if there is one, and the dialect of that template. This takes long."""
+    """Return the tokenizer with another chat template, if there is one, and the dialect of that template. This takes long. Raise LoadError
+    if the template is broken."""
     if template is not None:
         try:
             tokenizer = tokenizer.with_template(template)

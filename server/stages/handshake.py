@@ -35,7 +35,8 @@ class TurnedAway(HandshakeFailed):
 
 
 def introduce(connection: socket.socket, secret: str) -> None:
-    """Introduce this worker to a host."""
+    """Introduce this worker to a host. Raise HandshakeFailed if the host does not know the secret, or TurnedAway if it ends the connection
+    at once."""
     end_s = time.monotonic() + HANDSHAKE_S
     ours = secrets.token_bytes(NONCE_BYTES)
     try:
@@ -54,7 +55,7 @@ def introduce(connection: socket.socket, secret: str) -> None:
 
 
 def welcome(connection: socket.socket, secret: str) -> None:
-    """Let a worker introduce itself to this host."""
+    """Let a worker introduce itself to this host. Raise HandshakeFailed if the worker does not know the secret."""
     end_s = time.monotonic() + HANDSHAKE_S
     if _read(connection, len(MAGIC), end_s) != MAGIC:
         raise HandshakeFailed("it is no worker of this version of relaxserve")

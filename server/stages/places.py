@@ -23,7 +23,7 @@ class Place:
 
 
 def parse_place(text: str) -> Place:
-    """Parse `local`, `head`, `HOST`, `HOST:PORT` or `[HOST]:PORT`."""
+    """Parse `local`, `head`, `HOST`, `HOST:PORT` or `[HOST]:PORT`. Raise PlaceError for any other text."""
     if text in (LOCAL, HEAD):
         return Place(text)
     if text.startswith("["):

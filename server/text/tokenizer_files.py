@@ -78,13 +78,13 @@ class TokenizerFiles:
         return cls(read_files(Path(path), FILES))
 
     def tokenizer(self) -> bytes:
-        """Return the content of tokenizer.json."""
+        """Return the content of tokenizer.json. Raise ModelFilesError if the file is missing."""
         if TOKENIZER not in self.contents:
             raise missing()
         return self.contents[TOKENIZER]
 
     def object(self, name: str) -> dict[str, Any]:
-        """Return the object in a file, or an empty one if the file is missing."""
+        """Return the object in a file, or an empty one if the file is missing. Raise ModelFilesError if the file is damaged."""
         if name not in self.contents:
             return {}
         try:
@@ -116,7 +116,7 @@ class TokenizerFiles:
         return found
 
     def defaults(self) -> BesideModel:
-        """Return the defaults for requests that the file beside the model sets."""
+        """Return the defaults for requests that the file beside the model sets. Raise ModelFilesError if the file is damaged."""
         try:
             return BesideModel.read(self.contents.get(DEFAULTS, b""), DEFAULTS)
         except DefaultsError as error:

@@ -118,7 +118,8 @@ class Supervisor:
         return self.ready
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the events of all choices until each has ended. Closing the generator aborts the choices that still run."""
+        """Yield the events of all choices until each has ended. Closing the generator aborts the choices that still run. Raise RequestError
+        if the request fails."""
         job = Generation(submit=submit)
         self._enter(submit.request_id, job)
         try:
@@ -175,8 +176,8 @@ class Supervisor:
                 worker.send(Abort(asked.request_id))
 
     async def sleep(self, *, keep: bool) -> None:
-        """End the worker, which frees all of its memory. With `keep`, running requests continue when the model wakes, otherwise they
-        fail."""
+        """End the worker, which frees all of its memory. With `keep`, running requests continue when the model wakes, otherwise they fail.
+        Raise RequestError if the model is not ready."""
         if self.state is WorkerState.SLEEPING:
             return
         if self.state is not WorkerState.READY or self._worker is None:

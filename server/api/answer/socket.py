@@ -87,7 +87,7 @@ class Connection:
         return None
 
     async def _received(self) -> AsyncGenerator[bytes, None]:
-        """Yield received bytes until the client has gone."""
+        """Yield received bytes until the client has gone. Raise WebSocketError if the connection must be closed."""
         heard_s = pinged_s = self._now_s()
         while True:
             self._check()

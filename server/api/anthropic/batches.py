@@ -172,7 +172,8 @@ def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord
 
 
 def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[BatchRecord]:
-    """Return up to `limit` records: those directly before the record with the id `before_id`."""
+    """Return up to `limit` records: those directly before the record with the id `before_id`. Raise ApiError if the list has no such
+    record."""
     ids = [record.id for record in records]
     if before_id not in ids:
         raise invalid("before_id", f"before_id is {before_id!r:.80}; expected the id of an entry of the list")

@@ -66,7 +66,8 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[Message]:
-    """Convert one message. Each tool result becomes a message of its own; thoughts and calls become fields of the assistant's message."""
+    """Convert one message. Each tool result becomes a message of its own; thoughts and calls become fields of the assistant's message.
+    Raise ApiError for a block of unknown type, or one that lacks a field."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     made: list[Message] = []

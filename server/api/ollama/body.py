@@ -154,7 +154,8 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
 
 
 def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
-    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens."""
+    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens. Raise ApiError for
+    images, and for a system message unless the request is `raw`."""
     if body.images:
         message = f"images has {len(body.images)} images, and no chat template is applied to this prompt; ask /api/chat"
         raise ApiError(UNSUPPORTED_CONTENT, message, param="images")

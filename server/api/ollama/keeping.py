@@ -26,7 +26,8 @@ class Keeping:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, model: Model, body: OllamaBody, who: Caller, empty: Mapping[str, object]) -> Response:
-        """Answer a request without a prompt, by which Ollama's clients load a model, or unload it with `keep_alive: 0`."""
+        """Answer a request without a prompt, by which Ollama's clients load a model, or unload it with `keep_alive: 0`. Raise ApiError if
+        the caller may not unload the model, or if it is pinned."""
         if body.lets_go:
             if not who.is_admin:
                 raise ApiError(ADMIN_KEY_REQUIRED, "keep_alive is 0, and unloading a model needs an admin key", param="keep_alive")

@@ -319,7 +319,8 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
 
 def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | None:
     """Return the limit on the tokens of thoughts: the request's `thinking_token_budget`, or else the budget of the effort that the request
-    names or that is the model's default. Return None if there is no limit, or if the model itself reads the effort."""
+    names or that is the model's default. Return None if there is no limit. An effort sets none if the model itself reads the effort. If no
+    tokens mark thoughts, an effort sets none either, and a `thinking_token_budget` is refused."""
     dialect = loaded.dialect
     asked, bounds = body.thinking_token_budget, dialect.thought_bounds
     if asked is None:

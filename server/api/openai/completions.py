@@ -115,7 +115,8 @@ def token_ids(
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
     """Return the tokens of each prompt, truncated if requested. `prompt` is a text, token ids, or a list of texts or of token id lists.
-    Truncation keeps the special tokens `around` a text."""
+    Truncation keeps the special tokens `around` a text. Raise ApiError for an empty prompt (unless `may_be_empty`), a token id outside the
+    vocabulary, or a text that exceeds the context."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around))

@@ -124,7 +124,8 @@ def _record(file_id: str, size: int, owner: str, form: Form) -> FileRecord:
 
 
 def _expiry(form: Form) -> int | None:
-    """Return the time at which the file expires, in seconds since 1970, or None if the form names none."""
+    """Return the time at which the file expires, in seconds since 1970, or None if the form names none. Raise ApiError if the form's time
+    is not accepted."""
     anchor, seconds = form.fields.get(ANCHOR), form.fields.get(SECONDS)
     if anchor is None and seconds is None:
         return None

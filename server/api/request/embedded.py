@@ -62,7 +62,7 @@ def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
 
 
 def _conversation(messages: list[Message]) -> Item:
-    """Return the only image of a conversation, or its texts joined."""
+    """Return the only image of a conversation, or its texts joined. Raise ApiError if it has several images, or both images and texts."""
     texts: list[str] = []
     images: list[Item] = []
     for number, message in enumerate(messages):

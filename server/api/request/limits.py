@@ -32,8 +32,8 @@ def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str
 
 
 def num_chars(value: object, most: int) -> int:
-    """Count the characters of all names and texts in `value`, and 1 for each field, list and other value. Stop once the count exceeds
-    `most`."""
+    """Count the characters of all texts and dictionary keys in `value`, and 1 for each dictionary entry, list and other value. Stop once
+    the count exceeds `most`."""
     pending, num = [value], 0
     while pending and num <= most:
         match pending.pop():
@@ -55,7 +55,7 @@ def num_chars(value: object, most: int) -> int:
 
 
 def read_json(text: str) -> object:
-    """Parse JSON that a client sent inside a JSON string."""
+    """Parse JSON that a client sent inside a JSON string. Raise ApiError if it is not valid, or exceeds a limit of JsonScan."""
     data = text.encode()
     JsonScan().feed(data)
     try:

@@ -143,7 +143,7 @@ async def _picture(where: str, part: ContentPart, loaded: Loaded) -> Picture:
 
 
 def _given_image(where: str, part: ContentPart) -> tuple[str, str | None, str]:
-    """Return the URL and the detail of an image, and the path of the URL in the request."""
+    """Return the URL and the detail of an image, and the path of the URL in the request. Raise ApiError if there is no image."""
     found = part.image_url
     if isinstance(found, ImageUrl):
         return found.url, found.detail, f"{where}.image_url.url"
@@ -153,7 +153,8 @@ def _given_image(where: str, part: ContentPart) -> tuple[str, str | None, str]:
 
 
 async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardRecording:
-    """Return the recording of a part, which has the file in base64, or a URL."""
+    """Return the recording of a part, which has the file in base64, or a URL. Raise ApiError if there is no recording, or if it cannot be
+    fetched or decoded."""
     assert loaded.ears is not None
     if part.type == AUDIO_PART:
         if part.input_audio is None:

@@ -30,7 +30,8 @@ R = TypeVar("R", bound=Listed)
 
 
 def page_of(records: Sequence[R], limit: int, after: str | None, most: int, no_id: str | None) -> tuple[Sequence[R], Ends]:
-    """Return the entries of one page of a list, and the ids of its first and last entry. An empty page has `no_id` in their place."""
+    """Return the entries of one page of a list, and the ids of its first and last entry. An empty page has `no_id` in their place. Raise
+    ApiError if `limit` is not from 1 to `most`, or if no entry has the id `after`."""
     if not 1 <= limit <= most:
         raise invalid("limit", f"limit is {limit}; expected 1 to {most}")
     begin = 0

@@ -82,7 +82,8 @@ def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | No
 
 
 def stop_rules(body: GenerationBody, settings: ServerSettings, default: Sequence[str] = ()) -> StopRules:
-    """Return the rules by which text ends an answer. `default` has the stop strings of the model, for requests that set none."""
+    """Return the rules by which text ends an answer. `default` has the stop strings of the model, for requests that set none. Raise
+    ApiError if there are too many stop strings, or if one is empty or too long."""
     if body.stop is None:
         return StopRules(tuple(default), bool(body.include_stop_str_in_output), body.min_tokens or 0)
     strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
@@ -327,7 +328,8 @@ def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[
 
 
 def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return the tokens of banned words. A word has other tokens after a space than at the start of a text; both variants are banned."""
+    """Return the tokens of banned words. A word has other tokens after a space than at the start of a text; both variants are banned. Raise
+    ApiError for an empty word."""
     for word in words:
         if not word.strip():
             raise invalid("bad_words", f"bad_words has {word!r:.40}; expected words that are not empty")

@@ -28,7 +28,7 @@ class ToolUse:
 
 def with_tools(body: ChatBody) -> ChatBody:
     """Return a request with `functions` and `function_call` as one with `tools` and `tool_choice`, which have replaced them. An answer to
-    functions has at most one call."""
+    functions has at most one call. Raise ApiError if the request has fields of both kinds, or names a function that it does not offer."""
     if body.functions is None and body.function_call is None:
         return body
     if body.tools is not None or body.tool_choice is not None:
@@ -74,7 +74,8 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 
 
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
-    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas."""
+    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas. Raise ApiError if the schemas
+    have more than `max_bytes`."""
     constraint = dialect.forced_calls(use.schemas, several=not use.single)
     if len(constraint.source.encode()) > max_bytes:
         raise invalid("tools", f"the schemas of tools have more than {max_bytes} bytes; shorten them")

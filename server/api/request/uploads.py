@@ -34,7 +34,8 @@ def _too_large(settings: ServerSettings, setting: str) -> ApiError:
 
 
 async def limited(request: Request, settings: ServerSettings, setting: str) -> AsyncIterator[bytes]:
-    """Yield the body. `setting` is the name of the setting that limits its file; other parts of the form may take MAX_FORM_BYTES."""
+    """Yield the body. `setting` is the name of the setting that limits its file; other parts of the form may take MAX_FORM_BYTES. Raise
+    ApiError if the body is too large or arrives too slowly."""
     most, declared = getattr(settings, setting) + MAX_FORM_BYTES, request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(settings, setting)

@@ -46,7 +46,7 @@ AS_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class _Speech:
-    """The recording of a request, and what decides how it is transcribed."""
+    """The recording of a request, with the values of its form and the request that all its windows share."""
 
     asked: SpeechForm
     request: transcribe.Request

@@ -42,7 +42,7 @@ class SpeechForm:
 
 
 def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
-    """Check the fields of a form. Raise ApiError for a value that is not accepted."""
+    """Return the fields of a form. Raise ApiError for a value that is not accepted; if `strict`, also for an unknown field."""
     fields = form.fields
     given: dict[str, list[str]] = {}  # values that are not empty, by the name of the field
     for field, values in form.values.items():

@@ -43,7 +43,8 @@ def _lark_of(kind: ConstraintKind, source: str) -> str:
 
 
 def _lark(source: str) -> str:
-    """Return a grammar as Lark. GBNF, the EBNF of llama.cpp that vLLM and SGLang accept too, is translated."""
+    """Return a grammar as Lark. GBNF, the EBNF of llama.cpp that vLLM and SGLang accept too, is translated. Raise ValueError if it is
+    neither Lark nor GBNF."""
     try:
         return any_to_lark(source)
     except Exception as error:  # the translator may raise any exception

@@ -47,7 +47,7 @@ class Zygote:
             self._starter.submit(self._start, far, self._socket)
 
     def open_child(self) -> ProcessSocket:
-        """Fork a child of the zygote, and return the socket to the child."""
+        """Fork a child of the zygote, and return the socket to the child. Raise ConstraintLost if the zygote was closed."""
         self.start()
         if self._socket is None:
             raise ConstraintLost("the model is being unloaded")

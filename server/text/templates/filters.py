@@ -171,7 +171,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON in the form that models were trained on. Jinja's own filter escapes it for HTML."""
+    """Return JSON in the form that models were trained on. Jinja's own filter escapes it for HTML. Raise TemplateLimit if the indentation
+    or the separators are too long."""
     meter = meter_of(context)
     meter.charge(meter.measure(value))
     if indent is not None and not 0 <= indent <= 16:

@@ -73,7 +73,8 @@ def _parts_bytes(count: int) -> int:
 
 
 def items_of(meter: Meter, values: Any) -> list[Any]:
-    """Return the items of an iterable as a list, and charge each item. A list is returned itself, without a charge."""
+    """Return the items of an iterable as a list, and charge each item. A list is returned itself, without a charge. Raise TemplateLimit
+    beyond MAX_ITEMS items."""
     if type(values) is list:
         return cast(list[Any], values)
     items: list[Any] = []
@@ -96,7 +97,7 @@ _MOST_CHARS_OF_ONE = 10  # repr() writes one character as \U0001f600
 
 
 def format_percent(meter: Meter, text: str, args: Any) -> str:
-    """Return `text % args`. Each width and precision may be at most MAX_PADDING."""
+    """Return `text % args`. Each width and precision may be at most MAX_PADDING. Raise ValueError for a format that is not supported."""
     args_chars = 0 if isinstance(args, tuple) else _MOST_CHARS_OF_ONE * meter.measure(args)
     start = 0
     while (start := text.find("%", start)) >= 0:

@@ -72,7 +72,8 @@ class ChatTemplate:
         limits: Limits = LIMITS,
     ) -> str:
         """Return the prompt. `variables` are further variables of the template, under any name that is not reserved. With
-        `continue_final_message` the prompt ends inside the last message, so that the model continues it."""
+        `continue_final_message` the prompt ends inside the last message, so that the model continues it. Raise TemplateError if the
+        template refuses the messages or fails."""
         variables = variables or {}
         if taken := RESERVED & variables.keys():
             raise TemplateError(f"{min(taken)} is a reserved name of chat templates; choose another name")

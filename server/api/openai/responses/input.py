@@ -68,7 +68,8 @@ def new_id(prefix: str) -> str:
 
 
 def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[InputItem]:
-    """Return the input as items, with references replaced by the stored items."""
+    """Return the input as items, with references replaced by the stored items. Raise ApiError for an item of unknown type, and for a
+    reference to an item that is not stored."""
     if isinstance(body.input, str):
         return [InputItem(type="message", role="user", content=body.input)]
     found: list[InputItem] = []
@@ -88,7 +89,8 @@ def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[Input
 
 
 def kept_form(items: Sequence[InputItem]) -> Items:
-    """Return items in the form in which the store keeps and lists them: each has a type and an id, and its content is a list of parts."""
+    """Return items in the form in which the store keeps and lists them: each has a type and an id, and its content, if there is any, is a
+    list of parts."""
     kept: list[tuple[str, bytes]] = []
     for item in items:
         kind = item.type or "message"

@@ -45,7 +45,8 @@ def read_value(stream: Stream, style: LiteralStyle, depth: int = 0) -> Steps[obj
 
 
 def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth: int = 0) -> Steps[dict[str, object]]:
-    """Read keys and values up to `end`, each pair with `colon` in it."""
+    """Read keys and values up to `end`, each pair with `colon` in it. Raise Malformed if the text has another form, or ends before
+    `end`."""
     found: dict[str, object] = {}
     while not (yield from _at_end(stream, end)):
         first = yield from stream.peek()
